@@ -1,4 +1,4 @@
-"""Everything that can go wrong, in one place.
+"""All errors and their codes.
 
 Each error carries a stable `code`, listed in `CODES`, and a message that says what was wrong and what would be right.
 Codes are part of the public interface: scripts match on them, sentences may improve.
@@ -11,7 +11,7 @@ __all__ = ["CODES", "ConfigError", "KeepholdError", "ToolError", "TurnFailed"]
 CODES: dict[str, str] = {
     "aborted": "the call was aborted on purpose; its message says by whom",
     "acp_disconnected": "the ACP agent has ended or closed its output; the message has what it last printed",
-    "acp_error": "the ACP agent or client answered with an error, or in no valid form",
+    "acp_error": "the ACP agent or client answered with an error, or in an invalid form",
     "already_stopped": "the handle has stopped; a stopped handle is final",
     "await_event_unknown_or_revoked": "the key is not one of this store, or was revoked",
     "bad_answer": "the answer does not fit the type of the open question; the question stays open",
@@ -21,9 +21,9 @@ CODES: dict[str, str] = {
     "command_failed": "the command ended with a non-zero exit code or by a signal",
     "command_not_started": "the command could not be started: no such program, no permission, bad directory",
     "config_invalid": "the configuration is wrong; the message names file, line and what would be right",
-    "conversation_not_found": "there is no conversation of that name",
+    "conversation_not_found": "no conversation of that name",
     "crashed": "the process that ran the call ended before the call did",
-    "driven_by_person": "a person has taken the terminal over; nothing was sent",
+    "driven_by_person": "the user has taken over the terminal; nothing was sent",
     "durable_effect_duplicate_step_id": "the step id was used before in this call; a step id is used once",
     "durable_effect_empty_event_key": "an event key needs a name",
     "durable_effect_empty_process_event_type": "a process event needs a type",
@@ -38,17 +38,17 @@ CODES: dict[str, str] = {
     "handle_expired": "the handle stopped so long ago that only its tombstone is left",
     "handle_not_found": "no handle of that id in this conversation",
     "handle_of_another_tool": "the handle belongs to another tool, named in the message",
-    "input_cancelled": "the person who was asked cancelled the prompt, or it could not be shown",
+    "input_cancelled": "the user cancelled the prompt, or it could not be shown",
     "input_not_read": "the program has not read what was sent before; nothing was written",
-    "inquiry_failed": "the question went to an assistant, who gave no usable answer",
+    "inquiry_failed": "the question went to a model, which gave no usable answer",
     "invalid_arguments": "the arguments do not fit the tool's schema",
     "invalid_handle_id": "a handle id is 1 to 128 characters, without whitespace or control characters",
     "invalid_resolution": 'a resolution is {"status": "ok" | "err" | "timeout" | "cancelled", "payload": …}',
     "lease_lost": "another process has taken the call over; nothing was written",
     "limit_exceeded": "over one of the [limits]; the message names the limit and the setting",
-    "not_storable": "a value that no store can keep, such as text that is no Unicode; nothing was written",
+    "not_storable": "a value that no store can keep, such as text that is not Unicode; nothing was written",
     "mcp_disconnected": "the MCP server of the tool cannot be reached, or was lost during the call",
-    "mcp_error": "the MCP server of the tool refused the call, or answered in no valid form",
+    "mcp_error": "the MCP server of the tool refused the call, or answered in an invalid form",
     "missing_extra": "a part of keephold that is installed separately is not there; the message says how to get it",
     "model_failed": "a request to the model failed for good; the message has the provider's words",
     "no_model": "no model is configured, or the one that is cannot be used; the message says what is missing",
@@ -57,12 +57,12 @@ CODES: dict[str, str] = {
     "owner_not_answering": "the process that runs the handle lives but did not answer within 5 s",
     "pending_tool_missing_completion_key": "the tool returned Pending without having taken a completion key",
     "permission_denied": "the call needs permission and nobody gave it",
-    "question_exclusive": "only a person may answer the question; it stays open",
+    "question_exclusive": "only the user may answer the question; it stays open",
     "question_unanswered": "the tool asked a question that nobody may answer",
     "requires_durable": "the tool refuses to run on a store that keeps nothing",
     "resource_held": "another handle holds a resource this call needs and will not free it by itself",
     "runtime_closed": "the runtime is closed",
-    "runtime_closing": "the runtime is being closed; the call goes on in the next one",
+    "runtime_closing": "the runtime is being closed; the call is resumed in the next one",
     "server_refused": "the server did not let the command in, or does not know what it was asked",
     "server_unreachable": "no server answers at that address, or the connection to it was lost",
     "store_unavailable": "the store cannot write at present; nothing was done",
@@ -70,7 +70,7 @@ CODES: dict[str, str] = {
     "template_failed": "a template of the configuration could not be rendered",
     "timeout": "the tool ran longer than its timeout",
     "tool_completion_timeout": "the deadline of a parked call passed before it was completed",
-    "tool_error": "the tool said it failed",
+    "tool_error": "the tool reported a failure",
     "turn_ended": "the turn has ended",
     "turn_failed": 'a parked call timed out with on_timeout="fail_turn"; the turn can only be ended',
     "turn_not_open": "the turn has not been entered",
@@ -96,15 +96,15 @@ class KeepholdError(Exception):
 
 
 class ToolError(KeepholdError):
-    """What a tool raises to fail with words of its own.
+    """A tool raises it to fail with its own message.
 
-    `transient` says that trying again may help; `trace` is shown to people, not to models, unless a wire tool sent it.
+    `transient` says that a retry may help; `trace` is shown to users, not to models, unless a wire tool sent it.
     """
 
     def __init__(
         self, message: str, *, transient: bool = False, code: str = "tool_error", trace: Sequence[str] = ()
     ) -> None:
-        super().__init__(str(message), code=str(code))  # whatever a tool gives: it is shown and stored as text
+        super().__init__(str(message), code=str(code))  # a tool may give any value: it is shown and stored as text
         self.transient = bool(transient)
         self.trace = tuple(map(str, trace))
 
@@ -120,12 +120,12 @@ class ConfigError(KeepholdError):
 
 
 class AlreadyStopped(KeepholdError):
-    """The handle had stopped before; the first outcome stands (S2)."""
+    """The handle had stopped before; the first outcome counts."""
 
     code = "already_stopped"
 
 
 class TurnFailed(KeepholdError):
-    """The turn has failed (D11); it can only be ended. `Turn.failed` holds why."""
+    """The turn has failed and can only be ended. `Turn.failed` has the reason."""
 
     code = "turn_failed"

@@ -1,4 +1,4 @@
-"""The limits of K6, each with an error that names it."""
+"""The limits of calls, batches and conversations (K6), each with an error that names it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one call, batch or conversation may take. `[limits]` in the configuration."""
+    """The limits of one call, batch or conversation: `[limits]` in the configuration."""
 
     arguments_bytes: int = 1024 * 1024
     line_bytes: int = 16 * 1024 * 1024
@@ -15,11 +15,11 @@ class Limits:
     open_questions: int = 64
     nesting: int = 64
     agent_depth: int = 3
-    """How deep agents may start agents (G2)."""
+    """How deep agents may start agents."""
 
 
 def nested_deeper(value: Any, levels: int) -> bool:
-    """Whether JSON is nested deeper than that, however deep it is."""
+    """Return whether JSON is nested deeper than this."""
     level = [value]
     for _ in range(levels + 1):
         inside = [part for part in level if isinstance(part, (dict, list))]

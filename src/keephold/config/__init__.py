@@ -1,4 +1,4 @@
-"""`keephold.toml`: finding it, reading it, and making tools of it (F, L4)."""
+"""Finds and reads `keephold.toml`, and builds its tools (F, L4)."""
 
 from keephold.config.build import build_tools, configure_builtin
 from keephold.config.load import find_config, load_config

@@ -1,8 +1,8 @@
-"""Tools made of the tables of a configuration.
+"""Builds the tools of a configuration.
 
-A local tool is a command, a terminal a command with a terminal of its own; a Python tool is a function or a `Tool` of a
-module found from the file's directory, whose settings the file overrides; a built-in is made elsewhere and only
-adjusted here. Tools of MCP servers are made when their servers have told of them (`servers`).
+A local tool is a command, a terminal a command with its own terminal. A Python tool is a function or a `Tool` of a
+module found from the file's directory; the file overrides its settings. Built-ins are only adjusted here. Tools of MCP
+servers are built when their servers have listed them (`servers`).
 """
 
 import difflib
@@ -30,10 +30,7 @@ from keephold.tools.waiting import NAMES as WAITING
 
 
 def build_tools(config: Config, guard: Guard) -> list[Tool]:
-    """Every tool of the configuration in its order, but built-ins and those of MCP servers.
-
-    Raises `ConfigError` with every problem.
-    """
+    """Build all tools but built-ins and those of MCP servers, in order. Raise `ConfigError` with every problem."""
     tools: list[Tool] = []
     problems: list[str] = []
     for name, settings in config.conversation.tools.items():
@@ -52,8 +49,8 @@ def build_tools(config: Config, guard: Guard) -> list[Tool]:
 
 
 def configure_builtin(tool: Tool, config: Config) -> Tool:
-    """The built-in tool with what the configuration says about it: `run`, `result`, `output`; a wait tool that is named
-    there is offered (W)."""
+    """Return the built-in tool with its configured `run`, `result` and `output`. A wait tool in the file is offered
+    (W)."""
     settings = config.conversation.tools.get(tool.name)
     if settings is None or settings.source != "builtin":
         return tool
@@ -63,13 +60,13 @@ def configure_builtin(tool: Tool, config: Config) -> Tool:
 
 
 def _guarded(tool: Tool, guard: Guard) -> Tool:
-    """The tool, with this guard if it starts processes: one made in Python has none yet."""
+    """Return the tool with this guard, if it starts processes: one made in Python has none yet."""
     guarded = getattr(tool.runtime, "guarded", None)
     return tool if guarded is None else replace(tool, runtime=guarded(guard))
 
 
 def python_tool(config: Config, name: str) -> Tool:
-    """The function the table names as a tool. Imports its module; raises `ConfigError` if there is no such thing."""
+    """Import the function that the table names, as a tool. Raise `ConfigError` if it does not exist."""
     settings = config.conversation.tools[name]
     assert settings.function is not None, "the rules ask for it"
     where = _at(config, name, "function")
@@ -81,7 +78,7 @@ def python_tool(config: Config, name: str) -> Tool:
     else:
         kind = type(found).__name__
         raise ConfigError([f"{where}: `{settings.function}` is of type {kind}; it must be a function or a tool"])
-    # What the file does not say stays as the code says it, `run` excepted: a file's tools ask unless told (P1).
+    # The code decides what the file leaves out, except `run`: a tool of a file asks by default (P1).
     window: Window = "tail" if made.source == "terminal" else "head"
     changes = {key: value for key, value in policy_fields(settings, window).items() if key in settings.model_fields_set}
     changes["run"] = settings.run
@@ -102,7 +99,7 @@ def python_tool(config: Config, name: str) -> Tool:
 
 
 def _check_resources(config: Config, name: str, made: Tool) -> None:
-    """The resources the file writes for a function name its parameters, which only the function knows."""
+    """Check that the resources in the file name parameters of the function."""
     source = config.source
     if source is None or made.parameters.get("additionalProperties", False) is not False:
         return
@@ -134,7 +131,7 @@ def _command(config: Config, name: str, guard: Guard) -> Command:
 
 
 def _terminal_tool(config: Config, name: str, guard: Guard) -> Tool:
-    from keephold.tools.terminal.terminal import Terminal  # nobody pays for terminals who has none
+    from keephold.tools.terminal.terminal import Terminal  # slow to import
 
     size = config.conversation.tools[name].terminal
     runtime = Terminal(**_program(config, name, guard), rows=size.rows, cols=size.cols, term=size.term)
@@ -157,12 +154,12 @@ def _program_tool(config: Config, name: str, runtime: ToolRuntime) -> Tool:
 
 
 def working_directory(config: Config, name: str) -> str:
-    """Where the program of a tool runs."""
+    """Return the directory in which the program of a tool runs."""
     return os.path.normpath(config.root / config.conversation.tools[name].cwd)
 
 
 def policy_fields(settings: ToolSettings, window: Window) -> dict[str, Any]:
-    """The fields of `Tool` that the table sets under the same name."""
+    """Return the fields of `Tool` that the table sets under the same name."""
     return {
         "description": settings.description,
         "summary": settings.summary,
@@ -182,7 +179,7 @@ def policy_fields(settings: ToolSettings, window: Window) -> dict[str, Any]:
 
 
 def spawn_policy(settings: ToolSettings, under: SpawnPolicy) -> SpawnPolicy:
-    """The policy with what the table sets of it."""
+    """Return the policy with the settings of the table."""
     spawn, lifecycle = settings.spawn, settings.spawn.lifecycle
     same_name = ("settle_ms", "settle_max_ms", "abort_grace_ms", "priority")
     changes: dict[str, Any] = {key: getattr(spawn, key) for key in same_name if key in spawn.model_fields_set}
@@ -197,7 +194,7 @@ def spawn_policy(settings: ToolSettings, under: SpawnPolicy) -> SpawnPolicy:
 
 
 def _says_nothing_of_actions(settings: ToolSettings, made: Tool) -> bool:
-    """Whether the code decides. `stateful = true` adds nothing to a tool that has declared its actions."""
+    """Return whether the code decides: `stateful = true` adds nothing to a tool that declares its actions."""
     spawn = settings.spawn
     return spawn.actions is None and (spawn.stateful is None or (spawn.stateful and bool(made.actions)))
 
@@ -213,7 +210,7 @@ def _find(config: Config, function: str, where: str) -> Any:
 
 
 def _import(config: Config, name: str, where: str) -> ModuleType:
-    # At the end of the path, so that a file of the project never stands in for a module of the standard library.
+    # At the end of the path, so that a file of the project never replaces a module of the standard library.
     root = str(config.root)
     if root not in sys.path:
         sys.path.append(root)
@@ -224,14 +221,14 @@ def _import(config: Config, name: str, where: str) -> ModuleType:
         if error.name is None or not (name + ".").startswith(error.name + "."):
             raise ConfigError([f"{where}: importing `{name}` failed: {error}; install what it needs"]) from error
         raise ConfigError([f"{where}: there is no module `{name}` in {root} or among the installed ones"]) from error
-    except Exception as error:  # whatever the module does when it is imported
+    except Exception as error:  # the module's own code runs
         raise ConfigError([f"{where}: importing `{name}` failed: {type(error).__name__}: {error}"]) from error
     _check_origin(config, module, name, where)
     return module
 
 
 def _check_origin(config: Config, module: ModuleType, name: str, where: str) -> None:
-    """A module of the file's directory must not have been mistaken for another of the same name."""
+    """Refuse another module of the same name in place of the one in the file's directory."""
     base = config.root.joinpath(*name.split("."))
     here = [path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()]
     loaded = getattr(module, "__file__", None)

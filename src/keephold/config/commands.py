@@ -1,12 +1,7 @@
-"""What a command of the configuration is made of, and the mistakes that leave it a command all the same.
+"""Finds mistakes in the commands and templates of a configuration that still parse.
 
-A command without a shell is a program and its arguments. Who thinks of a shell writes `|` or `>` there, and the program
-gets it as an argument; or writes `["ls -l"]`, and no program has such a name.
-
-Names that a template of the configuration uses and no call will ever have.
-
-Only what is certain is named: a variable that nothing sets, and a key that is written out, as in `tool.arguments.path`
-or `tool["arguments"]`. What a template works out by itself is left to the call.
+Without a shell, `|` or `>` is an argument, and `["ls -l"]` names no program. In templates, only certain mistakes are
+reported: a variable that nothing sets, or an unknown key that is written out, as in `tool.arguments.path`.
 """
 
 import difflib
@@ -24,11 +19,11 @@ from keephold.config.source import TOOLS, KeyPath, dotted
 _OPERATORS = frozenset({"|", "||", "&&", ";", ">", "<", ">>", "2>&1", "&"})
 _ENDS_WITH_SEMICOLON = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
 _WORD = re.compile(r"""(?: "(?:\\.|[^"\\])*" | '[^']*' | \\. | [^\s"'\\] )+""", re.DOTALL | re.VERBOSE)
-_environment = Environment()  # it only finds where a template's tags are
+_environment = Environment()  # only finds the tags of a template
 
 
 def texts(command: Any) -> Iterator[tuple[KeyPath, str]]:
-    """Every template of a well-formed command with its key below `command`."""
+    """Yield every template of a well-formed command with its key below `command`."""
     match command:
         case str():
             yield (), command
@@ -42,7 +37,7 @@ def texts(command: Any) -> Iterator[tuple[KeyPath, str]]:
 
 
 def operators(command: Any) -> Iterator[tuple[KeyPath, str]]:
-    """The words of a well-formed command that only mean something to a shell, where there is none."""
+    """Yield the words that only a shell understands, of a well-formed command without one."""
     if isinstance(command, dict) and command.get("shell"):
         return
     words = [((), word) for word in _unquoted(command)] if isinstance(command, str) else list(texts(command))
@@ -58,7 +53,7 @@ def operators(command: Any) -> Iterator[tuple[KeyPath, str]]:
 
 
 def program_of(command: Any) -> str | None:
-    """The program a command starts, or None where that is decided by the arguments of the call."""
+    """Return the program of a command; None if the arguments of the call decide it."""
     if isinstance(command, dict):
         word = "sh" if command.get("shell") else str(command["program"])
     elif isinstance(command, list):
@@ -70,14 +65,14 @@ def program_of(command: Any) -> str | None:
 
 
 def which(program: str, directory: str, env: dict[str, str]) -> str | None:
-    """The path of the program as a tool in that directory, with that environment, would find it."""
+    """Return the path of the program as a tool with this directory and environment would find it."""
     if "/" in program:
         return shutil.which(str(Path(directory, program)))
     return shutil.which(program, path=env.get("PATH", os.environ.get("PATH")))
 
 
 def missing(command: Any, directory: str) -> str:
-    """The sentence for a program that `which` does not find."""
+    """Return the sentence for a program that `which` does not find."""
     program = program_of(command) or ""
     if isinstance(command, list) and " " in program:
         return f'there is no program "{program}"; one word an element, or write the command as a string'
@@ -89,7 +84,7 @@ def missing(command: Any, directory: str) -> str:
 
 
 def _unquoted(command: str) -> list[str]:
-    """The words of a string with their quotes, and something harmless in place of each `{{ … }}` and `{% … %}`."""
+    """Return the words of a string with their quotes, and `x` in place of each `{{ … }}` and `{% … %}`."""
     parts = _environment.lex(command)
     return _WORD.findall("".join(text if kind == "data" else "x" for _, kind, text in parts))
 
@@ -98,14 +93,11 @@ SEEN = {
     "tool": ("name", "arguments", "answers", "options"),
     "context": ("action", "root", "conversation_id", "turn_id", "call_id"),
 }
-"""What templates see (F1)."""
+"""The names that templates see (F1)."""
 
 
 def unknown_names(text: str, parameters: Collection[str] | None, tool: str) -> list[str]:
-    """A sentence for each name in a template that is not there; without `parameters`, those of the tool are not known.
-
-    What is no template has been named before; a string of several is one only as long as they share no block.
-    """
+    """Return a sentence for each unknown name in a template; None as `parameters` means that they are not known."""
     try:
         tree = _environment.parse(text)
         unset = meta.find_undeclared_variables(tree) - SEEN.keys() - _environment.globals.keys()
@@ -144,7 +136,7 @@ def _known(key: str, known: Collection[str]) -> str:
 
 
 def _paths(tree: nodes.Template) -> Iterator[tuple[str, ...]]:
-    """Every chain of written-out keys that begins with `tool` or `context`, from its start to its end."""
+    """Yield every chain of written-out keys that begins with `tool` or `context`."""
     own = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
     for node in tree.find_all((nodes.Getattr, nodes.Getitem)):
         keys: list[str] = []

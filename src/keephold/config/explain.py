@@ -1,12 +1,7 @@
-"""What is wrong with a setting, in words for the person who wrote it: what was given and what would be right.
+"""Explains what is wrong with a setting: what was given, what would be right, and where a misplaced key belongs.
 
-`problems` checks a table against its model and turns pydantic's findings into such sentences. Values of settings that
-may be secret (K5: the environment, a store's address, a password) are never repeated.
-
-Where a key that is unknown in its table would be right: one level deeper, one higher, or in another table.
-
-The tables are read off their models, so a new setting is found without a line here. Only `command` is no table of its
-own model: it has three forms.
+`problems` turns pydantic's findings into sentences. Values of settings that may be secret (K5: the environment, a
+store's address, a password) are never repeated.
 """
 
 import difflib
@@ -23,7 +18,7 @@ from keephold.config.model import Config, Table
 from keephold.config.source import TOOLS, KeyPath, dotted
 
 _ANY = "<name>"
-"""Stands in a path for a name that the file gives: of a tool, of a question."""
+"""Stands in a path for a name that the file chooses: of a tool, of a question."""
 
 _COMMAND: KeyPath = (*TOOLS, _ANY, "command")
 _COMMAND_KEYS = ("program", "args", "shell")
@@ -31,12 +26,12 @@ _NO_TABLES: tuple[Any, ...] = (str, str | None, bool, bool | None, int, float, l
 
 
 def belongs(table: KeyPath, key: str, value: Any) -> str:
-    """Where `key`, unknown in `table`, would be right, as the end of a sentence; empty if nowhere."""
+    """Return where `key`, unknown in `table`, belongs, as the end of a sentence; empty if nowhere."""
     return _place(table, key, key, value)
 
 
 def nearly_belongs(table: KeyPath, key: str, value: Any) -> str:
-    """The same for a key that is misspelt as well."""
+    """Like `belongs`, for a key that is misspelt as well."""
     tables = _tables().values()
     known = {
         name for keys in tables for name, may_be_table in keys.items() if may_be_table or not isinstance(value, dict)
@@ -59,7 +54,7 @@ def _place(table: KeyPath, key: str, meant: str, value: Any) -> str:
     if path == _COMMAND:
         return "belongs in `command = { program, args, shell }`"
     if isinstance(value, dict):
-        # Where the file gives the names, the first of them: what was written as [tools.a] is [conversation.tools.a].
+        # If the file chooses the names, use the first: [tools.a] should be [conversation.tools.a].
         names = [next(iter(value))] if value and (*path, meant, _ANY) in _tables() else []
         return f"did you mean {_header((*place, meant, *names))}?"
     listed = " or ".join(_header(place) for place, _ in found[:2] if place)
@@ -67,13 +62,13 @@ def _place(table: KeyPath, key: str, meant: str, value: Any) -> str:
 
 
 def _header(path: KeyPath) -> str:
-    """The header of the table, as far as it can be written: a name to be chosen stays `<name>`."""
+    """Return the header of the table; a name that the user chooses stays `<name>`."""
     return "[" + ".".join(str(part) if part == _ANY else dotted((part,)) for part in path) + "]"
 
 
 @cache
 def _tables() -> dict[KeyPath, dict[str, bool]]:
-    """Every table of the file with its keys, and whether they may be tables themselves."""
+    """Return every table of the file with its keys, and whether a key may be a table itself."""
     return {**dict(_below(Config, ())), _COMMAND: dict.fromkeys(_COMMAND_KEYS, False)}
 
 
@@ -89,7 +84,7 @@ def _below(model: type[Table], path: KeyPath) -> Iterator[tuple[KeyPath, dict[st
 
 
 def _as_in(path: KeyPath, table: KeyPath) -> KeyPath:
-    """The path with the names of `table` as far as the two go the same way."""
+    """Return the path with the names of `table`, as far as the two are the same."""
     named: list[str | int] = []
     for depth, part in enumerate(path):
         same_way = part == _ANY and table[:depth] == tuple(named) and len(table) > depth
@@ -98,7 +93,7 @@ def _as_in(path: KeyPath, table: KeyPath) -> KeyPath:
 
 
 def _distance(path: KeyPath, table: KeyPath) -> int:
-    """How many steps lie between two tables."""
+    """Return the number of steps between two tables."""
     shared = 0
     while shared < min(len(path), len(table)) and path[shared] == table[shared]:
         shared += 1
@@ -119,7 +114,7 @@ _SECRET = frozenset({"env", "url", "password", "headers"})
 
 
 def problems(model: type[Table], data: Mapping[str, Any], where: KeyPath = ()) -> list[tuple[KeyPath, str]]:
-    """Every problem of the table as the key's path inside it and a sentence. `where` is its place in the file."""
+    """Return every problem of the table as a key's path and a sentence. `where` is the table's path in the file."""
     try:
         model.model_validate(data)
     except ValidationError as error:
@@ -128,13 +123,13 @@ def problems(model: type[Table], data: Mapping[str, Any], where: KeyPath = ()) -
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """The sentence for a key nobody knows, with the nearest one that is known (L4)."""
+    """Return the sentence for an unknown key, with the nearest known one (L4)."""
     known = list(known)
     return f"unknown key; {_nearest(key, known, '`') or 'known here: ' + ', '.join(known)}"
 
 
 def _misplaced_key(key: str, known: Iterable[str], table: KeyPath, value: Any) -> str:
-    """The same for a key of a table of the file: it may be right in another one."""
+    """Like `unknown_key`, for a key that may belong in another table."""
     place = belongs(table, key, value)
     sentence = unknown_key(key, known)
     if not place and "did you mean" not in sentence:
@@ -143,7 +138,7 @@ def _misplaced_key(key: str, known: Iterable[str], table: KeyPath, value: Any) -
 
 
 def not_one_of(value: Any, choices: Iterable[str]) -> str:
-    """The sentence for a value that is not among the choices."""
+    """Return the sentence for a value that is not among the choices."""
     choices = list(choices)
     nearest = _nearest(value, choices, '"') if isinstance(value, str) else ""
     listed = ", ".join(f'"{choice}"' for choice in choices)
@@ -151,7 +146,7 @@ def not_one_of(value: Any, choices: Iterable[str]) -> str:
 
 
 def given(value: Any) -> str:
-    """A value as a person wrote it, or in a word what it is; short whatever it is."""
+    """Return a short form of a value as it was written, or its kind."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -163,7 +158,7 @@ def given(value: Any) -> str:
 
 
 def kind(value: Any) -> str:
-    """What sort of value it is, without the value."""
+    """Return the kind of a value, without the value."""
     match value:
         case bool():
             return "a boolean"
@@ -225,12 +220,12 @@ def _nearest(word: str, known: list[str], quote: str) -> str:
 
 
 def _choices(context: Mapping[str, Any]) -> list[str]:
-    """The values of a Literal, which pydantic names as `'ask', 'edit' or 'skip'`."""
+    """Return the values of a Literal, which pydantic names as `'ask', 'edit' or 'skip'`."""
     return re.findall(r"'([^']*)'", str(context.get("expected", "")))
 
 
 def _known_keys(model: type[Table], path: KeyPath) -> list[str]:
-    """The keys of the table at `path`, seen from `model`."""
+    """Return the keys of the table at `path` below `model`."""
     annotation: Any = model
     for part in path:
         if get_origin(annotation) is dict:

@@ -1,4 +1,4 @@
-"""Finding and reading `keephold.toml` (L4, F). Every problem of the file is reported at once, in order of its lines."""
+"""Finds and reads `keephold.toml` (L4, F). Every problem of the file is reported at once, in order of its lines."""
 
 import re
 import tomllib
@@ -17,14 +17,14 @@ FILE_NAME = "keephold.toml"
 
 
 def find_config(start: Path) -> Path | None:
-    """The `keephold.toml` of `start` or of the nearest directory above it."""
+    """Return the `keephold.toml` of `start` or of the nearest directory above it."""
     start = start.absolute()
     candidates = (directory / FILE_NAME for directory in (start, *start.parents))
     return next((path for path in candidates if path.is_file()), None)
 
 
 def load_config(path: Path) -> Config:
-    """The configuration in `path`. Raises `ConfigError` with one line for each problem."""
+    """Read the configuration in `path`. Raise `ConfigError` with one line for each problem."""
     config, found = inspect_config(path)
     if found:
         assert config.source is not None, "it was read from a file"
@@ -33,9 +33,9 @@ def load_config(path: Path) -> Config:
 
 
 def inspect_config(path: Path) -> tuple[Config, list[Problem]]:
-    """What can be made of the file when wrong settings are left out, and every problem, in order of the lines.
+    """Return the configuration without its wrong settings, and every problem, in order of the lines.
 
-    Raises `ConfigError` for a file that is no TOML at all.
+    Raise `ConfigError` for a file that is not TOML at all.
     """
     source = _read(path)
     document = _without_tools(source.data)
@@ -83,7 +83,7 @@ def _read(path: Path) -> Source:
 
 
 def _syntax(path: Path, text: str, message: str) -> str:
-    """tomllib's message with its position in front, where editors look for it."""
+    """Return tomllib's message with its position in front, where editors look for it."""
     match = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", message, re.DOTALL)
     if match is None:
         return f"{shown(path)}: not valid TOML: {message}"
@@ -93,29 +93,28 @@ def _syntax(path: Path, text: str, message: str) -> str:
 
 
 def _tool_tables(data: Mapping[str, Any]) -> dict[str, Any]:
-    """`[conversation.tools]`, or nothing where it is no table, which its model will say."""
+    """Return `[conversation.tools]`, or nothing if it is not a table, which its model reports."""
     conversation = data.get("conversation")
     tools = conversation.get("tools") if isinstance(conversation, dict) else None
     return tools if isinstance(tools, dict) else {}
 
 
 def _without_tools(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The document without its tool tables, which are checked one by one; as it is where it has none."""
+    """Return the document without its tool tables, which are checked one by one."""
     if not _tool_tables(data):
         return dict(data)
     return {**data, "conversation": {**data["conversation"], "tools": {}}}
 
 
 def _tool(name: str, source: Source) -> tuple[dict[str, Any], list[Problem]]:
-    """What is left of one tool when wrong values are taken out, and its problems. Rules are checked on what is left, so
-    that a misspelt key hides no other mistake; rules about the values taken out are not, for they would complain of our
-    own doing."""
+    """Return one tool without its wrong values, and its problems. Rules are checked on the rest, so that a misspelt key
+    hides no other mistake, but not rules about the removed values."""
     data = source.tool(name)
     where = (*TOOLS, name)
     wrong = problems(ToolSettings, data, where)
     for key, _ in wrong:
         data = _without(data, key)
-    # A wrong default has been found where it stands.
+    # A wrong default is reported where it is written.
     found = [(key, sentence) for key, sentence in wrong if not source.inherited(where + key)]
     if name == DEFAULTS or any(key == ("source",) for key, _ in wrong):
         return data, found
@@ -126,13 +125,13 @@ def _tool(name: str, source: Source) -> tuple[dict[str, Any], list[Problem]]:
 
 
 def _about(key: KeyPath, other: KeyPath) -> bool:
-    """Whether one of the keys is the other or inside it."""
+    """Return whether one of the keys is the other or inside it."""
     shared = min(len(key), len(other))
     return key[:shared] == other[:shared]
 
 
 def _without(data: dict[str, Any], key: KeyPath) -> dict[str, Any]:
-    """The table without the key; a list with a wrong item goes as a whole."""
+    """Return the table without the key; a list with a wrong item is removed as a whole."""
     head, *rest = key
     value = data.get(str(head))
     if rest and isinstance(value, dict):

@@ -1,14 +1,11 @@
-"""The tables of `keephold.toml` (F): every key, its type and its default.
+"""The tables of `keephold.toml` (F): every key, its type and its default; and which settings have no effect.
 
-Types are strict, because a setting that was quietly converted is a setting that was misunderstood. Rules that tie
-several keys together are in `rules`; the sentences for what is wrong are in `explain`.
-
-Settings that are read and not acted on, so that `keephold check` can say so.
-
-Some are not acted on at all yet. Others need a model, and the configuration names none.
+Types are strict: a setting that is silently converted is often a misunderstanding. Rules that tie several keys together
+are in `rules`; the sentences for mistakes are in `explain`.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -63,7 +60,7 @@ class NotificationSettings(Table):
     deliver: Annotated[list[Carrier], Field(min_length=1)] = list(CARRIERS)
 
     def written(self) -> dict[str, Any]:
-        """The fields of the policy that the file sets."""
+        """Return the fields of the policy that the file sets."""
         settings = {key: getattr(self, key) for key in self.model_fields_set}
         return settings | ({"deliver": tuple(self.deliver)} if "deliver" in settings else {})
 
@@ -86,12 +83,11 @@ class AssistantSettings(Table):
     settings: dict[str, Any] = {}
 
     def written(self) -> dict[str, Any]:
-        """What the file says, and nothing else: tables are laid over one another."""
+        """Return only the keys that the file sets, to be merged over others."""
         return {key: getattr(self, key) for key in self.model_fields_set}
 
     def under(self, over: Mapping[str, Any]) -> "AssistantSettings":
-        """These settings with others over them. Where another provider's model is wanted, an address and a key that
-        were meant for this one's are not for that one."""
+        """Return these settings with others over them. The address and the key are dropped if the provider differs."""
         mine, wanted = self.written(), over.get("model")
         if isinstance(wanted, str) and _provider(wanted) != _provider(self.model or ""):
             mine = {key: value for key, value in mine.items() if key not in ("base_url", "api_key_env")}
@@ -107,7 +103,7 @@ class LifecycleSettings(Table):
 
 
 class SpawnSettings(Table):
-    """`[….spawn]`: whether calls of the tool are handles the assistant sees, and how they behave."""
+    """`[….spawn]`: whether calls of the tool are handles that the model sees, and how they behave."""
 
     stateful: bool | None = None
     actions: list[Action] | None = None
@@ -122,7 +118,7 @@ class SpawnSettings(Table):
 
 
 class TerminalSettings(Table):
-    """`[….terminal]`: the terminal that the program of `source = "terminal"` begins in."""
+    """`[….terminal]`: the initial terminal of a program with `source = "terminal"`."""
 
     rows: Annotated[int, Field(ge=1, le=MAX_ROWS)] = 24
     cols: Annotated[int, Field(ge=1, le=MAX_COLS)] = 80
@@ -138,13 +134,9 @@ class ViewCaps(Table):
     window: Window | None = None
 
     def over(self, view: OutputView) -> OutputView:
-        """The view with these caps in place of its own."""
-        return OutputView(
-            limit=view.limit if self.limit is None else self.limit,
-            mode=view.mode if self.mode is None else self.mode,
-            max_lines=view.max_lines if self.max_lines is None else self.max_lines,
-            window=view.window if self.window is None else self.window,
-        )
+        """Return the view with these caps in place of its own."""
+        caps = {key: getattr(self, key) for key in ViewCaps.model_fields}
+        return replace(view, **{key: cap for key, cap in caps.items() if cap is not None})
 
 
 class OutputSettings(ViewCaps):
@@ -156,7 +148,7 @@ class OutputSettings(ViewCaps):
     history: ViewCaps = ViewCaps()
 
     def policy(self, window: Window) -> OutputPolicy:
-        """What the tool's output is cut by; `window` where none is written."""
+        """Return the caps of the tool's output; `window` is the default window."""
         shared = self.over(OutputView(window=window))
         return OutputPolicy(
             dispatch=self.dispatch.over(shared),
@@ -175,12 +167,7 @@ class RetrySettings(Table):
     max_delay_ms: Milliseconds = 5000
 
     def policy_of_tool(self) -> RetryPolicy:
-        return RetryPolicy(
-            policy=self.policy,
-            max_attempts=self.max_attempts,
-            base_delay_ms=self.base_delay_ms,
-            max_delay_ms=self.max_delay_ms,
-        )
+        return RetryPolicy(**self.model_dump())
 
 
 class QuestionSettings(Table):
@@ -255,7 +242,7 @@ class ToolSettings(Table):
         return tuple(action for action in ACTIONS if action in wanted)
 
     def parameters_schema(self) -> dict[str, Any]:
-        """JSON Schema of the tool's own arguments: `required = true` of a parameter moves to the list of the object."""
+        """Return the JSON Schema of the tool's own arguments; `required = true` of a parameter moves to the object."""
         properties = {name: dict(table) for name, table in self.parameters.items()}
         required = [name for name, table in properties.items() if table.get("required") is True]
         for table in properties.values():
@@ -265,7 +252,7 @@ class ToolSettings(Table):
 
 
 class InquirySettings(Table):
-    """`[conversation.inquiry]`: the model that is asked beside the conversation, and for how long (Q7, T2)."""
+    """`[conversation.inquiry]`: the model for side questions, and its timeout (Q7, T2)."""
 
     assistant: AssistantSettings = AssistantSettings()
     timeout_secs: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 120
@@ -286,9 +273,9 @@ class ConversationSettings(Table):
 
 
 class AgentSettings(Table):
-    """`[agents.<id>]` (G2): an agent that conversations can call as a tool, of a model or of a program that speaks ACP.
+    """`[agents.<id>]` (G2): a model or a program that speaks ACP, which conversations can call as a tool.
 
-    What `assistant` does not say is as in `[conversation.assistant]`.
+    Keys that `assistant` leaves out come from `[conversation.assistant]`.
     """
 
     description: str = ""
@@ -309,7 +296,7 @@ class AgentSettings(Table):
     on_turn_end: OnTurnEnd = "inquire"
 
     def assistant_over(self, conversation: AssistantSettings) -> AssistantSettings:
-        """The agent's own settings over those of conversations."""
+        """Return the agent's own settings over those of conversations."""
         return conversation.under(self.assistant.written() | ({} if self.model is None else {"model": self.model}))
 
 
@@ -329,14 +316,14 @@ class LimitSettings(Table):
 
 
 class StoreSettings(Table):
-    """`[store]`. None: the default of whoever opens it (Y1, S5)."""
+    """`[store]`. None: the default of the command or runtime that opens it (Y1, S5)."""
 
     url: Annotated[str, BeforeValidator(store_address)] | None = None
     retention_secs: Seconds | None = None
 
 
 class WaitRetention(Table):
-    """`[wait_handles.retention_secs]`: by status; None is as long as any other handle (`[store] retention_secs`)."""
+    """`[wait_handles.retention_secs]`: by status; None is `[store] retention_secs`."""
 
     completed: Seconds | None = None
     failed: Seconds | None = None
@@ -344,28 +331,24 @@ class WaitRetention(Table):
 
 
 class WaitHandleSettings(Table):
-    """`[wait_handles]` (W8): when handles that have settled go, if earlier than others, and where they are archived."""
+    """`[wait_handles]` (W8): a shorter retention for settled handles, and their archive."""
 
     retention_secs: WaitRetention = WaitRetention()
     archive: str | None = None
 
     def retention(self) -> dict[Status, float]:
-        given: dict[Status, float | None] = {
-            "completed": self.retention_secs.completed,
-            "failed": self.retention_secs.failed,
-            "timeout": self.retention_secs.timeout,
-        }
+        given: dict[Status, float | None] = self.retention_secs.model_dump()  # type: ignore[assignment]
         return {status: secs for status, secs in given.items() if secs is not None}
 
 
 class WorkflowSettings(Table):
-    """`[workflows]` (W10): whether their `api` steps may reach addresses that are not public."""
+    """`[workflows]` (W10): whether `api` steps may reach private addresses."""
 
     private_addresses: bool = False
 
 
 class RuntimeSettings(Table):
-    """`[runtime]`: how many calls run at once in all (W11); None is as many as come."""
+    """`[runtime]`: how many calls run at once (W11); None: unlimited."""
 
     max_running: Annotated[int, Field(ge=1)] | None = None
 
@@ -386,7 +369,7 @@ class McpServerSettings(Table):
 
 
 class McpSettings(Table):
-    """`[mcp]`: how tools are served to clients (M1, M2), and whose tools are used (M6)."""
+    """`[mcp]`: how tools are served to clients (M1, M2), and the servers whose tools are used (M6)."""
 
     schema_: Annotated[Literal["generic", "canonical"], Field(alias="schema")] = "generic"
     task_after_ms: Annotated[int, Field(ge=0)] = 500
@@ -394,14 +377,14 @@ class McpSettings(Table):
 
 
 class AcpSettings(Table):
-    """`[acp]`: how editors are told that a turn is complete (X2), and whether commands are shown in their terminals."""
+    """`[acp]`: how editors learn that a turn is complete (X2), and whether commands use their terminals."""
 
     turn_complete: Literal["extension", "update", "off"] = "extension"
     terminals: bool = True
 
 
 class ServeSettings(Table):
-    """`[serve]`: where `keephold serve` listens, what it is called, and whether a person looks at its dashboard."""
+    """`[serve]`: where `keephold serve` listens, its public address, and whether a user watches its dashboard."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8420, ge=0, le=65_535)
@@ -431,12 +414,12 @@ class Config(Table):
 
     @property
     def root(self) -> Path:
-        """What relative paths are relative to: the file's directory, or the working directory without a file."""
+        """The base of relative paths: the file's directory, or the working directory without a file."""
         return Path.cwd() if self._source is None else self._source.path.parent
 
     @property
     def store_url(self) -> str | None:
-        """`[store] url`; the relative path of a file is taken from the directory of this one, whoever opens it."""
+        """`[store] url`, with a relative path taken from the directory of this file."""
         url, sqlite = self.store.url, "sqlite:///"
         if url is None or not url.startswith(sqlite):
             return url
@@ -444,12 +427,12 @@ class Config(Table):
 
     @property
     def has_model(self) -> bool:
-        """Whether it names a model that could be asked something."""
+        """Whether it names a model."""
         settings = self.conversation
         return bool(settings.assistant.model or settings.inquiry.assistant.model or self.agents)
 
     def fixed_tables(self, other: "Config | None") -> list[str]:
-        """The tables in which it differs from another one and that a runtime reads once, when it is made."""
+        """Return the tables that differ from another configuration and that a runtime reads only when it is made."""
         was = other or Config()
         names = ("store", "limits", "wait_handles", "workflows", "mcp", "acp", "serve")
         differ = [name for name in names if getattr(self, name) != getattr(was, name)]
@@ -457,7 +440,7 @@ class Config(Table):
         return differ + [f"conversation.{name}" for name in within if getattr(ours, name) != getattr(theirs, name)]
 
     def mcp_servers(self) -> "list[McpServer]":
-        """The MCP servers whose tools are used."""
+        """Return the MCP servers whose tools are used."""
         if not self.mcp.servers:
             return []
         from keephold.config.servers import mcp_servers
@@ -499,5 +482,5 @@ def _of_tool(tool: ToolSettings, has_model: bool) -> Iterator[tuple[KeyPath, str
         yield ("spawn", "lifecycle", "on_turn_end"), f'{_NO_MODEL} "inquire" is treated as "abort"'
     for question, settings in tool.questions.items():
         if settings.target != "user":
-            reason = "a person is asked, or the caller by `apply`; with neither, `detached` decides"
+            reason = "the user is asked, or the model by `apply`; with neither, `detached` decides"
             yield ("questions", question, "target"), f"{_NO_MODEL} {reason}"

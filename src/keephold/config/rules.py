@@ -1,11 +1,7 @@
-"""The rules that tie several keys of a tool together, or a key to something outside the file's own types.
+"""The rules that tie several keys of a tool, an agent or an MCP server together, or a key to something outside.
 
 Each tool is checked as it will be used, with the defaults of `"*"`. A default that has no meaning for the tool's source
-is passed over in silence; the same setting in the tool's own table is a mistake and is named.
-
-Rules of `[agents.<id>]` that tie several keys together (G2).
-
-The rules of `[mcp.servers.<name>]`, and of the tables of tools that belong to such a server.
+is ignored; the same setting in the tool's own table is a mistake.
 """
 
 import datetime
@@ -34,7 +30,7 @@ _FOR_PROGRAMS = ("args", "env", "cwd")
 
 
 def server_problems(servers: Mapping[str, McpServerSettings]) -> Iterator[Problem]:
-    """Every broken rule of the tables of servers."""
+    """Yield every broken rule of the tables of servers."""
     for name, table in servers.items():
         where = (*SERVERS, name)
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
@@ -51,7 +47,7 @@ def server_problems(servers: Mapping[str, McpServerSettings]) -> Iterator[Proble
 
 
 def tool_server_problems(tool: ToolSettings, name: str, servers: Mapping[str, Any]) -> Iterator[Problem]:
-    """What is wrong with the server that a tool's table names; keys are those of the table."""
+    """Yield what is wrong with the server that a tool's table names."""
     if tool.server is None:
         listed = ", ".join(f'"{each}"' for each in servers) or "write a table [mcp.servers.<name>] first"
         yield ("server",), f"missing; what would be right: {listed}"
@@ -127,7 +123,7 @@ _KEYWORDS = frozenset(
 
 
 def tool_problems(name: str, tool: ToolSettings, source: Source) -> Iterator[Problem]:
-    """Every broken rule of one tool: the key's path inside the tool's table, and a sentence."""
+    """Yield every broken rule of one tool: the key's path inside the tool's table, and a sentence."""
     where = (*TOOLS, name)
     wrong_name = name_problem(name)
     if wrong_name:
@@ -175,7 +171,7 @@ def _source(name: str, tool: ToolSettings) -> Iterator[Problem]:
 
 
 def _servers(source: Source) -> Mapping[str, Any]:
-    """The tables of MCP servers, or nothing where they are no tables, which their model will say."""
+    """Return the tables of MCP servers, or nothing if they are not tables, which their model reports."""
     mcp = source.data.get("mcp")
     servers = mcp.get("servers") if isinstance(mcp, dict) else None
     return servers if isinstance(servers, dict) else {}
@@ -192,7 +188,7 @@ def _questions(tool: ToolSettings) -> Iterator[Problem]:
 
 
 def terminal_questions(tool: ToolSettings) -> Iterator[Problem]:
-    """What a file may not say of the questions that every terminal asks."""
+    """Yield settings that a file may not have for the questions of every terminal."""
     for question in tool.questions.keys() & QUESTIONS.keys():
         settings, key = tool.questions[question], ("questions", question)
         if "answer" in settings.model_fields_set:
@@ -224,14 +220,14 @@ def _actions(tool: ToolSettings, source: Source, where: KeyPath) -> Iterator[Pro
 
 
 class _Names:
-    """What is known of the names that the templates of one tool may use."""
+    """Checks the names that the templates of one tool use."""
 
     def __init__(self, name: str, tool: ToolSettings, source: Source) -> None:
         self._name = name
         self._source = source
         written = source.tool(name)
         tables = [key for key, value in written.items() if isinstance(value, dict)]
-        # No name is certainly wrong where those of a function are not known yet, or `parameters` may be misspelt.
+        # The names of a function are not known yet, and `parameters` may be misspelt: then no name is certainly wrong.
         certain = tool.runs_command and ("parameters" in tables or not set(tables) - set(ToolSettings.model_fields))
         self._parameters = list(written.get("parameters", {})) if certain else None
 
@@ -242,7 +238,7 @@ class _Names:
         return os.path.normpath(self._source.path.parent / cwd)
 
     def problems(self, key: KeyPath, text: str) -> Iterator[Problem]:
-        """The names in a template that are not there. One of the defaults may be meant for other tools' parameters."""
+        """Yield the unknown names in a template. A default may be meant for other tools' parameters."""
         inherited = self._source.inherited((*TOOLS, self._name, *key))
         for sentence in unknown_names(text, None if inherited else self._parameters, self._name):
             yield key, sentence
@@ -264,7 +260,7 @@ def _command(tool: ToolSettings, names: _Names) -> Iterator[Problem]:
 
 
 def _one_word(tool: ToolSettings, names: _Names) -> Iterator[Problem]:
-    """A whole command in the place of its program. Any other program that is missing may be there when it is called."""
+    """Report a whole command in the place of its program. Another missing program may exist when it is called."""
     program = commands.program_of(tool.command)
     if program is not None and " " in program and not isinstance(tool.command, str):
         directory = names.directory(tool.cwd)
@@ -279,7 +275,7 @@ def _from_template(key: KeyPath, names: _Names, text: str) -> Iterator[Problem]:
 
 
 def _parameters(name: str, tool: ToolSettings) -> Iterator[Problem]:
-    """Each parameter by itself, so that a problem has the line of its parameter."""
+    """Check each parameter by itself, so that a problem has the line of its parameter."""
     schema = tool.parameters_schema()["properties"]
     further = ACTION_PARAMETERS if tool.source == "terminal" else {}
     for parameter, table in tool.parameters.items():
@@ -295,7 +291,7 @@ def _parameters(name: str, tool: ToolSettings) -> Iterator[Problem]:
 
 
 def _unknown_keywords(key: KeyPath, schema: Mapping[str, Any]) -> Iterator[Problem]:
-    """Keys that are no JSON Schema keyword: a misspelt `required` would otherwise go unnoticed."""
+    """Yield keys that are not JSON Schema keywords: a misspelt `required` would go unnoticed."""
     for word, value in schema.items():
         if word not in _KEYWORDS and not word.startswith("x-"):
             yield (*key, word), _unknown_keyword(word)
@@ -313,7 +309,7 @@ def _unknown_keyword(word: str) -> str:
 
 
 def _not_json(key: KeyPath, value: Any) -> Iterator[Problem]:
-    """Values TOML has and JSON has not: the tool gets its call as JSON."""
+    """Yield values that TOML has and JSON has not: the tool gets its call as JSON."""
     match value:
         case dict():
             for name, item in value.items():
@@ -328,7 +324,7 @@ def _not_json(key: KeyPath, value: Any) -> Iterator[Problem]:
 
 
 def _raised(key: KeyPath, name: str, check: Callable[[], object]) -> Iterator[Problem]:
-    """What another part of keephold finds wrong with a setting, without the name it puts in front: the key is added."""
+    """Yield the problems that a check raises, without the name in front: the key is added later."""
     try:
         check()
     except ConfigError as error:
@@ -343,7 +339,7 @@ _OF_A_PROGRAM = ("env", "cwd")
 
 
 def agent_problems(agents: Mapping[str, AgentSettings], tools: Collection[str]) -> Iterator[Problem]:
-    """What is wrong with agents, whose ids are names of tools beside those that are configured."""
+    """Yield what is wrong with agents, whose ids are names of tools as well."""
     for id, agent in agents.items():
         where = ("agents", id)
         wrong = name_problem(id)

@@ -1,4 +1,4 @@
-"""MCP servers of a configuration: `[mcp.servers.<name>]`, and what their tools are to be like (M6)."""
+"""Builds the MCP servers of a configuration, with the settings for their tools (M6)."""
 
 import os
 from dataclasses import replace
@@ -11,7 +11,7 @@ from keephold.tools.remote.server import McpServer, pattern
 
 
 def mcp_servers(config: Config) -> list[McpServer]:
-    """The servers that are enabled, in order."""
+    """Return the enabled servers, in order."""
     return [_server(config, name, table) for name, table in config.mcp.servers.items() if table.enabled]
 
 
@@ -38,7 +38,6 @@ def _server(config: Config, name: str, table: McpServerSettings) -> McpServer:
 
 
 def _defaults(config: Config) -> ToolSettings:
-    """What the file says of all tools."""
     written = {} if config.source is None else config.source.tool(DEFAULTS)
     return ToolSettings.model_validate({**written, "source": "mcp"})
 

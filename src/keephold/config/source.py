@@ -1,17 +1,7 @@
-"""The file a configuration came from: what is written where, with the defaults of `"*"` merged under every tool.
+"""The file of a configuration: what is written where, with the defaults of `"*"` merged under every tool.
 
-A setting of a tool may stand in the tool's own table or in `[conversation.tools."*"]`. `Source.at` finds out which, so
-that a problem always names the line a person has to edit.
-
-Where in a TOML text a key stands, because `tomllib` keeps no positions and an error without a line is a riddle.
-
-`Lines(text).line(path)` is the line (from 1) on which the key was first named: in a table's header, as a dotted or
-quoted key, or in the header of an array of tables, whose items are counted in the path. What stands inside a value
-(an inline table, a list) has no line of its own here and gets that of the key the value belongs to. A key that is not
-in the text gets the line of the innermost table around it that is.
-
-The text must be valid TOML: `tomllib` has read it before. Therefore the scan only has to find where keys begin and
-values end.
+`tomllib` keeps no positions, so `Lines` finds the line of every key, and `Source.at` the line to edit: a tool's own, or
+that of `[conversation.tools."*"]`.
 """
 
 import json
@@ -26,11 +16,14 @@ KeyPath = tuple[str | int, ...]
 Problem = tuple[KeyPath, str]
 """A key and what is wrong with it."""
 
+TOOLS: KeyPath = ("conversation", "tools")
+DEFAULTS = "*"
+
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _SPACE = re.compile(r"[ \t]*")
 _KEY_PART = re.compile(r"""[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*'""")
-# What of a value has no bracket and no line end that counts: strings, comments, and the rest. A multi-line string may
-# end in up to two quotes of its own before the three that close it.
+# The parts of a value whose brackets and line ends do not count: strings, comments, and the rest. A multi-line string
+# may end in up to two quotes of its own before the three that close it.
 _INERT = re.compile(
     r'"""(?:[^\\]|\\.)*?"""(?:"{0,2})'
     r"|'''.*?'''(?:'{0,2})"
@@ -43,7 +36,11 @@ _INERT = re.compile(
 
 
 class Lines:
-    """The line of every key of a TOML text."""
+    """The lines of the keys of a valid TOML text, from 1.
+
+    A key has the line on which it was first named: in a header, or as a dotted or quoted key. Keys inside a value (an
+    inline table, a list) have the line of the value's key.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -56,7 +53,7 @@ class Lines:
         self._scan()
 
     def line(self, path: KeyPath) -> int:
-        """The line of the key, or of the innermost table around it that the text names."""
+        """Return the line of the key, or of the innermost table around it that the text names."""
         while path not in self._lines:
             path = path[:-1]
         return self._lines[path]
@@ -92,7 +89,7 @@ class Lines:
         return self._line
 
     def _note(self, path: KeyPath, line: int) -> None:
-        """The key and, where they are named for the first time, the tables it implies."""
+        """Record the key and, if they are new, the tables it implies."""
         for length in range(1, len(path) + 1):
             self._lines.setdefault(path[:length], line)
 
@@ -111,7 +108,7 @@ class Lines:
             self._at += 1
 
     def _resolve(self, key: tuple[str, ...]) -> KeyPath:
-        """The key as a path: an array of tables stands for its latest item."""
+        """Return the key as a path; an array of tables means its latest item."""
         path: KeyPath = ()
         for part in key:
             path += (part,)
@@ -148,10 +145,6 @@ def _unquoted(part: str) -> str:
     return value
 
 
-TOOLS: KeyPath = ("conversation", "tools")
-DEFAULTS = "*"
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """A configuration file as written."""
@@ -161,23 +154,23 @@ class Source:
     lines: Lines
 
     def at(self, key: KeyPath) -> str:
-        """`keephold.toml:12: conversation.tools.check.run`, with the place where the setting is really written."""
+        """Return `keephold.toml:12: conversation.tools.check.run`, where the setting is really written."""
         return f"{shown(self.path)}:{self.line(key)}: {dotted(self._written_as(key))}"
 
     def line(self, key: KeyPath) -> int:
-        """The line on which the setting is really written."""
+        """Return the line on which the setting is really written."""
         return self.lines.line(self._written_as(key))
 
     def has(self, key: KeyPath) -> bool:
-        """Whether exactly this key is written; defaults of `"*"` do not count."""
+        """Return whether exactly this key is written; defaults of `"*"` do not count."""
         return _depth(self.data, key) == len(key)
 
     def inherited(self, key: KeyPath) -> bool:
-        """Whether the setting of a tool is really one of the defaults."""
+        """Return whether the setting of a tool is really one of the defaults."""
         return self._written_as(key) != key
 
     def tool(self, name: str) -> dict[str, Any]:
-        """The tool's table with the defaults merged under it."""
+        """Return the tool's table with the defaults merged under it."""
         own = _table(self.data, (*TOOLS, name))
         defaults = {} if name == DEFAULTS else _table(self.data, (*TOOLS, DEFAULTS))
         return merged(_without_contradiction(defaults, own), own)
@@ -191,13 +184,13 @@ class Source:
 
 
 def shown(path: Path) -> str:
-    """The path as a person in the working directory would write it."""
+    """Return the path as the user in the working directory would write it."""
     absolute = path.absolute()
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)
 
 
 def dotted(key: KeyPath) -> str:
-    """The key as TOML writes it: `conversation.tools."*".run`."""
+    """Return the key as TOML writes it: `conversation.tools."*".run`."""
     return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else _quoted(part) for part in map(str, key))
 
 
@@ -206,7 +199,7 @@ def _quoted(part: str) -> str:
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Both tables in one: tables are merged all the way down, of anything else `over` wins."""
+    """Merge two tables, and the tables inside them; other values of `over` win."""
     result = dict(under)
     for key, value in over.items():
         below = result.get(key)
@@ -215,7 +208,7 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_contradiction(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The defaults less what the tool's own table overrules under another name: `actions` imply `stateful`."""
+    """Return the defaults without those that contradict the tool's own table: `actions` imply `stateful`."""
     spawn, ours = _table(defaults, ("spawn",)), _table(own, ("spawn",))
     if ours.get("stateful") is False:
         overruled = "actions"
@@ -234,7 +227,7 @@ def _table(data: Mapping[str, Any], key: KeyPath) -> dict[str, Any]:
 
 
 def _depth(data: Any, key: KeyPath) -> int:
-    """How many parts of the key are there."""
+    """Return how many parts of the key exist."""
     for depth, part in enumerate(key):
         inside = range(len(data)) if isinstance(data, list) else data if isinstance(data, dict) else ()
         if part not in inside:

@@ -1,8 +1,4 @@
-"""Values of `keephold.toml` that have a form of their own: sizes, addresses, names. What is wrong with one is said in
-words that tell what would be right.
-
-The rule of `[serve] url`, which is that of `--url`, too: an address that others are given, with a path after it.
-"""
+"""Checks values of `keephold.toml` that have a form of their own: sizes, addresses, names. Errors show a right one."""
 
 import re
 from collections.abc import Iterator
@@ -19,7 +15,7 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40
 
 
 def as_size(value: Any) -> Any:
-    """`"100MiB"` as a number of bytes; numbers go on to their own check."""
+    """Return the bytes of `"100MiB"`; numbers are checked later."""
     match = re.fullmatch(r"(\d+) ?([A-Za-z]+)", value) if isinstance(value, str) else None
     if match is not None and match[2] in _UNITS:
         return int(match[1]) * _UNITS[match[2]]
@@ -53,16 +49,14 @@ def command_words(value: Any) -> Any:
     raise ValueError('must be a program, or a list of it and its arguments: ["program", "argument"]')
 
 
-def http_url(value: Any) -> Any:
+def http_url(value: Any, example: str = "https://example.org/mcp") -> Any:
     if isinstance(value, str) and re.match("https?://[^/]", value):
         return value
-    raise ValueError('must be an address like "https://example.org/mcp"')
+    raise ValueError(f'must be an address like "{example}"')
 
 
 def provider_url(value: Any) -> Any:
-    if value is None or (isinstance(value, str) and re.match("https?://[^/]", value)):
-        return value
-    raise ValueError('must be an address like "https://models.example.org/v1"')
+    return value if value is None else http_url(value, "https://models.example.org/v1")
 
 
 def tool_prefix(value: Any) -> Any:
@@ -86,17 +80,16 @@ BASE = "must begin with http:// or https:// and name a host, like https://keepho
 
 
 def serve_problems(serve: "ServeSettings") -> Iterator[Problem]:
-    """What is wrong with the table."""
     if serve.url is not None and not is_base(serve.url):
         yield ("serve", "url"), BASE
 
 
 def is_base(url: str) -> bool:
-    """Whether an address with a path after it is an address."""
+    """Return whether a path can be added to the address (`[serve] url`, `--url`)."""
     try:
         parts = urlsplit(url)
         there = parts.hostname is not None and parts.port != 0
-    except ValueError:  # what is in brackets is no address, or the port no number
+    except ValueError:  # an invalid address in brackets, or an invalid port
         return False
     plain = url.isprintable() and " " not in url
     return there and plain and parts.scheme in ("http", "https") and not parts.query and not parts.fragment

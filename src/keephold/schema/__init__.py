@@ -1,1 +1,1 @@
-"""What a tool looks like to a model, and the check of what the model sends."""
+"""The schemas of tools for models, and the check of the arguments that models send."""

@@ -1,18 +1,18 @@
-"""The check of a call's arguments against its tool's schema (C9, C10), and of an answer sent as text (G3).
+"""Checks a call's arguments against its tool's schema (C9, C10), and decodes an answer sent as text (G3).
 
-`ArgumentCheck` is built once for a tool and action and called for every call. Arguments that fit cost one compiled
-validation. The others are first read the way a dialect made the model write them:
+`ArgumentCheck` is built once for a tool and action. Valid arguments cost one compiled validation. Others are first read
+the way a dialect made the model write them:
 
 - `null` for an optional property whose schema does not allow null means "left out", at any depth: strict dialects make
-  every property required, and null is the only way a model has to leave one out. Apply's `input` may be null, which
-  ends it; where `apply` takes more than that (a terminal's `keys`), null beside something else is left out, too.
-- JSON text where the schema wants an object or an array, and no string would do, is decoded: dialects that cannot say
-  "an object of any keys" ask for it as text.
+  every property required. Apply's `input` may be null, which ends the input; if `apply` takes more (a terminal's
+  `keys`), null beside something else is left out, too.
+- JSON text is decoded where the schema wants an object or an array and not a string: some dialects cannot express "an
+  object of any keys".
 
-Then the `default` of an absent top-level property is filled in; defaults deeper down are the tool's business. What
-still does not fit is an `invalid_arguments` error that a model can act on, short however long the arguments are.
+Then the `default` of an absent top-level property is filled in; deeper defaults are left to the tool. Arguments that
+still do not fit raise `invalid_arguments`, with a message that stays short and that a model can act on.
 
-At the top level a schema that does not mention `additionalProperties` takes no others: a misspelt name is never lost.
+At the top level, a schema that does not mention `additionalProperties` allows no others: a misspelt name is never lost.
 """
 
 import copy
@@ -31,15 +31,15 @@ from keephold.schema.canonical import canonical, compiled, json_type, property_n
 from keephold.tools.base import Action, Tool
 
 _NOWHERE: dict[str, Any] = {"not": {}}
-"""A schema nothing fits, in every draft: given to the names that only the tool's other actions take."""
+"""A schema that nothing fits, in every draft: for names that only the tool's other actions take."""
 
 
 def check_for(tool: Tool, action: Action | None) -> "ArgumentCheck":
-    """The check of a call of `tool`: of one of its actions, or one-shot (None: no `action`, no `id`)."""
+    """Return the check for one action of a tool, or for a one-shot call (None: no `action`, no `id`)."""
     schema = dict(tool.parameters) if action is None else variant(tool, action)
     elsewhere: Iterable[str] = ()
     if tool.actions:
-        # A flat dialect shows all actions' names at once, and a strict one makes the model send them all.
+        # A flat dialect shows the names of all actions at once, and a strict one makes the model send them all.
         elsewhere = set(property_names(canonical(tool))) - set(property_names(schema)) - {"action"}
     schema["properties"] = {**schema.get("properties", {}), **dict.fromkeys(elsewhere, _NOWHERE)}
     if action == "apply" and tool.action_parameters.get(action):
@@ -48,7 +48,7 @@ def check_for(tool: Tool, action: Action | None) -> "ArgumentCheck":
 
 
 def decode_input(value: Any, question: Question) -> Any:
-    """The answer meant by `apply`'s `input`: text that is JSON of the question's type is decoded, all else is kept."""
+    """Decode `apply`'s `input` if it is JSON text of the question's type; return anything else unchanged."""
     if isinstance(value, str) and not answer_fits(question, value):
         decoded = _decoded(value)
         if answer_fits(question, decoded):
@@ -57,7 +57,7 @@ def decode_input(value: Any, question: Question) -> Any:
 
 
 class ArgumentCheck:
-    """Checks the arguments of one kind of call. `tool` is what errors call it: `git spawn`."""
+    """Checks the arguments of one kind of call. Errors call it `tool`: `git spawn`."""
 
     def __init__(self, schema: Mapping[str, Any], *, tool: str) -> None:
         self._tool = tool
@@ -73,12 +73,12 @@ class ArgumentCheck:
         for name, own in self._schema.root.get("properties", {}).items():
             if isinstance(own, Mapping) and "default" in own:
                 default = own["default"]
-                # Some write `default: null` for "no default" beside a type that is never null.
+                # Some schemas write `default: null` for "no default" beside a type that is never null.
                 if default is not None or self._schema.admits(own, "null"):
                     yield name, default
 
     def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments, cleaned; the very same object when there was nothing to do. Raises `ToolError`."""
+        """Return the cleaned arguments, the same object if nothing was to do. Raise `ToolError`."""
         try:
             if self._is_valid(arguments):
                 return self._with_defaults(arguments)
@@ -87,9 +87,9 @@ class ArgumentCheck:
                 return arguments
             faults = _Faults(self._schema).of(arguments, self._schema.root, ())
             reasons = [_sentence(fault, self._tool) for fault in itertools.islice(faults, _MAX_FAULTS + 1)]
-        except ConfigError as error:  # a schema with ids of its own, which only the validator can follow
+        except ConfigError as error:  # a schema with its own ids, which only the validator can follow
             reasons = [error.message]
-        except ValueError as error:  # of the validator: a set, a key that is no string, half of a character
+        except ValueError as error:  # from the validator: a set, a key that is not a string, half of a character
             reasons = [f"they cannot be written as JSON ({_cut(str(error), 120)})"]
         except RecursionError:
             reasons = ["they are nested too deeply"]
@@ -97,9 +97,8 @@ class ArgumentCheck:
 
     def _with_defaults(self, arguments: dict[str, Any]) -> dict[str, Any]:
         for name in self._whole:
-            if (
-                isinstance(given := arguments.get(name), float) and given.is_integer()
-            ):  # `5.0`, which is an integer to JSON Schema
+            given = arguments.get(name)
+            if isinstance(given, float) and given.is_integer():  # JSON Schema treats `5.0` as an integer
                 arguments = arguments | {name: int(given)}
         absent = {name: default for name, default in self._defaults if name not in arguments}
         for name, default in absent.items():
@@ -108,7 +107,7 @@ class ArgumentCheck:
         return arguments | absent if absent else arguments
 
     def _as_meant(self, value: Any, schema: Any) -> Any:
-        """`value` with nulls left out and JSON text decoded where the schema lets them mean nothing else."""
+        """Return `value` without nulls and with JSON text decoded, where the schema allows no other meaning."""
         if not isinstance(value, str | dict | list):
             return value
         schema = self._schema.followed(schema)
@@ -144,7 +143,7 @@ class ArgumentCheck:
 
 
 class _ApplyCheck(ArgumentCheck):
-    """The check of an `apply` that takes more than `input`."""
+    """Checks an `apply` that takes more than `input`."""
 
     def __init__(self, schema: Mapping[str, Any], *, tool: str, further: Iterable[str]) -> None:
         super().__init__(schema, tool=tool)
@@ -158,7 +157,7 @@ class _ApplyCheck(ArgumentCheck):
 
 
 class _Schema:
-    """A schema, and what can be asked of its parts. A part's identity lasts, so its validator is kept by it."""
+    """A schema, with questions about its parts. Validators of parts are cached by the part's identity."""
 
     def __init__(self, root: Mapping[str, Any], tool: str) -> None:
         self.root = root
@@ -166,11 +165,11 @@ class _Schema:
         self._parts: dict[int, jsonschema_rs.Validator] = {}
 
     def followed(self, part: Any) -> Mapping[str, Any]:
-        """The part with its `$ref` put in its place, `True` and `False` written out."""
+        """Return the part with its `$ref` resolved, and `True` and `False` written out."""
         if isinstance(part, bool):
             return {} if part else _NOWHERE
         own: Mapping[str, Any] = part
-        for _ in range(64):  # a `$ref` that leads back to itself says nothing
+        for _ in range(64):  # a `$ref` that leads back to itself allows anything
             if "$ref" not in own:
                 return own
             target = resolve(self.root, own["$ref"])
@@ -179,7 +178,7 @@ class _Schema:
         return {}
 
     def admits(self, part: Any, kind: str) -> bool:
-        """Whether some value of this JSON type may fit, judging by types and enumerated values alone."""
+        """Return whether a value of this JSON type may fit, judging by types and enumerated values alone."""
         schema = self.followed(part)
         if schema.get("not") == {}:
             return False
@@ -206,19 +205,19 @@ class _Schema:
         return self._parts[id(part)].is_valid(value)
 
     def alone(self, part: Any) -> jsonschema_rs.Validator:
-        """A validator of the part by itself."""
+        """Return a validator of the part alone."""
         return compiled({**self._context, "allOf": [_rebased(part)]}, tool=self._tool)
 
     @cached_property
     def _context(self) -> dict[str, Any]:
-        """What a part needs to stand by itself: its draft, and the whole for its references to lead into."""
+        """The context of a part alone: its draft, and the whole schema for its references."""
         draft = {key: self.root[key] for key in ("$schema",) if key in self.root}
         whole = {key: value for key, value in self.root.items() if key not in ("$schema", "$id", "id")}
         return {**draft, "$defs": {"whole": _rebased(whole)}}
 
 
 class _Fault(NamedTuple):
-    """One thing that is wrong: the keyword that is violated, where, what it wants, and what was given."""
+    """A violated keyword, where, its value, and the value that was given."""
 
     keyword: str
     path: tuple[str | int, ...]
@@ -227,17 +226,17 @@ class _Fault(NamedTuple):
 
 
 class _Faults:
-    """Finds what is wrong, a few things at a time.
+    """Finds faults one by one.
 
-    The validator could list its errors itself, but it makes all of them before it gives the first, each with a copy of
-    the value it is about: a megabyte of wrong items costs seconds, a megabyte of wrong keys all the memory there is.
+    The validator's own list is complete before its first error, with a copy of the value in each: a megabyte of wrong
+    items costs seconds, a megabyte of wrong keys all the memory.
     """
 
     def __init__(self, schema: _Schema) -> None:
         self._schema = schema
 
     def of(self, value: Any, part: Any, path: tuple[str | int, ...]) -> Iterator[_Fault]:
-        """What keeps `value` from fitting `part`; not empty if it does not fit."""
+        """Yield why `value` does not fit `part`: at least one fault if it does not."""
         schema = self._schema.followed(part)
         found = False
         for fault in self._known(value, schema, path):
@@ -247,7 +246,7 @@ class _Faults:
             yield _Fault(self._unspoken(value, schema), path, None, value)
 
     def _unspoken(self, value: Any, schema: Mapping[str, Any]) -> str:
-        """The keyword to blame when it is none of those that have words of their own."""
+        """Return the keyword to blame if it has no sentence of its own."""
         for keywords in _BLAMED:
             alone = {key: schema[key] for key in keywords if key in schema}
             if keywords[0] in alone and not self._schema.alone(alone).is_valid(value):
@@ -273,7 +272,7 @@ class _Faults:
                 yield from self._no_form(value, schema[union], path)
 
     def _own(self, value: Any, schema: Mapping[str, Any], path: tuple[str | int, ...]) -> Iterator[_Fault]:
-        """The keywords that look at the value itself and not into it: one error each at most."""
+        """Yield faults of keywords that concern the value itself: at most one each."""
         own = {key: schema[key] for key in schema if key in _OWN}
         if not own:
             return
@@ -283,7 +282,7 @@ class _Faults:
         if not validator.is_valid(value):
             for error in validator.iter_errors(value):
                 keyword = error.kind.name
-                # Of `exclusiveMinimum: true`, as old drafts have it, the validator knows the number.
+                # For `exclusiveMinimum: true` of old drafts, the validator knows the number.
                 yield _Fault(keyword, path, error.kind.as_dict().get("limit", schema[keyword]), value)
 
     def _members(
@@ -308,7 +307,7 @@ class _Faults:
                 yield from self.of(member, own, (*path, name))
 
     def _no_form(self, value: Any, forms: Sequence[Any], path: tuple[str | int, ...]) -> Iterator[_Fault]:
-        """None of the forms of a union fits: tell of the one that was meant, where that can be seen."""
+        """Yield the faults of the form of a union that was probably meant; none of the forms fits."""
         near = [form for form in forms if self._schema.admits_type_of(form, value)]
         if not near:
             kinds = [kind for kind in _TYPES if any(self._schema.admits(form, kind) for form in forms)]
@@ -379,7 +378,7 @@ def _message(tool: str, reasons: Sequence[str]) -> str:
 
 
 def _sentence(fault: _Fault, tool: str) -> str:
-    """What was wrong, what was given, what would be right."""
+    """Return what is wrong, what was given, and what would be right."""
     keyword, path, wanted, given = fault
     place = f"`{_path(path)}`" if path else "the arguments"
     match keyword:
@@ -408,7 +407,7 @@ def _sentence(fault: _Fault, tool: str) -> str:
 
 
 def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema, taking no properties it does not know unless it says that it does."""
+    """Return the schema, closed for unknown properties unless it says otherwise."""
     if "additionalProperties" in schema or "unevaluatedProperties" in schema:
         return dict(schema)
     elsewhere = ("$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")
@@ -417,7 +416,7 @@ def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rebased(schema: Any) -> Any:
-    """The schema with each `$ref` counted from `#/$defs/whole` instead of the root."""
+    """Return the schema with each `$ref` relative to `#/$defs/whole` instead of the root."""
     if isinstance(schema, list):
         return [_rebased(part) for part in schema]
     if not isinstance(schema, Mapping):
@@ -434,14 +433,14 @@ def _forms(schema: Mapping[str, Any]) -> list[Any]:
 
 
 def _items(value: list[Any], schema: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """An array's items, each with its schema."""
+    """Return an array's items, each with its schema."""
     items = schema.get("items", True)
     first, rest = (items, True) if isinstance(items, list) else (schema.get("prefixItems", ()), items)
     return zip(value, itertools.chain(first, itertools.repeat(rest)), strict=False)
 
 
 def _decoded(text: str) -> Any:
-    """The value whose JSON text this is; None if it is not JSON."""
+    """Return the decoded JSON; None if it is not JSON."""
     try:
         return msgspec.json.decode(text)
     except (ValueError, RecursionError):
@@ -458,7 +457,7 @@ def _cut(text: str, length: int = 60) -> str:
 
 
 def _some(texts: Iterable[str]) -> list[str]:
-    """The first few of them, and a sign when there are more."""
+    """Return the first few, and `…` if there are more."""
     first = list(itertools.islice(texts, _MAX_SHOWN + 1))
     return [*first[:_MAX_SHOWN], "…"] if len(first) > _MAX_SHOWN else first
 
@@ -468,7 +467,7 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value in an error: enough to recognise it."""
+    """Return enough of a value to recognise it."""
     match value:
         case str():
             text = msgspec.json.encode(value[:60]).decode()

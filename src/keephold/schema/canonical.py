@@ -1,10 +1,9 @@
-"""The canonical schema of a tool (C1, C2): what its arguments may be, before any provider's taste.
+"""The canonical schema of a tool (C1, C2), from which the schemas of providers (`dialects`) and the check of arguments
+(`arguments`) are derived.
 
-A tool with actions is a `oneOf` with one variant for each action it declares, in the order spawn, fetch, apply, abort;
-spawn carries the tool's own parameters and a required `id`; fetch and apply carry what the tool's `action_parameters`
-add to them. A tool without actions is its own parameters, untouched.
-Everything else is derived from this form: what a provider gets (`dialects`) and what a call is checked against
-(`arguments`).
+A tool with actions is a `oneOf` with one variant for each action, in the order spawn, fetch, apply, abort. Spawn has
+the tool's own parameters and a required `id`; fetch and apply have the tool's `action_parameters`. A tool without
+actions is its own parameters, unchanged.
 """
 
 import copy
@@ -19,19 +18,17 @@ from keephold.errors import ConfigError
 from keephold.tools.base import ACTIONS, Action, Tool
 
 RESERVED = ("action", "id", "input")
-"""Names that belong to the commands of C1; a stateful tool cannot use them for parameters of its own."""
+"""Names that actions use; a stateful tool cannot have parameters with these names."""
 
 _HANDLE_ID = {
     "type": "string",
     "description": "Handle ID for this tool instance. Must be unique across active handles.",
 }
 
-# A `$ref` in the tool's parameters is written against their root, so what it names must sit at the root here too.
+# A `$ref` in the tool's parameters is relative to their root, so its target must be at the root here too.
 _ROOT_ONLY = ("$schema", "$defs", "definitions")
 
 _TYPES = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
-
-
 TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 
 _OTHER_NAMES = {
@@ -48,13 +45,13 @@ _OTHER_NAMES = {
     "text": "string",
     "tuple": "array",
 }
-"""What Python and others call the types, where the spelling alone would mislead."""
+"""Names of types in Python and elsewhere, which the spelling alone would not find."""
 
 _NO_SCHEMA = ("const", "enum", "default", "examples", "required", "dependentRequired")
 
 
 def canonical(tool: Tool) -> dict[str, Any]:
-    """The whole schema of a tool."""
+    """Return the whole schema of a tool."""
     if not tool.actions:
         return copy.deepcopy(dict(tool.parameters))
     variants = [variant(tool, action) for action in ACTIONS if action in tool.actions]
@@ -63,7 +60,7 @@ def canonical(tool: Tool) -> dict[str, Any]:
 
 
 def variant(tool: Tool, action: Action) -> dict[str, Any]:
-    """What one action takes, as a schema that stands by itself."""
+    """Return the schema of one action alone."""
     properties: dict[str, Any] = {"action": {"const": action}}
     required = ["action", "id"]
     if action == "spawn":
@@ -102,7 +99,7 @@ def check_parameters(
         if wrong:
             raise ConfigError(wrong) from None
         raise
-    # The flat dialects show what all actions take in one object, so two of them cannot share a name.
+    # Flat dialects show the parameters of all actions in one object, so two of them cannot share a name.
     taken = (*RESERVED, *(each for further in action_parameters.values() for each in further)) if actions else ()
     problems = [f"tool `{name}`: {problem}" for problem in _problems(parameters, taken)]
     if problems:
@@ -110,7 +107,7 @@ def check_parameters(
 
 
 def _problems(parameters: Mapping[str, Any], taken: Collection[str]) -> Iterator[str]:
-    """`taken`: the names that belong to the actions of a stateful tool; empty for a tool without actions."""
+    """Yield problems. `taken` has the names that the actions of a stateful tool use."""
     references = sorted(set(_references(parameters)))
     foreign = [ref for ref in references if not _is_pointer(ref)]
     if foreign:
@@ -132,7 +129,7 @@ def _problems(parameters: Mapping[str, Any], taken: Collection[str]) -> Iterator
 
 
 def wrong_types(schema: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Every `type` in a schema that JSON Schema does not have, as its path and a sentence: the commonest slip."""
+    """Yield every unknown `type` in a schema, the most common mistake, as its path and a sentence."""
     if isinstance(schema, list):
         for at, part in enumerate(schema):
             yield from wrong_types(part, (*path, at))
@@ -140,7 +137,7 @@ def wrong_types(schema: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple
         return
     for key, value in schema.items():
         if key == "type":
-            # A property that is called `type` has a schema for its value.
+            # A property called `type` has a schema as its value.
             given = value if isinstance(value, list) else [value]
             yield from (((*path, key), _no_type(name)) for name in given if isinstance(name, str) and name not in TYPES)
         if key not in _NO_SCHEMA and not key.startswith("x-"):
@@ -159,7 +156,7 @@ def _pointer(path: tuple[str | int, ...]) -> str:
 
 
 def compiled(schema: Mapping[str, Any], *, tool: str) -> jsonschema_rs.Validator:
-    """A validator of the schema, or `ConfigError`. Nothing is fetched: a schema must stand by itself."""
+    """Return a validator of the schema, or raise `ConfigError`. Nothing is fetched from the network."""
     try:
         return jsonschema_rs.validator_for(dict(schema), offline=True)
     except jsonschema_rs.ValidationError as error:
@@ -171,10 +168,8 @@ def compiled(schema: Mapping[str, Any], *, tool: str) -> jsonschema_rs.Validator
 
 
 def property_names(schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> list[str]:
-    """The names an object schema gives to properties, those of its branches included, in order.
-
-    `root` is the schema that references count from, if this one is only a part of it.
-    """
+    """Return the names of an object schema's properties, with those of its branches, in order. References are relative
+    to `root`, by default the schema itself."""
     return list(dict.fromkeys(_names(schema, schema if root is None else root, set())))
 
 
@@ -192,7 +187,7 @@ def _names(schema: Any, root: Mapping[str, Any], followed: set[str]) -> Iterator
 
 
 def resolve(root: Mapping[str, Any], ref: str) -> Any:
-    """What a local `$ref` (`#/$defs/Place`) names in the schema `root`."""
+    """Return the target of a local `$ref` (`#/$defs/Place`) in the schema `root`."""
     if not _is_pointer(ref):
         raise ConfigError([_not_a_pointer(ref)])
     found: Any = root
@@ -214,12 +209,12 @@ def _not_a_pointer(ref: str) -> str:
 
 
 def json_type(value: Any) -> str:
-    """The JSON type of a value; 1.0 is a number here, though a schema takes it for an integer too."""
+    """Return the JSON type of a value; 1.0 is a number here, though a schema accepts it as an integer."""
     return _TYPES.get(type(value), "object")
 
 
 def _references(schema: Any) -> Iterator[str]:
-    """Every `$ref` below. A *property* called `$ref` has a schema for its value, not a string, and is passed over."""
+    """Yield every `$ref` below, but not a *property* called `$ref`, whose value is a schema."""
     if isinstance(schema, Mapping):
         for key, value in schema.items():
             if key == "$ref" and isinstance(value, str):

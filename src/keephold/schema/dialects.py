@@ -1,16 +1,16 @@
-"""What a provider is sent of a tool's schema (G3): one flat object in the words its dialect has.
+"""Renders a tool's schema for a provider (G3): one flat object, in the keywords that the provider's dialect has.
 
-No provider can be trusted with a union at the root, so every dialect but `canonical` shows a stateful tool as one
-object with an `action` enum; every other property says in its description which actions it belongs to, and `arguments`
-enforces the rest. What a dialect cannot say is left out of the schema and, where that helps a model, said in a
-description. A wire schema is never narrower than the canonical one, except where the dialect has no words:
+Providers do not support a union at the root, so every dialect but `canonical` shows a stateful tool as one object with
+an `action` enum. Every other property lists its actions in its description, and `arguments` enforces the rest. Keywords
+that a dialect lacks are left out and, where that helps a model, described in words. A wire schema is never narrower
+than the canonical one, with these exceptions:
 
-- `openai-strict` and `gemini` cannot say "any value" nor "an object of any keys". Apply's `input` becomes a string
+- `openai-strict` and `gemini` cannot express "any value" or "an object of any keys". Apply's `input` becomes a string
   (`arguments.decode_input` reads it), an untyped property a scalar, a free object its JSON text (`ArgumentCheck`
   decodes it).
-- A `$ref` is put in its place everywhere. One that leads back into itself ends as a free object, or as any value if it
-  names no object: the check knows the whole schema and stays exact.
-- `not`, `if`, `dependent…`, `contains`, `patternProperties` and keywords nobody knows are left to the check.
+- Every `$ref` is replaced by its target. A recursive one becomes a free object, or any value if it is not an object;
+  the check uses the whole schema and stays exact.
+- `not`, `if`, `dependent…`, `contains`, `patternProperties` and unknown keywords are left to the check.
 """
 
 import copy
@@ -32,19 +32,19 @@ Schema = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Words:
-    """What a dialect can say."""
+    """The keywords of a dialect."""
 
     constraints: frozenset[str]
     formats: frozenset[str] | None = None
-    """The values `format` may have; None: any."""
+    """The values of `format`; None: any."""
     default: bool = True
     free: bool = True
-    """It can say "any value" and "an object of any keys"."""
+    """Whether it can express "any value" and "an object of any keys"."""
     null_type: bool = True
-    """Null is a type of its own; otherwise the keyword `nullable` stands beside another type."""
+    """Whether null is a type; otherwise `nullable` stands beside another type."""
     enums_of_numbers: bool = True
     strict: bool = False
-    """Every property is required, and every object closed: left out means null."""
+    """Whether every property is required and every object closed, so that null means left out."""
     max_depth: int | None = None
 
 
@@ -102,7 +102,7 @@ _INPUT_OR = "Beside another property of apply, null leaves it out."
 
 _JSON_TEXT = "JSON text of an object."
 
-# Said in the description by dialects that have no keyword for it.
+# Descriptions for dialects that have no keyword.
 _SAID = {
     "exclusiveMinimum": "Greater than {}.",
     "exclusiveMaximum": "Less than {}.",
@@ -117,7 +117,7 @@ _SAID = {
 
 
 def tool_list(tools: Iterable[Tool], dialect: Dialect) -> list[dict[str, Any]]:
-    """The tools as a model sees them, in the order given; a `summary` stands in for the description (B8)."""
+    """Return the tools as a model sees them, in order; a `summary` replaces the description (B8)."""
     return [
         {
             "name": tool.name,
@@ -129,7 +129,7 @@ def tool_list(tools: Iterable[Tool], dialect: Dialect) -> list[dict[str, Any]]:
 
 
 def wire_schema(schema: Mapping[str, Any], dialect: Dialect) -> Schema:
-    """The canonical schema of one tool in a dialect."""
+    """Return the canonical schema of one tool in a dialect."""
     if dialect == "canonical":
         return copy.deepcopy(dict(schema))
     words = _WORDS[dialect]
@@ -140,7 +140,7 @@ def wire_schema(schema: Mapping[str, Any], dialect: Dialect) -> Schema:
 
 
 def _inlined(schema: Any, root: Mapping[str, Any], inside: tuple[str, ...]) -> Schema:
-    """The schema with its references put in their places; `inside` holds those being followed."""
+    """Return the schema with its references replaced; `inside` has those being followed."""
     if isinstance(schema, bool):
         return {} if schema else dict(_NOTHING)
     result: Schema = {}
@@ -177,7 +177,7 @@ def _target(ref: str, root: Mapping[str, Any], inside: tuple[str, ...]) -> Schem
 
 
 def _merged(under: Schema, over: Schema) -> Schema:
-    """Both at once; where they cannot be joined, `over` counts."""
+    """Join two schemas; where that is impossible, `over` wins."""
     merged = {**under, **over}
     if "properties" in under and "properties" in over:
         ours, theirs = over["properties"], under["properties"]
@@ -190,7 +190,7 @@ def _merged(under: Schema, over: Schema) -> Schema:
 
 
 def _numeric_bounds(schema: Schema) -> Schema:
-    """`exclusiveMinimum: true` of old drafts, which providers refuse, as the number it is about."""
+    """Turn `exclusiveMinimum: true` of old drafts, which providers refuse, into a number."""
     for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if isinstance(schema.get(exclusive), bool) and schema.pop(exclusive) and bound in schema:
             schema[exclusive] = schema.pop(bound)
@@ -201,7 +201,7 @@ def _numeric_bounds(schema: Schema) -> Schema:
 
 
 def _flat(schema: Schema, words: _Words) -> Schema:
-    """One object instead of a union of objects: all their properties, and what all of them require."""
+    """Return one object instead of a union: all properties, and those that all forms require."""
     if "properties" not in schema and all(_is_variant(form) for form in schema.get("oneOf") or [{}]):
         return _flat_actions(schema["oneOf"], words)
     for union in ("anyOf", "oneOf"):
@@ -223,7 +223,7 @@ def _is_variant(form: Schema) -> bool:
 
 
 def _flat_actions(variants: list[Schema], words: _Words) -> Schema:
-    """A stateful tool's variants as one object, each property labelled with the actions it belongs to."""
+    """Return a stateful tool's variants as one object, each property labelled with its actions."""
     owners: dict[str, list[str]] = {}
     forms: dict[str, list[Schema]] = {}
     for variant in variants:
@@ -241,14 +241,14 @@ def _flat_actions(variants: list[Schema], words: _Words) -> Schema:
 
 
 def _input(variants: list[Schema], words: _Words) -> Schema:
-    """Apply's `input`: untyped, or a string. A strict dialect makes a model send it, also where it may be left out."""
+    """Return apply's `input`: untyped, or a string. A strict dialect makes a model send it even if it is optional."""
     needed = any("input" in variant["required"] for variant in variants)
     said = _text(_INPUT if words.free else _INPUT_TEXT, None if needed else _INPUT_OR)
     return {"description": said} if words.free else {"type": ["string", "null"], "description": said}
 
 
 def _either(forms: list[Schema]) -> Schema:
-    """A property that several objects of a union have: the same, one of several values, or one of several forms."""
+    """Join the forms of a property in a union: the same form, an enum, or `anyOf`."""
     essence = [{key: value for key, value in form.items() if key not in _PROSE} for form in forms]
     prose = {key: form[key] for form in reversed(forms) for key in ("description",) if key in form}
     distinct = _distinct(essence)
@@ -259,11 +259,11 @@ def _either(forms: list[Schema]) -> Schema:
     return {"anyOf": _distinct({key: form[key] for key in form if key != "default"} for form in forms)}
 
 
-# Third step: the dialect's words.
+# Third step: the dialect's keywords.
 
 
 def _rendered(schema: Schema, words: _Words, depth: int, *, optional: bool = False) -> Schema:
-    """One value in the dialect. `depth` is that of the object it is in."""
+    """Return one value in the dialect. `depth` is that of the object around it."""
     alternatives = _alternatives({key: value for key, value in schema.items() if key not in _PROSE}, words)
     nullable = (optional and words.strict) or any(one.get("type") == "null" for one in alternatives)
     forms: list[tuple[Schema, str | None, list[str]]] = []
@@ -281,7 +281,7 @@ def _rendered(schema: Schema, words: _Words, depth: int, *, optional: bool = Fal
         bodies, text = [form], _text(outer, own, *notes, *said)
     elif words.null_type:
         bodies, text = [_described(form, _text(own, *notes)) for form, own, notes in forms], _text(outer, *said)
-    else:  # a union must stand alone, so its forms carry what is to be said
+    else:  # a union must stand alone, so its forms carry the description
         bodies, text = [_described(form, _text(outer, *said, own, *notes)) for form, own, notes in forms], ""
 
     if not words.null_type:
@@ -294,7 +294,7 @@ def _rendered(schema: Schema, words: _Words, depth: int, *, optional: bool = Fal
 
 
 def _alternatives(schema: Schema, words: _Words) -> list[Schema]:
-    """The schema as a choice of schemas that have one type each, or none: any value."""
+    """Return the schema as alternatives with one type each; without a type, any value."""
     for union in ("anyOf", "oneOf"):
         if schema.get(union):
             rest = {key: value for key, value in schema.items() if key != union}
@@ -315,7 +315,7 @@ def _alternatives(schema: Schema, words: _Words) -> list[Schema]:
 
 
 def _joined(alternatives: list[Schema]) -> list[Schema]:
-    """Single values of one type as one enum: a union of constants is not enforced everywhere."""
+    """Join constants of one type into one enum: some providers do not enforce a union of constants."""
     joined: list[Schema] = []
     enums: dict[str, Schema] = {}
     for one in alternatives:
@@ -329,8 +329,8 @@ def _joined(alternatives: list[Schema]) -> list[Schema]:
             joined.append(enum)
         enum["enum"] += [value for value in values if value not in enum["enum"]]
         if "description" in one:
-            told = f"{', '.join(_json(value) for value in values)}: {one['description']}"
-            enum["description"] = _text(enum["description"], told)
+            note = f"{', '.join(_json(value) for value in values)}: {one['description']}"
+            enum["description"] = _text(enum["description"], note)
     return joined
 
 
@@ -343,7 +343,7 @@ def _implied_types(schema: Schema, values: list[Any]) -> list[str]:
 
 
 def _form(schema: Schema, words: _Words, depth: int) -> tuple[Schema, list[str]]:
-    """A schema of one type in the dialect, and what it could only say in words."""
+    """Return a schema of one type in the dialect, and sentences for what it cannot express."""
     kind = schema.get("type")
     notes: list[str] = []
     if kind is None:
@@ -352,7 +352,7 @@ def _form(schema: Schema, words: _Words, depth: int) -> tuple[Schema, list[str]]
         free = not schema.get("properties") and schema.get("additionalProperties") is not False
         if (free and not words.free) or (words.max_depth is not None and depth >= words.max_depth):
             return {"type": "string"}, [_JSON_TEXT]
-        # Some local models take an object that says nothing of other properties for one that has none.
+        # Some local models read an object without `additionalProperties` as closed.
         whole = {"additionalProperties": True, **schema} if free else schema
         form = _object(whole, words, depth + 1)
     elif kind == "array":
@@ -388,7 +388,7 @@ def _object(schema: Schema, words: _Words, depth: int) -> Schema:
 
 
 def _items(schema: Schema) -> tuple[Schema, list[str]]:
-    """What an array's items are. A tuple becomes an array of any of its items' schemas; the order is said."""
+    """Return the schema of an array's items. A tuple becomes an array of any of its items, with a note on the order."""
     items = schema.get("items", True)
     first = schema.get("prefixItems", items if isinstance(items, list) else [])
     rest = {} if isinstance(items, bool | list) else items
@@ -400,7 +400,7 @@ def _items(schema: Schema) -> tuple[Schema, list[str]]:
 
 
 def _constraints(schema: Schema, kind: str, words: _Words) -> tuple[Schema, list[str]]:
-    """The keywords of this type that the dialect has, and sentences for those it has not."""
+    """Return the keywords of this type that the dialect has, and sentences for the others."""
     if "exclusiveMinimum" not in words.constraints:
         schema = _inclusive(schema, kind)
     kept: Schema = {}
@@ -417,7 +417,7 @@ def _constraints(schema: Schema, kind: str, words: _Words) -> tuple[Schema, list
 
 
 def _inclusive(schema: Schema, kind: str) -> Schema:
-    """Bounds without `exclusive…`: exact for integers, one value too wide for numbers, which is then said."""
+    """Return bounds without `exclusive…`: exact for integers, one value too wide for numbers, which is described."""
     schema = dict(schema)
     if "exclusiveMinimum" in schema:
         low = schema["exclusiveMinimum"]
