@@ -15,7 +15,7 @@ from tests.turn.calls import STATEFUL, TALKING, apply, reply, spawn
 import keephold
 from keephold import Call, Question, Runtime, ToolError
 from keephold.policies import OutputPolicy, QuestionPolicy
-from keephold.store.sqlite.bell import STREAM
+from keephold.store.sqlite.processes import STREAM
 from keephold.turn import attach_protocol as frames
 from keephold.turn.output_follower import CHUNK
 from keephold.turn.prompts import Decision, Prompt

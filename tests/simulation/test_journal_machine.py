@@ -85,7 +85,7 @@ from keephold.store.base import (
     WaitOpened,
 )
 from keephold.store.sqlite import SqliteStore
-from keephold.store.sqlite import notifications as queues
+from keephold.store.sqlite import operations as queues
 
 MEMORY = Path("/dev/shm")
 """Where a commit costs nothing: a power cut is a copy here, so nothing need be on a disk."""

@@ -13,9 +13,8 @@ from tests.unit.sqlite_stores import commit, end, give, line, opened, registered
 
 from keephold.errors import KeepholdError
 from keephold.store.base import Claimed, Record, Replied, Request, Requested
-from keephold.store.sqlite import bell, turnstile
-from keephold.store.sqlite.owners import Owners
-from keephold.store.sqlite.turnstile import Turnstile
+from keephold.store.sqlite import processes
+from keephold.store.sqlite.processes import Owners, Turnstile
 
 _CHILD = """
 import asyncio, os, signal, sys, time
@@ -86,7 +85,7 @@ async def test_the_next_to_open_cleans_up_after_the_dead(tmp_path: Path) -> None
     path = tmp_path / "store.db"
     async with child(path, _HOLDS) as process:
         (owner,) = await said(process)
-    sockets = list(bell.directory("x" * 33).glob(f"*-{owner}"))
+    sockets = list(processes.directory("x" * 33).glob(f"*-{owner}"))
     assert len(sockets) == 1 and (path.with_name("store.db-owners") / owner).exists()
     async with opened(path) as store:
         assert [file.name for file in path.with_name("store.db-owners").iterdir()] == [store.owner]
@@ -157,7 +156,7 @@ async def test_a_busy_process_lets_others_write(tmp_path: Path) -> None:
 
 
 async def test_a_writer_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turnstile, "PATIENCE", 0.05)
+    monkeypatch.setattr(processes, "PATIENCE", 0.05)
     async with opened(tmp_path / "store.db") as store:
         other = Turnstile(store.path)
         with other:

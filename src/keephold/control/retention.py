@@ -145,7 +145,7 @@ def _rewrite(path: Path) -> None:
     import apsw
 
     from keephold.store.sqlite.opening import connect
-    from keephold.store.sqlite.turnstile import Turnstile
+    from keephold.store.sqlite.processes import Turnstile
 
     connection, turnstile = connect(path), Turnstile(path)
     try:

@@ -4,10 +4,12 @@ A page of a long list must cost what a page costs. So a list is put together fro
 index of its own; SQLite merges them and stops when the page is full.
 """
 
+import math
+from collections.abc import Mapping
 from itertools import product
 from typing import Any, get_args
 
-from keephold.store.base import LIVE, HandleQuery, Kind, Sort, Status
+from keephold.store.base import LIVE, Collected, HandleQuery, Kind, Sort, Status
 from keephold.store.metadata import folded, holds
 from keephold.store.sqlite.codec import decode, encode
 from keephold.store.sqlite.sql import SQL
@@ -194,3 +196,24 @@ def _equal(wanted: dict[str, Any]) -> list[Query]:
 
 def _all(conditions: list[Query]) -> Query:
     return " AND ".join(where for where, _ in conditions), tuple(value for _, values in conditions for value in values)
+
+
+def conversations(metadata: Mapping[str, Any] | None, before: tuple[float, str] | None, limit: int) -> Query:
+    """The query for a page of conversations."""
+    start = (math.inf, "") if before is None else before
+    wanted: Query = ("", ()) if metadata is None else (" AND holds(metadata, ?)", (encode(metadata),))
+    return f"{SQL['conversations']}{wanted[0]} ORDER BY updated DESC, id DESC LIMIT ?", (*start, *wanted[1], limit)
+
+
+def expired(op: Collected) -> Query:
+    """The query for what the operation is about, by `number`, what stopped first first."""
+    conditions = [SQL["expired"]]
+    bound: list[Any] = [op.before]
+    if op.conversation is not None:
+        conditions.append("h.conversation = ?")
+        bound.append(op.conversation)
+    for column, values in (("h.kind", op.kinds or None), ("h.status", op.statuses or None), ("h.uid", op.only)):
+        if values is not None:
+            conditions.append(f"{column} IN (SELECT value FROM json_each(?))")
+            bound.append(encode(values).decode())
+    return f"{' AND '.join(conditions)} ORDER BY h.stopped_at LIMIT ?", (*bound, op.limit)

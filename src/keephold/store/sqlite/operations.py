@@ -1,53 +1,616 @@
-"""Which function writes which operation, and how a list of them is written."""
+"""What each operation writes, as SQL, and how a list of operations is written.
 
-from collections.abc import Callable, Sequence
-from typing import Any
+Functions that `_WRITE` lists check their operation, raise `KeepholdError` to refuse it, and run its statements.
+"""
 
-from keephold.store import base
-from keephold.store.base import Journaled, Op
-from keephold.store.events import events_of
-from keephold.store.sqlite import calls, notifications, retention, turns, waits
-from keephold.store.sqlite.transaction import Transaction
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import apsw
+from msgspec.structs import replace
+
+from keephold.errors import KeepholdError
+from keephold.handles.state import Ended, Running, State, Stopped, Waiting, name, transition
+from keephold.store import base, events
+from keephold.store.base import (
+    NOTIFICATION_LIMIT,
+    TOMBSTONE_SECS,
+    TOMBSTONES,
+    Carrier,
+    Journaled,
+    Notice,
+    Op,
+    QueuedNotification,
+    Record,
+    Resolving,
+    Shown,
+    status_of,
+)
+from keephold.store.endings import REVOKED, end_notice, ended, hook_is_due, resolution_of, words
+from keephold.store.metadata import merged
+from keephold.store.notifications import CONTENT, DROPS, TAKES, dropped, in_order
+from keephold.store.sqlite.codec import (
+    carrier_bits,
+    conversation_row,
+    decode_notification,
+    decode_resolution,
+    encode,
+    notification_row,
+    record,
+    text,
+    wait_row,
+)
+from keephold.store.sqlite.events import remove_events
+from keephold.store.sqlite.listing import expired
+from keephold.store.sqlite.sql import RECORDS, SQL
+from keephold.store.sqlite.transaction import CallRow, Transaction, lease_lost
+
+# Calls: they come, change, end, and change owners
+
+_CHANGE, _STOP, _REGISTER, _RECORD_STEP = SQL["change"], SQL["stop"], SQL["register"], SQL["record_step"]
+
+
+def registered(tx: Transaction, op: base.Registered) -> None:
+    new = op.record
+    state = new.state
+    stopped_at = state.stopped if type(state) is Stopped else None
+    parking = new.parking
+    nobodys = stopped_at is not None or (parking is not None and new.owner is None)
+    columns = (
+        new.uid, new.id, new.tool, new.conversation, new.turn, new.batch, new.position, new.call_id, new.kind,
+        new.priority, new.stateful, name(state), status_of(state), stopped_at, None if nobodys else tx.owner, new.fence,
+        new.attempt, new.next_attempt_at, new.cursor, None if parking is None else parking.deadline,
+        _encoded(parking), encode(new.resources) if new.resources else None, _encoded(new.metadata),
+        _encoded(new.progress), encode(state), encode(new.arguments),
+    )  # fmt: skip
+    if op.once and tx.row(SQL["named"], (new.conversation, new.id)) is not None:
+        raise _taken(tx, new.uid, new.conversation, new.id)
+    try:
+        tx.run(_REGISTER, columns)
+    except apsw.ConstraintError as error:
+        raise _taken(tx, new.uid, new.conversation, new.id) from error
+    if nobodys and stopped_at is None and parking is not None:
+        tx.events.append(events.parked(new.uid, new.conversation, parking))
+    if new.output is not None:
+        tx.keep_output(new.uid, new.output)
+    tx.touched.add(new.uid)
+
+
+def _encoded(value: object) -> bytes | None:
+    return None if value is None else encode(value)
+
+
+def exposed(tx: Transaction, op: base.Exposed) -> bool:
+    try:
+        tx.run(SQL["expose"], (op.id, op.uid))
+    except apsw.ConstraintError as error:
+        call = tx.call(op.uid)
+        assert call is not None
+        raise _taken(tx, None, call.conversation, op.id) from error
+    tx.touched.add(op.uid)
+    return bool(tx.changes())
+
+
+def _taken(tx: Transaction, uid: str | None, conversation: str, id: str) -> KeepholdError:
+    if uid is not None and tx.call(uid) is not None:
+        return KeepholdError(f"handle `{uid}` exists already", code="batch_rejected")
+    return KeepholdError(
+        f"handle id `{id}` is active in conversation `{conversation}`; abort it or choose another id",
+        code="batch_rejected",
+    )
+
+
+def changed(tx: Transaction, op: base.Changed) -> None:
+    state, told = op.state, op.notice
+    if type(state) is not Stopped:
+        tx.run(_CHANGE, (name(state), encode(state), op.uid, op.fence))
+        if not tx.changes():
+            tx.own(op.uid, op.fence)
+        if told is not None:
+            conversation, id, tool = tx.rows(SQL["conversation"], (op.uid,))[0]
+            tell_of(tx, (conversation, id, tool), op.uid, state, told, op.event.at)
+    elif stopped := tx.rows(_STOP, (encode(state), status_of(state), state.stopped, op.uid, op.fence)):
+        keyed, conversation, id, tool = stopped[0]
+        if keyed:
+            resolve_by_end(tx, op.uid, state)
+        if told is not None:
+            tell_of(tx, (conversation, id, tool), op.uid, state, told, state.stopped)
+    else:
+        call = tx.own(op.uid, op.fence)
+        if state.ended_by == "timeout" and call.resolved:  # held: what was accepted is not undone by a late clock
+            raise lease_lost(op.uid)
+        stop_parked(tx, call, state, hook=True, told=told)
+    if op.output is not None:
+        tx.keep_output(op.uid, op.output)
+    tx.touched.add(op.uid)
+
+
+def rewritten(tx: Transaction, op: base.Rewritten) -> None:
+    call = tx.own(op.uid, op.fence)
+    tx.run(SQL["rewrite"], (encode(op.arguments), encode(op.resources) if op.resources else None, call.number))
+    tx.touched.add(op.uid)
+
+
+def annotated(tx: Transaction, op: base.Annotated) -> Record:
+    call = tx.own(op.uid, None)
+    changes = None
+    if op.metadata is not None:
+        changes = encode(merged(_read(tx, op.uid).metadata, op.metadata))
+    tx.run(SQL["annotate"], (call.number, _encoded(op.progress), op.priority, changes))
+    tx.touched.add(op.uid)
+    return _read(tx, op.uid)
+
+
+def _read(tx: Transaction, uid: str) -> Record:
+    row = tx.row(RECORDS["uid"], (uid,))
+    assert row is not None
+    return record(row)
+
+
+def claimed(tx: Transaction, op: base.Claimed) -> Record | None:
+    call = tx.call(op.uid)
+    if call is None or call.owner != op.was or (call.stopped_at is not None and not call.hook_due):
+        return None
+    state = call.state
+    if isinstance(state, Waiting):
+        state = Running(state.created, state.started)
+    tx.run(SQL["claim"], (tx.owner, name(state), encode(state), call.number))
+    tx.touched.add(op.uid)
+    return _read(tx, op.uid)
+
+
+def released(tx: Transaction, op: base.Released) -> State:
+    call = tx.call(op.uid)
+    if call is None or call.fence != op.fence or not call.hook_due:
+        call = tx.own(op.uid, op.fence)
+    tx.run(SQL["release"], (call.number,))
+    tx.touched.add(op.uid)
+    return _settle(tx, call, None)
+
+
+def wrote(tx: Transaction, op: base.Wrote) -> None:
+    tx.own(op.uid, op.fence)
+    tx.keep_output(op.uid, op.output)
+
+
+def attempted(tx: Transaction, op: base.Attempted) -> None:
+    call = tx.own(op.uid, op.fence)
+    tx.run(SQL["attempt"], (op.attempt, op.next_at, call.number))
+    if op.next_at is not None:
+        tx.run(SQL["forget_errors"], (call.number,))
+        tx.forgetful = True
+    tx.touched.add(op.uid)
+
+
+def journaled(tx: Transaction, ops: list[base.Journaled]) -> None:
+    """Lines of journals, of any calls. Whose line it is that is refused, if one is, shows when they come one by one."""
+    before = tx.total_changes()
+    lines = [(op.kind, op.name, op.digest, op.value, op.ok, op.input or None, op.uid, op.fence) for op in ops]
+    try:
+        if len(lines) == 1:
+            tx.run(_RECORD_STEP, lines[0])
+        else:
+            tx.many(_RECORD_STEP, lines)
+    except apsw.ConstraintError as error:
+        raise KeepholdError(
+            f"{ops[0].kind} `{ops[0].name}` of this call is recorded already; use each name once in a call",
+            code="durable_effect_duplicate_step_id",
+        ) from error
+    if tx.total_changes() - before != len(ops):
+        tx.own(ops[0].uid, ops[0].fence)
+        raise lease_lost(ops[0].uid)
+    tx.line = (ops[0].uid, ops[0].kind, ops[0].name)
+
+
+def parked(tx: Transaction, op: base.Parked) -> State:
+    call = tx.own(op.uid, op.fence)
+    if not call.keyed:
+        raise KeepholdError(
+            f"`{call.tool}` returned Pending without a key; take one first: key = await call.completion_key()",
+            code="pending_tool_missing_completion_key",
+        )
+    parking = encode(op.parking)
+    tx.run(SQL["park"], (parking, op.parking.deadline, call.number))
+    if op.output is not None:
+        tx.keep_output(op.uid, op.output)
+    tx.touched.add(op.uid)
+    return _settle(tx, call._replace(parking_json=parking), op.at)
+
+
+def _settle(tx: Transaction, call: CallRow, at: float | None) -> State:
+    """What a call that is parked now comes to: its completion may have been there first."""
+    state = call.state
+    parking = call.parking
+    if parking is None or call.stopped_at is not None:
+        return state
+    completion = tx.row(SQL["completion"], (call.uid,))
+    if completion is None:
+        return state
+    resolution, resolved_at, revoked = completion
+    when = resolved_at if at is None else at
+    if revoked:
+        end = Ended(when, REVOKED)
+    elif resolution is not None and not parking.hold:
+        end = ended(decode_resolution(resolution), when)
+    else:
+        return state
+    return _end_parked(tx, call, end)
+
+
+# Waits from outside (D), and how parked calls end
+
+
+def stop_parked(
+    tx: Transaction, call: CallRow, state: Stopped, *, hook: bool, told: Notice | None = None, resolved: bool = False
+) -> None:
+    """The end of a parked call settles its key and is always news (D9). `hook`: if it is a cancel, that is due (D2).
+    `resolved`: its key brought the end, and is settled."""
+    parking = call.parking
+    assert parking is not None
+    due = hook and hook_is_due(parking, state.ended_by)
+    owner = tx.owner if due else None
+    tx.run(SQL["stop_parked"], (encode(state), status_of(state), state.stopped, owner, due, resolved, call.number))
+    if not resolved:
+        resolve_by_end(tx, call.uid, state)
+    notice = told or end_notice(state, parking.carriers)
+    tell_of(tx, (call.conversation, call.id, call.tool), call.uid, state, notice, state.stopped)
+    tx.touched.add(call.uid)
+
+
+def resolve_by_end(tx: Transaction, uid: str, state: Stopped) -> None:
+    resolution = resolution_of(state.outcome)
+    for (key_id,) in tx.rows(SQL["resolve_by_end"], (encode(resolution), state.stopped, uid)):
+        tx.events.append(events.resolved(uid, None, key_id, resolution.status))
+
+
+def wait_opened(tx: Transaction, op: base.WaitOpened) -> bool:
+    call = tx.own(op.uid, op.fence)
+    tx.run(SQL["open_wait"], (op.key_id, op.uid, call.conversation, op.kind, op.name, op.secret_id))
+    new = bool(tx.changes())
+    parking = op.parking
+    if op.kind == "completion":
+        terms = (None, None) if parking is None else (encode(parking), parking.deadline)
+        tx.run(SQL["take_completion_key"], (call.number, *terms))
+    return new
+
+
+def resolved(tx: Transaction, op: base.Resolved) -> Resolving:
+    first = tx.row(SQL["resolve"], (encode(op.resolution), op.at, op.key_id))
+    if first is None:
+        row = tx.row(SQL["wait"], (op.key_id,))
+        wait = None if row is None else wait_row(row)
+        if wait is None or wait.revoked:
+            return Resolving("unknown_or_revoked")
+        return Resolving("already_resolved", wait.resolution)
+    uid, kind, conversation = first
+    tx.events.append(events.resolved(uid, conversation, op.key_id, op.resolution.status))
+    tx.touched.update((op.key_id, uid))
+    call = tx.call(uid) if kind == "completion" else None
+    if call is None:
+        return Resolving("accepted")
+    parking = call.parking
+    if parking is None or parking.hold or not call.parked:
+        tx.run(SQL["completed"], (call.number,))
+        return Resolving("accepted")
+    state = _end_parked(tx, call, ended(op.resolution, op.at), resolved=True)
+    return Resolving("accepted", uid=call.uid, state=state, what=(call.tool, call.kind, bool(call.stateful)))
+
+
+def revoked(tx: Transaction, op: base.Revoked) -> tuple[tuple[tuple[str, State], ...], tuple[str, ...]]:
+    stopped: list[tuple[str, State]] = []
+    others: list[str] = []
+    for key_id, uid, kind in tx.rows(SQL["revoke"], (op.at, op.conversation)):
+        call = tx.call(uid) if kind == "completion" else None
+        tx.events.append(events.revoked(uid, op.conversation, key_id))
+        if call is not None and call.parked:
+            stopped.append((uid, _end_parked(tx, call, Ended(op.at, REVOKED))))
+        else:
+            others.append(key_id)
+        tx.touched.update((key_id, uid))
+    return tuple(stopped), tuple(others)
+
+
+def _end_parked(tx: Transaction, call: CallRow, end: Ended, *, resolved: bool = False) -> State:
+    """End a parked call from outside. Its hook is not called: the outside said so itself."""
+    state = transition(call.state, end)
+    assert isinstance(state, Stopped)
+    tx.events.append(events.stopped(call.uid, call.conversation, state))
+    stop_parked(tx, call, state, hook=False, resolved=resolved)
+    return state
+
+
+# Notifications (N). Triggers count the queue: see the schema
+
+_NOTIFY, _WAITING = SQL["notify"], SQL["waiting"]
+
+
+def tell(
+    tx: Transaction, conversation: str, told: Notice | base.Notified | QueuedNotification, at: float, uid: str | None
+) -> None:
+    """Queue it. This is in the commit of every stop that is news: it must cost little, however much waits."""
+    tx.touched.add(conversation if uid is None else uid)
+    message = text(told.message or "")
+    if told.kind == CONTENT and uid is not None:
+        renewed = tx.row(SQL["renew"], (message, at, uid, CONTENT, conversation))
+        if renewed is not None:
+            tx.events.append(events.queued(renewed[0], conversation, uid, told.kind, renewed[1], message))
+            return
+    tx.run(_NOTIFY, (conversation, told.kind, told.level, message, at, uid, carrier_bits(told.carriers)))
+    tx.events.append(events.queued(tx.last_row(), conversation, uid, told.kind, told.level, message))
+    row = tx.row(_WAITING, (conversation,))
+    assert row is not None
+    if row[0] > NOTIFICATION_LIMIT:
+        _drop(tx, conversation, row[0] - NOTIFICATION_LIMIT, at)
+
+
+Named = tuple[str, str, str]
+"""A handle's conversation, its id, and its tool."""
+
+
+def tell_of(tx: Transaction, named: Named, uid: str, state: State, told: Notice, at: float) -> None:
+    """Queue the news of a change of a handle, in its own words or in ours."""
+    conversation, id, tool = named
+    if told.message is None:
+        told = replace(told, message=words(id, tool, state))
+    tell(tx, conversation, told, at, uid)
+
+
+def _drop(tx: Transaction, conversation: str, surplus: int, at: float) -> None:
+    """Let go of that many, or of all that may go. A store of version 0.1, which had no limit, may hold many more."""
+    gone = 0
+    for level in DROPS:
+        if gone < surplus:
+            gone += len(_remove(tx, "dropped", "drop_oldest", conversation, level, surplus - gone))
+    if gone:
+        tx.run(SQL["count_dropped"], (gone, at, conversation))
+
+
+def take_back(tx: Transaction, conversation: str, shown: Iterable[tuple[str, Shown]]) -> None:
+    """News of what was shown is no news (N3)."""
+    for uid, state in shown:
+        kinds = TAKES[state]
+        if kinds is None:
+            _remove(tx, "shown", "take_back", uid, conversation)
+        else:
+            for kind in kinds:
+                _remove(tx, "shown", "take_back_kind", uid, kind, conversation)
+
+
+def expire(tx: Transaction, uid: str) -> None:
+    """The handle of the news is gone (S5)."""
+    _remove(tx, "expired", "remove_notifications", uid)
+
+
+def _remove(
+    tx: Transaction, by: Literal["shown", "dropped", "expired"], query: str, *bindings: Any
+) -> list[QueuedNotification]:
+    gone = sorted((notification_row(row) for row in tx.rows(SQL[query], bindings)), key=lambda news: news.number)
+    tx.events += [events.removed(news, by) for news in gone]
+    return gone
+
+
+def deliver(tx: Transaction, conversation: str, carriers: tuple[Carrier, ...]) -> tuple[QueuedNotification, ...]:
+    """What may ride on one of them, in order. It is queued no more."""
+    queue = tx.row(SQL["queue"], (conversation,)) if carriers else None
+    if queue is None:
+        return ()
+    count, at = queue
+    found = []
+    if count:
+        found.append(dropped(conversation, count, at))
+        tx.run(SQL["tell_dropped"], (conversation,))
+    found += [notification_row(row) for row in tx.rows(SQL["deliver"], (conversation, carrier_bits(carriers)))]
+    return in_order(found)
+
+
+def queue_again(tx: Transaction, conversation: str, *, resumed: bool) -> None:
+    """What the open turn was handed last may not have arrived: its process is dead (N3)."""
+    row = tx.row(SQL["carried"], (conversation,))
+    if row is None or (resumed and row[1] == "response"):
+        return
+    for each in decode_notification(row[0]):
+        tell(tx, conversation, each, each.at, each.uid)
+
+
+def notified(tx: Transaction, op: base.Notified) -> None:
+    tell(tx, op.conversation, op, op.at, op.uid)
+
+
+def taken_back(tx: Transaction, op: base.TakenBack) -> None:
+    take_back(tx, op.conversation, op.shown)
+
+
+def handed_out(tx: Transaction, op: base.HandedOut) -> None:
+    tx.run(SQL["carry"], (encode(op.notifications) if op.notifications else None, "message", op.conversation))
+
+
+def delivered(tx: Transaction, op: base.Delivered) -> tuple[QueuedNotification, ...]:
+    news = deliver(tx, op.conversation, (op.carrier,))
+    tx.run(SQL["carry"], (encode(news) if news else None, op.carrier, op.conversation))
+    return news
+
+
+# Turns, their batches and inquiries; events, requests, secrets; transcripts
+
+
+def turn_began(tx: Transaction, op: base.TurnBegan) -> None:
+    row = tx.row(SQL["open_turn"], (op.conversation,))
+    is_open, owner = (None, None) if row is None else row[:2]
+    if is_open != op.was or op.was_owner not in (None, owner):
+        raise KeepholdError(
+            f"turn `{op.was}` of conversation `{op.conversation}` is not open any more; begin a new one"
+            if is_open is None
+            else f"conversation `{op.conversation}` has an open turn, `{is_open}`; end or resume that one first",
+            code="turn_open",
+        )
+    if op.was is not None:
+        queue_again(tx, op.conversation, resumed=op.was == op.turn)
+    if op.was is not None and op.was != op.turn:
+        tx.run(SQL["end_turn"], (op.at, op.conversation, op.was))
+    tx.run(SQL["begin_turn"], (op.conversation, op.turn, tx.owner, op.at))
+
+
+def turn_ended(tx: Transaction, op: base.TurnEnded) -> bool:
+    tx.run(SQL["end_turn"], (op.at, op.conversation, op.turn))
+    return bool(tx.changes())
+
+
+def opened(tx: Transaction, op: base.Opened) -> None:
+    tx.run(SQL["count_batch"], (op.batch, op.conversation, op.turn))
+    if tx.changes():
+        tx.run(SQL["open_batch"], (op.conversation, op.turn, op.batch, encode(op.calls)))
+
+
+def responded(tx: Transaction, op: base.Responded) -> tuple[QueuedNotification, ...]:
+    take_back(tx, op.conversation, op.shown)
+    news = deliver(tx, op.conversation, op.carry)
+    carried = encode(news) if news else None
+    tx.run(SQL["answer_batch"], (encode(op.responses), carried, op.conversation, op.turn, op.batch))
+    tx.run(SQL["close_batch"], (op.conversation, op.turn, op.batch))
+    if news and tx.changes():
+        tx.run(SQL["carry"], (carried, "response", op.conversation))
+    for uid, cursor in op.cursors:
+        tx.run(SQL["show_output"], (uid, cursor))
+    return news
+
+
+def inquired(tx: Transaction, op: base.Inquired) -> None:
+    request, answer, error = encode(op.request), encode(op.answer), None if op.error is None else text(op.error)
+    tx.run(SQL["inquire"], (op.id, op.conversation, op.turn, op.uid, op.at, request, answer, error))
+
+
+def emitted(tx: Transaction, op: base.Emitted) -> int:
+    row = tx.row(SQL["emit"], (op.process, op.type, encode(op.payload), op.at))
+    assert row is not None
+    return int(row[0])
+
+
+def hook_called(tx: Transaction, op: base.HookCalled) -> None:
+    tx.run(SQL["call_hook"], (op.uid,))
+    tx.touched.add(op.uid)
+
+
+def requested(tx: Transaction, op: base.Requested) -> None:
+    tx.run(SQL["request"], (op.id, op.uid, tx.owner, op.to, op.body))
+    tx.touched.add(op.uid)
+
+
+def replied(tx: Transaction, op: base.Replied) -> None:
+    for (uid,) in tx.rows(SQL["reply"], (op.body, op.id)):
+        tx.touched.update((op.id, uid))
+
+
+def request_closed(tx: Transaction, op: base.RequestClosed) -> None:
+    tx.run(SQL["close_request"], (op.id,))
+
+
+def secret_added(tx: Transaction, op: base.SecretAdded) -> None:
+    tx.run(SQL["add_secret"], (op.id, op.secret, op.at))
+
+
+_NOTHING = encode({})
+
+
+def transcript_appended(tx: Transaction, op: base.TranscriptAppended) -> int:
+    row = tx.row(SQL["say"], (op.conversation, op.at, len(op.lines), _NOTHING))
+    assert row is not None
+    conversation, last = row
+    first = last - len(op.lines) + 1
+    lines = ((conversation, number, op.turn, kind, op.at, body) for number, (kind, body) in enumerate(op.lines, first))
+    tx.many(SQL["add_line"], lines)
+    return int(last)
+
+
+def described(tx: Transaction, op: base.Described) -> None:
+    row = tx.row(SQL["described"], (op.conversation,))
+    metadata = merged(None if row is None else conversation_row(row).metadata, op.metadata)
+    tx.run(SQL["describe"], (op.conversation, op.at, encode(metadata)))
+
+
+def forgotten(tx: Transaction, op: base.Forgotten) -> bool:
+    tx.run(SQL["forget"], (op.conversation,))
+    return bool(tx.changes())
+
+
+# Deleting what is old (S5): handles, then their tombstones, old turns and events
+
+
+def collected(tx: Transaction, op: base.Collected) -> int:
+    _remove_litter(tx)
+    gone = tx.rows(*expired(op))
+    tx.forgetful = True
+    for number, uid, id, conversation, file in gone:
+        tx.run(SQL["add_tombstone"], (uid, id, conversation, op.at))
+        tx.run(SQL["remove_journal"], (number,))
+        tx.run(SQL["remove_output"], (number,))
+        tx.run(SQL["remove_process_events"], (uid,))
+        expire(tx, uid)
+        tx.run(SQL["remove_handle"], (number,))
+        if file is not None:
+            tx.run(SQL["add_litter"], (file,))
+            tx.litter.append(file)
+        tx.touched.add(uid)
+    forgotten = tx.rows(SQL["remove_old_tombstones"], (op.at - TOMBSTONE_SECS, op.limit))
+    for conversation in {row[3] for row in gone}:
+        forgotten += tx.rows(SQL["remove_surplus_tombstones"], (conversation, TOMBSTONES))
+    for (uid,) in forgotten:
+        tx.run(SQL["remove_waits"], (uid,))
+    if not op.partial:
+        for conversation, turn in tx.rows(SQL["remove_old_turns"], (op.before, op.limit)):
+            tx.run(SQL["remove_batches"], (conversation, turn))
+        tx.run(SQL["remove_old_inquiries"], (op.before, op.limit))
+        remove_events(tx, op)
+    return len(gone)
+
+
+def _remove_litter(tx: Transaction) -> None:
+    """Files whose handles went in an earlier transaction, should a crash have come before their own removal."""
+    for (file,) in tx.rows(SQL["litter"], ()):
+        (tx.directory / file).unlink(missing_ok=True)
+        tx.run(SQL["remove_litter"], (file,))
+
+
+# All of them
 
 
 def _one_line(tx: Transaction, op: Journaled) -> None:
-    calls.journaled(tx, [op])
+    journaled(tx, [op])
 
 
 _WRITE: dict[type, Callable[[Transaction, Any], Any]] = {
-    base.TurnBegan: turns.turn_began,
-    base.TurnEnded: turns.turn_ended,
-    base.Opened: turns.opened,
-    base.Registered: calls.registered,
-    base.Changed: calls.changed,
-    base.Rewritten: calls.rewritten,
-    base.Annotated: calls.annotated,
-    base.Claimed: calls.claimed,
-    base.Released: calls.released,
-    base.Attempted: calls.attempted,
+    base.TurnBegan: turn_began,
+    base.TurnEnded: turn_ended,
+    base.Opened: opened,
+    base.Registered: registered,
+    base.Changed: changed,
+    base.Rewritten: rewritten,
+    base.Annotated: annotated,
+    base.Claimed: claimed,
+    base.Released: released,
+    base.Attempted: attempted,
     base.Journaled: _one_line,
-    base.Wrote: calls.wrote,
-    base.WaitOpened: waits.wait_opened,
-    base.Parked: calls.parked,
-    base.Resolved: waits.resolved,
-    base.Revoked: waits.revoked,
-    base.Emitted: turns.emitted,
-    base.Exposed: calls.exposed,
-    base.Responded: turns.responded,
-    base.HookCalled: turns.hook_called,
-    base.Notified: notifications.notified,
-    base.TakenBack: notifications.taken_back,
-    base.Delivered: notifications.delivered,
-    base.HandedOut: notifications.handed_out,
-    base.Inquired: turns.inquired,
-    base.TranscriptAppended: turns.said,
-    base.Described: turns.described,
-    base.Forgotten: turns.forgotten,
-    base.Requested: turns.requested,
-    base.Replied: turns.replied,
-    base.RequestClosed: turns.request_closed,
-    base.SecretAdded: turns.secret_added,
-    base.Collected: retention.collected,
+    base.Wrote: wrote,
+    base.WaitOpened: wait_opened,
+    base.Parked: parked,
+    base.Resolved: resolved,
+    base.Revoked: revoked,
+    base.Emitted: emitted,
+    base.Exposed: exposed,
+    base.Responded: responded,
+    base.HookCalled: hook_called,
+    base.Notified: notified,
+    base.TakenBack: taken_back,
+    base.Delivered: delivered,
+    base.HandedOut: handed_out,
+    base.Inquired: inquired,
+    base.TranscriptAppended: transcript_appended,
+    base.Described: described,
+    base.Forgotten: forgotten,
+    base.Requested: requested,
+    base.Replied: replied,
+    base.RequestClosed: request_closed,
+    base.SecretAdded: secret_added,
+    base.Collected: collected,
 }
 
 
@@ -60,7 +623,7 @@ def _one(tx: Transaction, op: Op) -> Any:
     """One operation. What it tells comes before what it brings about."""
     place = len(tx.events)
     result = _WRITE[type(op)](tx, op)
-    tx.events[place:place] = events_of(op, result)
+    tx.events[place:place] = events.events_of(op, result)
     return result
 
 
@@ -86,6 +649,6 @@ def write_group(tx: Transaction, group: Sequence[Sequence[Op]]) -> list[list[Any
 
 
 def _some_lines(tx: Transaction, lines: list[Journaled]) -> None:
-    calls.journaled(tx, lines)
+    journaled(tx, lines)
     for line in lines:
-        tx.events += events_of(line, None)
+        tx.events += events.events_of(line, None)

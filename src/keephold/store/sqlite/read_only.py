@@ -15,7 +15,7 @@ from keephold.errors import KeepholdError
 from keephold.listeners import Listeners
 from keephold.store.base import Done, Failed, Heard, Op
 from keephold.store.sqlite import opening
-from keephold.store.sqlite.owners import Owners
+from keephold.store.sqlite.processes import Owners
 from keephold.store.sqlite.reads import Reads
 from keephold.store.sqlite.store import SqliteStore
 from keephold.store.sqlite.threads import Scanner, in_thread

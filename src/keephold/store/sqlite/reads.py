@@ -34,7 +34,6 @@ from keephold.store.base import (
     TurnRow,
     WaitRow,
 )
-from keephold.store.sqlite.bell import STREAM
 from keephold.store.sqlite.codec import (
     Row,
     answers,
@@ -51,12 +50,10 @@ from keephold.store.sqlite.codec import (
     wait_row,
 )
 from keephold.store.sqlite.events import between, event_row
-from keephold.store.sqlite.listing import listing, scans
-from keephold.store.sqlite.owners import Owners
-from keephold.store.sqlite.retention import expired
+from keephold.store.sqlite.listing import conversations, expired, listing, scans
+from keephold.store.sqlite.processes import STREAM, Owners
 from keephold.store.sqlite.sql import RECORDS, SQL
 from keephold.store.sqlite.threads import Scanner
-from keephold.store.sqlite.turns import newest as newest_conversations
 
 
 class Reads:
@@ -282,7 +279,7 @@ class Reads:
         before: tuple[float, str] | None = None,
         limit: int = 100,
     ) -> list[ConversationRow]:
-        return [conversation_row(row) for row in self._rows(*newest_conversations(metadata, before, limit))]
+        return [conversation_row(row) for row in self._rows(*conversations(metadata, before, limit))]
 
     async def requests(self) -> list[Request]:
         return [Request(*row) for row in self._rows(SQL["requests"], (self.owner,))]

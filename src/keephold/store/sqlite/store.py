@@ -18,8 +18,8 @@ from pathlib import Path
 from keephold.errors import KeepholdError
 from keephold.listeners import Listeners
 from keephold.store.base import Done, Failed, Heard, Op
+from keephold.store.sqlite.opening import StoreFiles
 from keephold.store.sqlite.reads import Reads
-from keephold.store.sqlite.store_files import StoreFiles
 from keephold.store.sqlite.threads import Scanner, in_thread
 from keephold.store.sqlite.writer import Commit, Fault, Writer
 

@@ -28,9 +28,9 @@ from keephold.errors import KeepholdError
 from keephold.store.base import Collected, Done, Failed, Forgotten, Journaled, Op, Registered, TranscriptAppended
 from keephold.store.sqlite import opening
 from keephold.store.sqlite.events import write_events
+from keephold.store.sqlite.opening import StoreFiles
 from keephold.store.sqlite.operations import write, write_group
 from keephold.store.sqlite.sql import SQL
-from keephold.store.sqlite.store_files import StoreFiles
 from keephold.store.sqlite.transaction import Transaction
 from keephold.store.sqlite.write_errors import STORAGE, sentence, unavailable
 

@@ -1,0 +1,287 @@
+"""How the processes that share a store find, wake and queue for each other.
+
+- `Owners`: each process holds a lock on a file of its own, which the kernel releases when the process ends, however it
+  ends (E6). No clock is read. The file says where the process listens for wake-ups, so that two processes need not have
+  the same environment. A lock file is made under another name and renamed when it is locked, so that nobody takes a new
+  owner for a dead one. Looking takes a shared lock: two processes that look at one dead owner both see that it is dead.
+- `Bell`: a datagram names the rows that have changed. Rows are the truth and a ring is a hint: a full or unanswered
+  bell is skipped, and a sweep makes up for it. Sockets are in the user's runtime directory, because a path beside the
+  store can be too long for a socket.
+- `Turnstile`: two locked files at which the writers of all processes queue. SQLite has no queue for its write lock: a
+  waiting process sleeps and tries again, and a busy process, which is awake when its own transaction ends, takes the
+  lock every time. So a writer takes the gate, then the turn, leaves the gate, writes, and leaves the turn. The next
+  writer stands in the gate, and the busy one has to queue behind it.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import socket
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from keephold.errors import KeepholdError
+from keephold.store.base import Heard
+
+_NEW = ".new-"
+
+
+class Owners:
+    """The directory of lock files beside the store, and our own lock in it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.me = secrets.token_hex(8)
+        self._lock = -1
+
+    def enter(self, bell: str = "") -> None:
+        """Take our lock, and say where our bell is."""
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        new, own = self.directory / f"{_NEW}{self.me}", self.directory / self.me
+        while self._lock < 0:
+            lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                os.ftruncate(lock, 0)
+                os.write(lock, os.fsencode(bell))
+                new.rename(own)
+            except FileNotFoundError:  # swept up before we had it locked
+                os.close(lock)
+            except BaseException:
+                os.close(lock)
+                raise
+            else:
+                self._lock = lock
+
+    def leave(self) -> None:
+        """Let go of our lock. From here on we are dead to the others."""
+        if self._lock >= 0:
+            (self.directory / self.me).unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = -1
+
+    def alive(self, owner: str) -> bool:
+        return owner == self.me or _locked(self.directory / owner)
+
+    def bell(self, owner: str) -> str:
+        """Where an owner hears; empty if that is not known."""
+        return _bell(self.directory / owner)
+
+    def bells(self) -> list[str]:
+        """Where everyone whose file is there, but us, hears."""
+        files = [file for file in self.directory.iterdir() if file.name != self.me and not file.name.startswith(_NEW)]
+        return [bell for bell in map(_bell, files) if bell]
+
+    def sweep(self) -> dict[str, str]:
+        """Remove the files of the dead, and say whose they were, and where they heard."""
+        dead = {}
+        for file in list(self.directory.iterdir()):
+            if file.name != self.me and not _locked(file):
+                dead[file.name.removeprefix(_NEW)] = _bell(file)
+                file.unlink(missing_ok=True)
+        return dead
+
+
+def _bell(file: Path) -> str:
+    try:
+        return os.fsdecode(file.read_bytes())
+    except OSError:  # it has just gone
+        return ""
+
+
+def _locked(file: Path) -> bool:
+    try:
+        lock = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+        return True
+    finally:
+        os.close(lock)
+
+
+_LONGEST = 4096
+"""Bytes of a datagram; what would be longer says only that something has changed."""
+_ANYTHING = b"*"
+_BETWEEN = "\0"
+"""Names of conversations may have spaces in them."""
+_SETTLED = 50_000_000
+"""Nanoseconds. A directory that changed less long ago may change again without a newer time."""
+_PATH_BYTES = 107
+"""How long the path of a socket may be."""
+STREAM = ".s"
+"""A process has a second socket, for its streams; it is called as its bell, and this."""
+
+
+def directory(name: str) -> Path:
+    """The user's own place for sockets of names as long as this one."""
+    runtime, own = os.environ.get("XDG_RUNTIME_DIR"), f"keephold-{os.getuid()}"
+    places = [Path(runtime) / "keephold"] if runtime else []
+    places += [Path(tempfile.gettempdir()) / own, Path("/tmp") / own]
+    found = next((place for place in places if len(os.fsencode(place / name)) <= _PATH_BYTES), places[-1])
+    found.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = found.lstat()
+    if not found.is_dir() or found.is_symlink() or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        raise KeepholdError(
+            f"`{found}` must be a directory of yours that nobody else can enter (mode 0700); remove it, "
+            "or set XDG_RUNTIME_DIR to a directory that is yours",
+            code="store_unusable",
+        )
+    return found
+
+
+class Bell:
+    """Our bell, and the ways to the others'. `listen`, `deafen` are for the loop's thread, `ring` for the writer's."""
+
+    def __init__(self, store: Path, owners: Owners) -> None:
+        name = f"{hashlib.sha256(os.fsencode(store)).hexdigest()[:16]}-{owners.me}"
+        self.path = str(directory(name + STREAM) / name)
+        self._owners, self._directory = owners, str(owners.directory)
+        self._bells: list[str] = []
+        self._listed_at = -1
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        try:
+            self._socket.bind(self.path)
+            Path(self.path).chmod(0o600)
+        except OSError as error:
+            self._socket.close()
+            raise KeepholdError(
+                f"no socket can be made at `{self.path}` ({error}); set XDG_RUNTIME_DIR to another directory of yours",
+                code="store_unusable",
+            ) from error
+
+    def listen(self, loop: asyncio.AbstractEventLoop, heard: Heard) -> None:
+        self._loop, self._heard = loop, heard
+        loop.add_reader(self._socket, self._answer)
+
+    def deafen(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self._socket)
+            self._loop = None
+
+    def close(self) -> None:
+        self._socket.close()
+        Path(self.path).unlink(missing_ok=True)
+
+    def ring(self, changed: Iterable[str]) -> None:
+        """Tell every other process what has changed."""
+        try:
+            changed_at = os.stat(self._directory).st_mtime_ns  # noqa: PTH116 (after every commit)
+        except OSError:
+            return
+        if changed_at != self._listed_at:
+            settled = time.time_ns() - changed_at > _SETTLED
+            try:
+                self._bells = self._owners.bells()
+            except OSError:
+                return
+            self._listed_at = changed_at if settled else -1
+        if not self._bells:
+            return
+        told = _BETWEEN.join(changed).encode("utf-8", "replace")
+        if len(told) > _LONGEST:
+            told = _ANYTHING
+        for bell in self._bells:
+            try:
+                self._socket.sendto(told, bell)
+            except (OSError, ValueError):  # nobody there, or it has more to read than it can: rows are the truth
+                continue
+
+    def _answer(self) -> None:
+        told: set[str] = set()
+        anything = False
+        for _ in range(64):  # then let the loop do something else
+            try:
+                datagram = self._socket.recv(_LONGEST)
+            except OSError:
+                break
+            anything |= datagram == _ANYTHING
+            told.update(datagram.decode("utf-8", "replace").split(_BETWEEN))
+        if anything:
+            self._heard(None)
+        elif told:
+            self._heard(frozenset(told))
+
+
+PATIENCE = 5.0
+"""Seconds that a writer waits for the others."""
+
+
+class Turnstile:
+    """One writer's place in the queue. Used by one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._files: list[int] = []
+        try:
+            for end in ("-gate", "-turn"):
+                self._files.append(os.open(f"{path}{end}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except BaseException:
+            self.close()
+            raise
+        self._gate, self._turn = self._files
+
+    def __enter__(self) -> None:
+        self.enter()
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def enter(self) -> None:
+        """Wait for our turn, as long as `PATIENCE`."""
+        if self.enter_now():
+            return
+        gate, until = self._gate, time.monotonic() + PATIENCE
+        self._wait(gate, until)
+        try:
+            self._wait(self._turn, until)
+        finally:
+            fcntl.flock(gate, fcntl.LOCK_UN)
+
+    def enter_now(self) -> bool:
+        """Take our turn if nobody is before us; whether that was so."""
+        gate = self._gate
+        try:
+            fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        try:
+            fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            return False
+        finally:
+            fcntl.flock(gate, fcntl.LOCK_UN)
+
+    def leave(self) -> None:
+        """Let the next one in."""
+        fcntl.flock(self._turn, fcntl.LOCK_UN)
+
+    def _wait(self, lock: int, until: float) -> None:
+        """Not with a blocking `flock`: nothing would end that if the other process is stopped in the middle."""
+        pause = 0.00005
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise KeepholdError(
+                        f"another process has been writing to `{self._path}` for {PATIENCE:g} s; wait, or end it",
+                        code="store_unavailable",
+                    ) from None
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.001)
+
+    def close(self) -> None:
+        while self._files:
+            os.close(self._files.pop())
