@@ -37,6 +37,8 @@ _BANNED = {
     "is no (is not a)": r"\b(?:is|are|was|were) no (?!longer|more|one\b|\d)[a-z]",
     "is none": r"\bthat (?:is|are) none\b",
 }
+_TABLES = {"GROUPS", "PAGES", "CODES", "HELP", "_KEYS", "_NOT_FOR", "_RULES", "_SAID", "_WHY"}
+"""Constants that hold help or errors."""
 _PATTERNS = {name: re.compile(pattern, re.I) for name, pattern in _BANNED.items()}
 
 
@@ -104,11 +106,23 @@ def _python(path: Path) -> Iterator[Text]:
         match node:
             case ast.Expr(value=ast.Constant(value=str(words))):  # docstrings, of attributes as well
                 yield Text(path, node.lineno, words)
-            case ast.keyword(arg="help" | "summary" | "epilog" | "description", value=ast.Constant(value=str(words))):
-                yield Text(path, node.value.lineno, words)
+            case ast.keyword(arg="help" | "summary" | "epilog" | "description"):
+                yield from _strings(path, node.value)
+            case ast.Call(func=ast.Attribute(attr="echo" | "confirm" | "UsageError" | "BadParameter")):
+                yield from (text for argument in node.args for text in _strings(path, argument))
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)) if name in _TABLES:
+                yield from _strings(path, node.value)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield Text(path, token.start[0], token.string.lstrip("# "))
+
+
+def _strings(path: Path, tree: ast.AST | None) -> Iterator[Text]:
+    """The sentences among the strings of an expression: constants, parts of f-strings and of tables."""
+    for node in ast.walk(tree) if tree is not None else ():
+        match node:
+            case ast.Constant(value=str(words)) if " " in words.strip():
+                yield Text(path, node.lineno, words)
 
 
 def _html(path: Path) -> Iterator[Text]:
