@@ -59,11 +59,11 @@ async def work(http: httpx2.AsyncClient, number: str) -> None:
 
 async def answer(http: httpx2.AsyncClient) -> None:
     """Wait for an open request and decide it, as a click in the dashboard does."""
-    while not (needs := (await http.get("/api/needs")).json()):  # noqa: ASYNC110 (a user looks now and then)
+    while not (requests := (await http.get("/api/requests")).json()):  # noqa: ASYNC110 (a user looks now and then)
         await asyncio.sleep(0.05)
-    [need] = needs
-    say(f"  user: {need['question']['text']} staging")
-    decided = await http.post(f"/api/needs/{need['id']}", json={"decision": "answer", "value": "staging"})
+    [request] = requests
+    say(f"  user: {request['question']['text']} staging")
+    decided = await http.post(f"/api/requests/{request['id']}", json={"decision": "answer", "value": "staging"})
     assert decided.json()["status"] == "taken"
 
 

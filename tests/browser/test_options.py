@@ -19,7 +19,7 @@ async def click(tab: Page, place: FloatRect | None, count: int = 1) -> None:
 async def asked(server: Served) -> list[str]:
     """What is open, by the server."""
     async with server.client() as http:
-        return [need["question"]["text"] for need in (await http.get("/api/needs")).json()]
+        return [need["question"]["text"] for need in (await http.get("/api/requests")).json()]
 
 
 def question(tab: Page, text: str) -> Locator:

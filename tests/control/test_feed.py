@@ -314,16 +314,16 @@ async def test_closing_lets_everyone_go_and_leaves_nothing(kind: str, tmp_path: 
 
 async def test_what_passes_is_told_to_those_who_listen_once_and_the_newest_counts() -> None:
     async with fed("memory", Path()) as (feed, log):
-        feed.tell("needs", {"open": 9})
+        feed.tell("requests", {"open": 9})
         heard, filtered = Heard(feed, None), Heard(feed, None, uid=uid(2))
         await until_listening(feed, 2)
         for number in range(3):
-            feed.tell("needs", {"open": number})
+            feed.tell("requests", {"open": number})
         feed.tell("other", {})
         await log.write()
         await heard.until(log.last)
         for each in (heard, filtered):
-            assert each.passing == [b'event: needs\ndata: {"open":2}\n\n', b"event: other\ndata: {}\n\n"]
+            assert each.passing == [b'event: requests\ndata: {"open":2}\n\n', b"event: other\ndata: {}\n\n"]
             await each.leave()
 
 

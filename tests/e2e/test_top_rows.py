@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from keephold.cli.top_rows import HEAD, Fact, cells, need_fact, ordered, rows, widths
+from keephold.cli.top_rows import HEAD, Fact, cells, ordered, request_fact, rows, widths
 
 NOW = 1000.0
 
@@ -24,7 +24,7 @@ NEED = {"id": "n1", "kind": "permission", "handle_id": "d", "tool": "deploy", "c
 
 @pytest.mark.parametrize("sort", ["urgent", "newest", "oldest", "tool", "id"])
 def test_L_what_needs_a_person_is_first_however_it_is_sorted(sort: str) -> None:
-    facts = [fact("a"), fact("z", "waiting", created=950.0), fact("b", "stopped"), need_fact(NEED)]
+    facts = [fact("a"), fact("z", "waiting", created=950.0), fact("b", "stopped"), request_fact(NEED)]
     first = [each["id"] for each in ordered(facts, sort, grouped=False)][:2]
     assert set(first) == {"z", "d"}
 

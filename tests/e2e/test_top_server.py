@@ -113,4 +113,4 @@ def test_L3_a_snapshot_of_a_server(tmp_path: Path) -> None:
         done = subprocess.run(
             [*words, "--token-file", "token"], cwd=tmp_path, capture_output=True, timeout=60, check=True
         )
-        assert json.loads(done.stdout) == {"handles": [], "needs": [], "more": False}
+        assert json.loads(done.stdout) == {"handles": [], "requests": [], "more": False}

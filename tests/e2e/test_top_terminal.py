@@ -167,7 +167,7 @@ def test_L3_json_is_a_snapshot(agent: Agent) -> None:
     said = agent.keephold("top", "--json").json
     assert [fact["id"] for fact in said["handles"]] == ["paint", "chatty"]
     assert said["handles"][0]["question"]["text"] == "Which colour?"
-    assert (said["needs"], said["more"]) == ([], False)
+    assert (said["requests"], said["more"]) == ([], False)
 
 
 def test_L_without_a_terminal_it_says_what_to_do(agent: Agent) -> None:

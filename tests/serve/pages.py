@@ -111,7 +111,7 @@ class Dashboard:
 
     async def answer(self, need: dict[str, Any], **fields: str) -> httpx2.Response:
         """Send the form of a need."""
-        return await self.http.post(f"/do/needs/{need['id']}", data=fields)
+        return await self.http.post(f"/do/requests/{need['id']}", data=fields)
 
 
 @asynccontextmanager

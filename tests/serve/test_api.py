@@ -83,8 +83,8 @@ async def test_L1_every_operation_answers_in_the_shape_that_it_describes(tmp_pat
             "apply": (f"/api/handles/{uid}/apply", {"input": "one"}),
             "answer": (f"/api/handles/{asking}/answer", {"answer": "yes", "question": "sure"}),
             "wait": ("/api/wait", {"all": [uid], "timeout": 0}),
-            "needs": ("/api/needs", None),
-            "decide": (f"/api/needs/{need}", body),
+            "requests": ("/api/requests", None),
+            "decide": (f"/api/requests/{need}", body),
             "conversations": ("/api/conversations?limit=1", None),
             "conversation": ("/api/conversations/main", None),
             "calls": ("/api/calls?conversation=main", None),
@@ -163,7 +163,7 @@ WRONG: list[tuple[str, str, Any, int, str]] = [
     ("POST", "/api/wait", {}, 400, "invalid_arguments"),
     ("POST", "/api/wait", {"all": ["unknown"]}, 404, "handle_not_found"),
     ("POST", "/api/wait", {"all": ["t"], "timeout": -1}, 400, "invalid_arguments"),
-    ("POST", "/api/needs/x", {"decision": "perhaps"}, 400, "invalid_arguments"),
+    ("POST", "/api/requests/x", {"decision": "perhaps"}, 400, "invalid_arguments"),
     ("POST", "/api/forget", {}, 400, "invalid_arguments"),
     ("POST", "/api/collect", {"older_than": "old"}, 400, "invalid_arguments"),
 ]
@@ -321,11 +321,11 @@ async def test_what_needs_a_person_is_told_when_it_changes(tmp_path: Path) -> No
         await until(lambda: streams(served) == 1)
         turn = next(iter(served.runtime.turns))
         batch = asyncio.create_task(turn.run([call("echo", text="hi")]))
-        assert (await stream.next("needs")).data == {"open": 1}
-        (need,) = (await http.get("/api/needs")).json()
-        taken = await http.post(f"/api/needs/{need['id']}", json={"decision": "approve"})
+        assert (await stream.next("requests")).data == {"open": 1}
+        (need,) = (await http.get("/api/requests")).json()
+        taken = await http.post(f"/api/requests/{need['id']}", json={"decision": "approve"})
         assert taken.json() == {"status": "taken", "problem": None}
-        assert (await stream.next("needs")).data == {"open": 0}
+        assert (await stream.next("requests")).data == {"open": 0}
         assert [response.result for response in await batch] == ["hi"]
 
 

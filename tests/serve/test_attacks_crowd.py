@@ -75,7 +75,7 @@ async def _read_head(reader: asyncio.StreamReader) -> bytes:
         "POST /mcp HTTP/1.1",
         "POST /api/wait HTTP/1.1",
         "POST /api/handles/x/apply HTTP/1.1",
-        "POST /do/needs/x HTTP/1.1",
+        "POST /do/requests/x HTTP/1.1",
         "GET /api/handles HTTP/1.1",
     ],
 )

@@ -10,8 +10,15 @@ from tests.serve.serving import PATIENCE, TOKEN, Served, environment, serve, ser
 from tests.serve.wire import send
 
 PAGES = ("/", "/handles", "/conversations", "/notifications", "/keys", "/stats", "/tools", "/handles/x")
-READS = ("/api/handles", "/api/events", "/api/stats", "/api/needs", "/api/keys", "/api/openapi.json")
-WRITES = ("/do/keys/revoke", "/do/handles/x/abort", "/do/needs/x", "/api/handles/x/abort", "/api/keys/revoke", "/mcp")
+READS = ("/api/handles", "/api/events", "/api/stats", "/api/requests", "/api/keys", "/api/openapi.json")
+WRITES = (
+    "/do/keys/revoke",
+    "/do/handles/x/abort",
+    "/do/requests/x",
+    "/api/handles/x/abort",
+    "/api/keys/revoke",
+    "/mcp",
+)
 
 
 @pytest.fixture(scope="module")

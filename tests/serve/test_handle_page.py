@@ -111,7 +111,7 @@ async def test_what_it_asks_is_answered_in_place() -> None:
         need = await seen.need()
         page = await seen.page(f"/handles/{uid}")
         assert "Deploy <b>now</b>?" in page.texts("p", class_="question")
-        (form,) = [each for each in page.all("form", action=f"/do/needs/{need['id']}") if "Yes" in each.text]
+        (form,) = [each for each in page.all("form", action=f"/do/requests/{need['id']}") if "Yes" in each.text]
         assert [each.attributes["value"] for each in form.inside if each.attributes.get("name") == "next"] == [
             f"/handles/{uid}"
         ]

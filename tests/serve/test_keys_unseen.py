@@ -153,7 +153,7 @@ async def test_K5_no_key_is_on_any_page_or_in_any_answer_of_the_API(tmp_path: Pa
         for key in made.keys:
             (wait,) = [row for row in await app.runtime.registry.store.waits(_uid(key)) if row.revoked is False]
             assert f"key:{wait.key_id}" in everything  # it was there to be seen
-        for path in ("/api/needs", "/api/transcript?conversation=main", "/conversations/main", "glances", "events"):
+        for path in ("/api/requests", "/api/transcript?conversation=main", "/conversations/main", "glances", "events"):
             assert "key:" in found[path], path
         (need,) = [each for each in await app.control.requests.page() if each["kind"] == "permission"]
         edited = {"text": need["arguments"]["text"].replace("keep", "hold")}

@@ -56,22 +56,22 @@ async def test_K6_a_crowd_of_prompts_is_one_change_and_none_is_described(monkeyp
         monkeypatch.setattr(served.app.feed, "tell", lambda type, data: told.append((type, data)))
         async with crowded(served):
             await asyncio.sleep(0)
-            assert told == [("needs", {"open": MANY})] and len(served.needs) == MANY
+            assert told == [("requests", {"open": MANY})] and len(served.needs) == MANY
             assert described == []
         await asyncio.sleep(0)
-        assert told[1:] == [("needs", {"open": 0})]
+        assert told[1:] == [("requests", {"open": 0})]
 
 
 async def test_K6_needs_are_shown_a_page_at_a_time_and_counted_in_full() -> None:
     async with application() as served, served.client() as http, crowded(served):
-        listed = (await http.get("/api/needs")).json()
+        listed = (await http.get("/api/requests")).json()
         assert [need["handle"] for need in listed] == [f"uid-{number}" for number in range(200)]
-        assert (await http.get("/api/needs?limit=3")).json() == listed[:3]
-        assert (await http.get("/api/needs?limit=201")).status_code == 400
-        assert (await http.get("/api/stats")).json()["needs"] == MANY
+        assert (await http.get("/api/requests?limit=3")).json() == listed[:3]
+        assert (await http.get("/api/requests?limit=201")).status_code == 400
+        assert (await http.get("/api/stats")).json()["requests"] == MANY
         page = Page((await http.get("/")).text)
         assert len(page.all("article")) == 50 and page.title.startswith(f"({MANY}) ")
-        assert f"{MANY - 50} more" in page.texts("p", id="needs-more")[0]
+        assert f"{MANY - 50} more" in page.texts("p", id="requests-more")[0]
 
 
 async def test_a_need_that_is_on_no_page_is_found_and_decided() -> None:
@@ -83,9 +83,9 @@ async def test_a_need_that_is_on_no_page_is_found_and_decided() -> None:
         running = asyncio.create_task(turn.run([call("careful")] * 60))
         await until(lambda: len(served.needs) == 60)
         last = served.needs.listed()[-1]
-        assert f"need-{last['id']}" not in (await http.get("/")).text
+        assert f"request-{last['id']}" not in (await http.get("/")).text
         assert await served.control.requests.page(handle=last["handle"]) == [last]
-        answer = await http.post(f"/do/needs/{last['id']}", data={"decision": "deny"})
+        answer = await http.post(f"/do/requests/{last['id']}", data={"decision": "deny"})
         assert answer.status_code == 303 and "said=denied" in answer.headers["location"]
         assert await served.control.requests.get(last["id"]) is None and len(served.needs) == 59
         for need in served.needs.listed():
@@ -104,8 +104,8 @@ async def test_L1_questions_of_other_processes_count_as_well(tmp_path: Path) -> 
         async with rt.turn("main") as turn:
             await turn.run([spawn("asks", "a"), spawn("asks", "b")])
             async with asyncio.timeout(20):
-                while (await http.get("/api/stats")).json()["needs"] != 2:  # noqa: ASYNC110 (they are about to ask)
+                while (await http.get("/api/stats")).json()["requests"] != 2:  # noqa: ASYNC110 (they are about to ask)
                     await asyncio.sleep(0.01)
-            assert "\nkeephold_needs 2.0\n" in (await http.get("/metrics")).text
+            assert "\nkeephold_open_requests 2.0\n" in (await http.get("/metrics")).text
             await turn.run([abort("asks", "a"), abort("asks", "b")])
-        assert "\nkeephold_needs 0.0\n" in (await http.get("/metrics")).text
+        assert "\nkeephold_open_requests 0.0\n" in (await http.get("/metrics")).text

@@ -94,17 +94,17 @@ async def test_what_needs_the_person_is_counted_wherever_they_look() -> None:
         page = await read(FakeControl(), path)
         assert page.title.startswith("(6) ")
         assert page.texts("span", class_="count") == ["6 need you"]
-        assert "6 things need you" in page.texts("p", data_live="needs-count")
+        assert "6 things need you" in page.texts("p", data_live="requests-count")
         assert (await read(FakeControl(empty=True), path)).texts("span", class_="count") == []
 
 
 async def test_each_need_has_the_field_that_fits_it() -> None:
     page = await read(FakeControl(), "/")
     cards = {each.attributes["id"]: each for each in page.all("article")}
-    assert list(cards) == [f"need-n-{number}" for number in range(1, 7)]
+    assert list(cards) == [f"request-n-{number}" for number in range(1, 7)]
 
     def fields(id: str, **wanted: str) -> list[str]:
-        inside = cards[f"need-{id}"].inside
+        inside = cards[f"request-{id}"].inside
         return [e.attributes.get("value", "") for e in inside if wanted.items() <= e.attributes.items()]
 
     assert fields("n-1", name="decision") == ["approve", "deny", "deny", "edit"]
@@ -114,7 +114,7 @@ async def test_each_need_has_the_field_that_fits_it() -> None:
     assert fields("n-4", type="text") == ["The same as last time"]
     assert fields("n-5", type="password", autocomplete="off") == [""]
     assert fields("n-6", name="decision") == ["approve", "deny", "edit"]
-    assert "the answer must be a string" in cards["need-n-4"].text
+    assert "the answer must be a string" in cards["request-n-4"].text
 
 
 async def test_home_says_of_what_runs_that_it_waits_for_the_person() -> None:

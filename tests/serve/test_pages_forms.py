@@ -154,7 +154,7 @@ async def test_an_answer_that_nobody_needs_any_more_is_told_so() -> None:
 )  # fmt: skip
 async def test_K1_a_form_leads_to_a_page_of_ours_and_nowhere_else(target: str) -> None:
     async with browser(FakeControl(), NoScreens()) as http:
-        answer = await http.post("/do/needs/n-1", data={"decision": "approve", "next": target})
+        answer = await http.post("/do/requests/n-1", data={"decision": "approve", "next": target})
     assert place(answer) == "/?said=allowed&of=" + FakeControl().open[0]["tool"]
     assert "set-cookie" not in answer.headers
 
@@ -223,9 +223,9 @@ async def test_D5_keys_are_revoked_by_conversation() -> None:
 async def test_K6_a_form_that_is_none_does_nothing(body: bytes, kind: str, status: int) -> None:
     control = FakeControl()
     async with browser(control, NoScreens()) as http:
-        answer = await http.post("/do/needs/n-2", content=body, headers={"content-type": kind})
+        answer = await http.post("/do/requests/n-2", content=body, headers={"content-type": kind})
         assert answer.status_code == status and "text/html" in answer.headers["content-type"]
-        assert (await http.get("/do/needs/n-2")).status_code == 405
+        assert (await http.get("/do/requests/n-2")).status_code == 405
     assert control.done == []
 
 

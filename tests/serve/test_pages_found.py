@@ -64,9 +64,9 @@ async def test_R1_an_answer_to_a_card_of_the_server_before_is_for_what_asks_the_
     asked = next(each for each in control.open if each["kind"] == "question" and each["handle"])
     async with browser(control, NoScreens()) as http:
         fields = {"decision": "answer", "value": "true", "card": card_key(asked)}
-        again = await http.post("/do/needs/n-99", data=fields)  # of this server: it has been answered
+        again = await http.post("/do/requests/n-99", data=fields)  # of this server: it has been answered
         assert "said=gone" in again.headers["location"] and asked in control.open
-        before = await http.post("/do/needs/before-1", data=fields | {"card": "x-00000000"})
+        before = await http.post("/do/requests/before-1", data=fields | {"card": "x-00000000"})
         assert "said=gone" in before.headers["location"] and asked in control.open
-        before = await http.post("/do/needs/before-1", data=fields)
+        before = await http.post("/do/requests/before-1", data=fields)
         assert "said=answered" in before.headers["location"]

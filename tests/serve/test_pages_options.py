@@ -28,7 +28,7 @@ async def form(options: list[str], default: str | None = None) -> Element:
     control.open = [need("n-1", "question", "t", question=asks)]
     async with browser(control, NoScreens()) as http:
         page = Page((await http.get("/")).text)
-    return page.all("form", action="/do/needs/n-1")[0]
+    return page.all("form", action="/do/requests/n-1")[0]
 
 
 def values(form: Element, tag: str) -> list[str]:
@@ -72,7 +72,7 @@ async def test_what_is_to_be_remembered_is_ticked_before_a_button_that_sends_it(
     control = FakeControl()
     control.open = [asked]
     async with browser(control, NoScreens()) as http:
-        form = Page((await http.get("/")).text).all("form", action="/do/needs/n-1")[0]
+        form = Page((await http.get("/")).text).all("form", action="/do/requests/n-1")[0]
     seen = [each for each in form.inside if "hidden" not in each.attributes]
     pressed = [
         each.attributes.get("type") for each in seen if each.tag == "button" or "checkbox" in each.attributes.values()
@@ -92,12 +92,12 @@ async def test_a_form_that_is_sent_by_no_button_of_it_answers_nothing(kind: str,
         about = {"question": question("Well?", SELECT if kind == "Select" else kind)}
     control.open = [need("n-1", "permission" if not hidden else "question", "t", may_remember=True, **about)]
     async with browser(control, NoScreens()) as http:
-        form = Page((await http.get("/")).text).all("form", action="/do/needs/n-1")[0]
+        form = Page((await http.get("/")).text).all("form", action="/do/requests/n-1")[0]
         first = next(each for each in form.inside if each.tag == "button")
         assert first.attributes == {"hidden": ""}
         fields = {e.attributes["name"]: e.attributes["value"] for e in form.inside if e.tag == "input"}
         assert fields.pop("remember") == "yes" and hidden.items() <= fields.items()
-        refused = await http.post("/do/needs/n-1", data={**fields, "remember": "yes"})
+        refused = await http.post("/do/requests/n-1", data={**fields, "remember": "yes"})
     assert refused.status_code == 422 and control.done == [] and len(control.open) == 1
     page = Page(refused.text)
     assert "nothing was chosen" in page.texts("p", class_="problem")[0]

@@ -49,9 +49,8 @@ async def furnished(server: Served) -> dict[str, list[str]]:
         await client.call_tool("build", {"action": "spawn", "id": "b", "target": "a"})
     async with server.client() as http:
         handles = (await http.get("/api/handles")).json()["handles"]
-        needs = (await http.get("/api/needs")).json()
+        needs = (await http.get("/api/requests")).json()
         conversations = (await http.get("/api/conversations")).json()["conversations"]
-    needs = needs["needs"] if isinstance(needs, dict) else needs
     return {
         "uid": [handle["uid"] for handle in handles],
         "id": [*(need["id"] for need in needs), *(each["id"] for each in conversations)],

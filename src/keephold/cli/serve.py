@@ -141,13 +141,13 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
         raise ConfigError(["`owner` is the holder of the owner's token; give the principal of --tokens another name"])
     check_bind(host, principals if wanted.token is None else {**principals, "owner": wanted.token})
     store = open_store(wanted.store)
-    needs = OpenRequests() if wanted.config.serve.person else None
+    requests = OpenRequests() if wanted.config.serve.person else None
     metrics = Prometheus()
-    runtime = Runtime(store=store, config=wanted.config, prompter=needs, metrics=metrics)
-    if needs is not None:
-        runtime.people.beside = needs.beside
+    runtime = Runtime(store=store, config=wanted.config, prompter=requests, metrics=metrics)
+    if requests is not None:
+        runtime.people.beside = requests.beside
     server = Server(runtime, conversation=wanted.conversation, **settings_of(wanted.config))
-    control = Control(runtime, needs, snapshot=metrics.snapshot)
+    control = Control(runtime, requests, snapshot=metrics.snapshot)
     app = App(server, control, metrics)
     with bound(host, wanted.port) as listening:
         number = listening.getsockname()[1]

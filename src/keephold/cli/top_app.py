@@ -20,7 +20,7 @@ from textual.widgets import DataTable, Footer, Static
 
 from keephold.cli.printing import one_line, printable
 from keephold.cli.top_detail import Detail, LastLines
-from keephold.cli.top_dialogs import KeysScreen, TextScreen, YesNoScreen, answer_text, need_screen, question_screen
+from keephold.cli.top_dialogs import KeysScreen, TextScreen, YesNoScreen, answer_text, question_screen, request_screen
 from keephold.cli.top_rows import HEAD, SORTS, Fact, Row, widths
 from keephold.cli.top_source import Model, Source
 from keephold.errors import KeepholdError
@@ -229,7 +229,7 @@ class Top(App[None]):
 
     def on_data_table_row_selected(self, event: "DataTable.RowSelected") -> None:
         fact = self.chosen
-        if fact is not None and not fact.get("need"):
+        if fact is not None and not fact.get("request"):
             self.push_screen(Detail(self.source, fact))
         elif fact is not None:
             self.action_answer()
@@ -281,7 +281,7 @@ class Top(App[None]):
     @work(exclusive=True, group="acting")
     async def action_abort(self) -> None:
         fact = self.chosen
-        if fact is None or fact.get("need"):
+        if fact is None or fact.get("request"):
             return
         if fact["state"] == "stopped":
             self.say(f"{one_line(fact['id'])} has stopped")
@@ -299,8 +299,8 @@ class Top(App[None]):
         fact = self.chosen
         if fact is None:
             return
-        if fact.get("need"):
-            await self._decide(fact["need"])
+        if fact.get("request"):
+            await self._decide(fact["request"])
         elif fact.get("question"):
             await self._answer(fact)
         else:
@@ -322,13 +322,13 @@ class Top(App[None]):
                     return
                 problem = error.message
 
-    async def _decide(self, need: dict[str, Any]) -> None:
-        said = await self.push_screen_wait(need_screen(need))
+    async def _decide(self, request: dict[str, Any]) -> None:
+        said = await self.push_screen_wait(request_screen(request))
         if said is None:
             return
         try:
-            problem = await self.source.decide(need["id"], {"decision": "approve" if said else "deny"})
-            self.say(problem or f"{'approved' if said else 'denied'} {one_line(need['tool'])}", bad=bool(problem))
+            problem = await self.source.decide(request["id"], {"decision": "approve" if said else "deny"})
+            self.say(problem or f"{'approved' if said else 'denied'} {one_line(request['tool'])}", bad=bool(problem))
         except KeepholdError as error:
             self.say(error.message, bad=True)
         self.read_all()
@@ -336,7 +336,7 @@ class Top(App[None]):
     @work(exclusive=True, group="acting")
     async def action_attach(self) -> None:
         fact = self.chosen
-        if fact is None or fact.get("need"):
+        if fact is None or fact.get("request"):
             return
         words = [*self.program, "attach", *self.words, "--", fact["uid"]]
         self.paused = True

@@ -22,7 +22,7 @@ _LAST_LEAST = 20
 
 
 class Row(NamedTuple):
-    """A line of the table. `key` is a handle's uid, `need:` and a need's id, or `group:` and a name."""
+    """A line of the table. `key` is a handle's uid, `request:` and a request's id, or `group:` and a name."""
 
     key: str
     cells: tuple[str, ...]
@@ -33,7 +33,7 @@ def rank(fact: Fact) -> int:
     """Return how urgent it is: lower is more urgent."""
     if fact["state"] == "stopped":
         return _OVER
-    if fact["state"] == "waiting" or fact.get("need"):
+    if fact["state"] == "waiting" or fact.get("request"):
         return _NEEDS_YOU
     if fact["owner"] == "gone":
         return _ORPHANED
@@ -85,7 +85,7 @@ def rows(facts: Sequence[Fact], lines: dict[str, str], now: float, *, grouped: b
 
 
 def cells(fact: Fact, line: str, now: float) -> tuple[str, ...]:
-    state = fact["need"]["kind"] if fact.get("need") else state_words(fact, now)
+    state = fact["request"]["kind"] if fact.get("request") else state_words(fact, now)
     began = fact["started"] or fact["created"]
     spent = (fact["stopped"] or now) - began
     last = one_line(latest(fact, line))
@@ -94,9 +94,11 @@ def cells(fact: Fact, line: str, now: float) -> tuple[str, ...]:
 
 def latest(fact: Fact, line: str) -> str:
     """Return the latest text: the question, the error, the progress, or the last line of output."""
-    need, question = fact.get("need"), fact.get("question")
-    if need:
-        return f"may it {need['action'] or 'run'}?" if need["kind"] == "permission" else "may its result be shown?"
+    request, question = fact.get("request"), fact.get("question")
+    if request:
+        return (
+            f"may it {request['action'] or 'run'}?" if request["kind"] == "permission" else "may its result be shown?"
+        )
     if question:
         return f"? {question['text']}"
     if fact["state"] == "stopped":
@@ -126,18 +128,18 @@ def widths(shown: Sequence[Row], room: int) -> list[int]:
     return [*(found[name] for name in HEAD[:-1]), max(left, _NARROWEST)]
 
 
-def need_fact(need: dict[str, Any]) -> Fact:
+def request_fact(request: dict[str, Any]) -> Fact:
     """Return an open request, which may have no handle yet, as a row of the table."""
     return {
-        "uid": f"need:{need['id']}",
-        "id": need["handle_id"] or "-",
-        "tool": need["tool"],
-        "conversation": need["conversation"],
+        "uid": f"request:{request['id']}",
+        "id": request["handle_id"] or "-",
+        "tool": request["tool"],
+        "conversation": request["conversation"],
         "state": "pending",
         "parked": False,
         "owner": None,
-        "created": need["since"],
+        "created": request["since"],
         "started": None,
         "stopped": None,
-        "need": need,
+        "request": request,
     }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from keephold.cli.store import Where, opened, without_tools
-from keephold.cli.top_rows import FADES_SECS, SORTS, Fact, Row, matches, need_fact, ordered, rows
+from keephold.cli.top_rows import FADES_SECS, SORTS, Fact, Row, matches, ordered, request_fact, rows
 from keephold.control.base import Controls
 from keephold.control.feed import Feed, FeedItem
 from keephold.control.safe_text import Plain, Readable, Rendered
@@ -66,11 +66,11 @@ class Source:
                 return None
             raise
 
-    async def needs(self) -> list[dict[str, Any]]:
+    async def requests(self) -> list[dict[str, Any]]:
         """Return the open requests for permissions and results, which only a server has."""
         if self._remote is None:
             return []
-        return [need for need in await self._remote.needs() if need["kind"] in ("permission", "result")]
+        return [request for request in await self._remote.requests() if request["kind"] in ("permission", "result")]
 
     async def printed(self, fact: Fact, *, tail: int = _TAIL) -> AsyncIterator[str]:
         """Yield the end of its output, and new output until it stops, as safe text."""
@@ -116,10 +116,10 @@ class Source:
             while (await talk.receive())[0] != frames.REPLY:
                 pass
 
-    async def decide(self, need: str, decision: dict[str, Any]) -> str | None:
+    async def decide(self, request: str, decision: dict[str, Any]) -> str | None:
         """Decide an open request of a server. Return what was wrong with the decision, if anything."""
-        assert self._remote is not None, "only a server has needs"
-        reply = await self._remote.decide(need, decision)
+        assert self._remote is not None, "only a server has open requests"
+        reply = await self._remote.decide(request, decision)
         return None if reply["status"] == "taken" else str(reply["problem"])
 
 
@@ -166,7 +166,7 @@ class Model:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._facts: dict[str, Fact] = {}
-        self._needs: list[Fact] = []
+        self._requests: list[Fact] = []
         self._next: dict[str, str | None] = {}  # the `after` of each state's next page; None: it was the last
         self.lines: dict[str, str] = {}
         """The last lines of output, by uid."""
@@ -183,8 +183,8 @@ class Model:
 
     def get(self, key: str) -> Fact | None:
         """Return the handle or the open request of a row."""
-        if key.startswith("need:"):
-            return next((fact for fact in self._needs if fact["uid"] == key), None)
+        if key.startswith("request:"):
+            return next((fact for fact in self._requests if fact["uid"] == key), None)
         return self._facts.get(key)
 
     # Reading
@@ -198,7 +198,7 @@ class Model:
             found |= {fact["uid"]: fact for fact in page}
             places[state] = after
         self._facts, self._next = found, places
-        await self._look_for_needs()
+        await self._read_requests()
 
     async def load_more(self) -> None:
         """Read one more page: of waiting handles first, then of live, then of stopped ones."""
@@ -217,11 +217,11 @@ class Model:
                 self._facts.pop(uid, None)
             else:
                 self._facts[uid] = fact
-        await self._look_for_needs()
+        await self._read_requests()
 
-    async def _look_for_needs(self) -> None:
-        needs = [need_fact(need) for need in await self._source.needs()]
-        self._needs = [fact for fact in needs if matches(fact, self.search)]
+    async def _read_requests(self) -> None:
+        requests = [request_fact(request) for request in await self._source.requests()]
+        self._requests = [fact for fact in requests if matches(fact, self.search)]
 
     def _is_wanted(self, fact: Fact) -> bool:
         if not matches(fact, self.search):
@@ -243,22 +243,22 @@ class Model:
 
     def _lines(self) -> list[Fact]:
         """Return open requests and handles. A call that waits for a permission is both, and has one row."""
-        needs, held = [], set()
-        for fact in self._needs:
-            handle = self._facts.get(fact["need"]["handle"] or "")
+        requests, held = [], set()
+        for fact in self._requests:
+            handle = self._facts.get(fact["request"]["handle"] or "")
             if handle is not None and handle["state"] == "pending":
                 held.add(handle["uid"])
-            needs.append(fact if handle is None else {**fact, "id": handle["id"]})
-        return [*needs, *(fact for uid, fact in self._facts.items() if uid not in held)]
+            requests.append(fact if handle is None else {**fact, "id": handle["id"]})
+        return [*requests, *(fact for uid, fact in self._facts.items() if uid not in held)]
 
     def snapshot(self) -> dict[str, object]:
         """Return the object of `--json`."""
         facts = ordered(self._facts.values(), self.sort, grouped=False)
-        return {"handles": facts, "needs": [fact["need"] for fact in self._needs], "more": self.more}
+        return {"handles": facts, "requests": [fact["request"] for fact in self._requests], "more": self.more}
 
     def summary(self) -> str:
         """Return the counts in one line."""
-        asking = len(self._needs) + sum(fact["state"] == "waiting" for fact in self._facts.values())
+        asking = len(self._requests) + sum(fact["state"] == "waiting" for fact in self._facts.values())
         live = sum(fact["state"] != "stopped" for fact in self._facts.values())
         said = [f"{live}{'+' if self.more else ''} live", f"{asking} need{'s' * (asking == 1)} you"]
         said.append(f"by {self.sort}" if self.sort != SORTS[0] else "urgent first")

@@ -393,13 +393,13 @@ class RemoteControl(Requests):
         waited: dict[str, Any] = await self.post("/api/wait", given, timeout=None)
         return waited
 
-    # What waits for a person
+    # Open requests
 
-    async def needs(self) -> Any:
-        return await self.get("/api/needs")
+    async def requests(self) -> Any:
+        return await self.get("/api/requests")
 
-    async def decide(self, need_id: str, decision: Mapping[str, Any]) -> Any:
-        return await self.post(f"/api/needs/{_part(need_id)}", dict(decision))
+    async def decide(self, id: str, decision: Mapping[str, Any]) -> Any:
+        return await self.post(f"/api/requests/{_part(id)}", dict(decision))
 
     # Conversations
 
@@ -441,7 +441,7 @@ class RemoteControl(Requests):
         self, after: int | None = None, *, conversation: str | None = None, uid: str | None = None
     ) -> AsyncIterator[dict[str, Any]]:
         """The store's events, as they happen. Some have no `seq`, as they are not stored: `reset`, if events after that
-        place are not kept any more, and `needs`, when something else waits for a person."""
+        place are not kept any more, and `requests`, when other requests are open."""
         async for event in self.stream("/api/events", after=after, conversation=conversation, uid=uid):
             told = msgspec.json.decode(event.data)
             yield told if "seq" in told else {"type": event.event, "data": told}

@@ -59,7 +59,7 @@ class Stats(Shape):
     """Numbers of the store, and of this process since its start."""
 
     handles: dict[str, int]
-    needs: int
+    requests: int
     server: dict[str, Any]
     store: StoreStats
 
@@ -167,7 +167,7 @@ class RuntimeView:
         path = getattr(self._store, "path", None)
         stats = Stats(
             handles=await self._store.count(),
-            needs=await self._count_requests(),
+            requests=await self._count_requests(),
             server={"started": self._began, **(self._snapshot() if self._snapshot is not None else {})},
             store=StoreStats(
                 path=None if path is None else str(path),

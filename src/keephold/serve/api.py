@@ -143,7 +143,7 @@ class Api:
             "output": lambda given: _output(control, **given),
             "journal": self._of_known(control.store_view.journal),
             "timeline": self._of_known(control.store_view.timeline),
-            "needs": _asking(control.requests.page),
+            "requests": _asking(control.requests.page),
             "decide": lambda given: control.decide(given["id"], given["body"]),
         }
 

@@ -169,21 +169,21 @@ OPERATIONS = (
         returns=WaitResult,
         errors=(404,),
     ),
-    # What waits for a person
+    # Open requests
     Operation(
-        id="needs",
-        path="/api/needs",
-        tag="people",
-        summary="Whatever waits for a person, the first of it; `stats` has how much that is.",
+        id="requests",
+        path="/api/requests",
+        tag="requests",
+        summary="List the oldest open requests to the user; `stats` counts them all.",
         query=(_LIMIT,),
         returns=list[OpenRequest],
     ),
     Operation(
         id="decide",
-        path="/api/needs/{id}",
+        path="/api/requests/{id}",
         method="POST",
-        tag="people",
-        summary="Decide something that waits for a person.",
+        tag="requests",
+        summary="Decide an open request.",
         body=_body(
             ("decision",),
             decision={"enum": ["approve", "deny", "edit", "answer", "cancel"]},

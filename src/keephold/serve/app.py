@@ -31,7 +31,7 @@ class App:
         self._server = server
         self._control = control
         self._metrics = metrics
-        metrics.needs = control.requests.count
+        metrics.requests = control.requests.count
         self.feed = Feed(self.runtime)
         self.screens = Screens(self.runtime)
         self._telling = False
@@ -40,18 +40,18 @@ class App:
         """Listen to what happens."""
         await self.feed.open()
         if self._control.requests.here is not None:
-            self._control.requests.here.changed = self._needs_changed
+            self._control.requests.here.changed = self._requests_changed
 
-    def _needs_changed(self) -> None:
+    def _requests_changed(self) -> None:
         """A batch may ask a thousand things at once, which is one change to whoever looks."""
         if not self._telling:
             self._telling = True
-            asyncio.get_running_loop().call_soon(self._tell_needs)
+            asyncio.get_running_loop().call_soon(self._announce_requests)
 
-    def _tell_needs(self) -> None:
+    def _announce_requests(self) -> None:
         assert self._control.requests.here is not None
         self._telling = False
-        self.feed.tell("needs", {"open": len(self._control.requests.here)})
+        self.feed.tell("requests", {"open": len(self._control.requests.here)})
 
     async def close(self) -> None:
         """Let go of everyone who listens, so that the server can end."""

@@ -142,7 +142,7 @@ class Prometheus:
         registry.register(Numbers(families))
         ProcessCollector(registry=registry)
         self._of: Registry | None = None
-        self.needs: Callable[[], Awaitable[int]] | None = None
+        self.requests: Callable[[], Awaitable[int]] | None = None
         """How much waits for a person."""
         self._open = 0
         self._calls = self._produced = self._shown = self._waits = 0
@@ -249,8 +249,8 @@ class Prometheus:
             return
         self.child("keephold_store_transactions").value = getattr(store, "commits", 0)
         try:
-            if self.needs is not None:
-                self.child("keephold_needs").value = await self.needs()
+            if self.requests is not None:
+                self.child("keephold_open_requests").value = await self.requests()
             counts = await store.count()
             for state in _STATES:
                 self.child("keephold_handles", state).value = counts.get(state, 0)
@@ -297,7 +297,7 @@ GAUGES: dict[str, tuple[str, ...]] = {
         "Spawned handles in the store; `waiting`: a question is open, `parked`: for the outside",
         "state",
     ),
-    "keephold_needs": ("What waits for a person at the dashboard: permissions, questions, results, passwords",),
+    "keephold_open_requests": ("Open requests to the user: permissions, questions, results, passwords",),
     "keephold_event_streams": ("Streams of events and of output that are open", "kind"),
     "keephold_store_last_event": ("Number of the newest event in the store",),
     "keephold_store_transactions": ("Transactions of this process; commits per transaction is the size of a group",),

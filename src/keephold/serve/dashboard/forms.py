@@ -36,7 +36,7 @@ _DONE = {
     ("result", "edit"): "delivered",
     ("result", "deny"): "withheld",
 }
-"""What a decision about a kind of need came to; see `look.SAID`."""
+"""The message key for a decision about a kind of request; see `rendering.SAID`."""
 
 _NOTHING = {"status": "again", "problem": "nothing was chosen, so nothing is answered yet: choose one of the answers"}
 """To a form that was sent by none of its buttons; see `no_answer` in macros.html."""
@@ -53,14 +53,14 @@ class _Refused(Exception):
 
 
 def routes(look: Look, control: "Control", home: Home) -> list[BaseRoute]:
-    """The routes that forms are sent to. `home` shows a need again whose answer could not be taken."""
+    """The routes that forms are sent to. `home` shows a request again whose answer was not taken."""
     forms = Forms(control, home)
 
     def post(path: str, act: Acts) -> Route:
         return Route(path, _taken(look, act), methods=["POST"])
 
     return [
-        post("/do/needs/{id}", forms.decide),
+        post("/do/requests/{id}", forms.decide),
         post("/do/handles/{uid}/abort", forms.abort),
         post("/do/handles/{uid}/apply", forms.apply),
         post("/do/keys/revoke", forms.revoke),
@@ -76,29 +76,29 @@ class Forms:
 
     async def decide(self, request: Request, fields: Fields) -> Response:
         """Decide what waits for a person."""
-        need = await self._meant(request.path_params["id"], fields.get("card", ""))
-        if need is None:
+        asked = await self._meant(request.path_params["id"], fields.get("card", ""))
+        if asked is None:
             return _back(fields, "gone")
-        id = need["id"]
-        of = need["tool"] if need["kind"] in ("permission", "result") else need["handle_id"] or need["tool"]
+        id = asked["id"]
+        of = asked["tool"] if asked["kind"] in ("permission", "result") else asked["handle_id"] or asked["tool"]
         decision: dict[str, Any] = {name: fields[name] for name in ("decision", "reason", "value") if name in fields}
         decision["remember"] = "remember" in fields
         answer = await self._control.decide(id, decision) if _says_something(fields) else _NOTHING
         if answer["status"] == "again":
-            typed = None if need["kind"] == "secret" else fields.get("value")
+            typed = None if asked["kind"] == "secret" else fields.get("value")
             draft = {"problem": answer["problem"], "text": typed, "remember": decision["remember"]}
             return await self._home(request, status=422, drafts={id: draft})
         if answer["status"] == "gone":
             return _back(fields, "gone", of)
         word = fields["decision"]
-        return _back(fields, "cancelled" if word == "cancel" else _DONE.get((need["kind"], word), "answered"), of)
+        return _back(fields, "cancelled" if word == "cancel" else _DONE.get((asked["kind"], word), "answered"), of)
 
     async def _meant(self, id: str, card: str) -> dict[str, Any] | None:
-        """The need of an id. Of one that a server before this one gave: what asks the same here."""
-        need = await self._control.requests.get(id)
+        """Return the request of an id. If an earlier server gave the id, return the same request of this one."""
+        asked = await self._control.requests.get(id)
         handle, dash, _ = card.rpartition("-")
-        if need is not None or not dash:
-            return need
+        if asked is not None or not dash:
+            return asked
         same = (each for each in await self._control.requests.page(handle=handle) if card_key(each) == card)
         asked = next(same, None)
         return asked if asked is not None and _giver(asked["id"]) != _giver(id) else None

@@ -81,7 +81,7 @@ def _midnight(now: float) -> float:
 PAGE = 50
 _RUNNING, _HAPPENED = 30, 12
 """How many the first page shows; the rest is on the page of handles."""
-_NEEDS = 50
+_REQUESTS = 50
 """What needs the person, of the first page: the rest comes when these are answered."""
 _END = 400
 """Bytes in which the last line of an output is looked for."""
@@ -154,18 +154,18 @@ class Pages:
     async def home(self, request: Request, *, status: int = 200, drafts: dict[str, Any] | None = None) -> Response:
         """What needs the person, what runs, what has just happened. `drafts`: what was typed and could not be taken,
         by need."""
-        needs = await self._control.requests.page(limit=_NEEDS)
-        listed = {need["id"] for need in needs}
+        requests = await self._control.requests.page(limit=_REQUESTS)
+        listed = {each["id"] for each in requests}
         for id in set(drafts or ()) - listed:  # of one that would not be on the page yet
-            needs = [need for need in [await self._control.requests.get(id)] if need is not None] + needs
+            requests = [each for each in [await self._control.requests.get(id)] if each is not None] + requests
         running = await self._control.store_view.handles(state="live", oneshot=True, limit=_RUNNING)
         happened = await self._control.store_view.handles(state="stopped", sort="stopped", limit=_HAPPENED)
         return await self._look.page(
             request,
             "home.html",
             status=status,
-            needs=needs,
-            asked={need["handle"]: need["kind"] for need in needs},
+            requests=requests,
+            asked={each["handle"]: each["kind"] for each in requests},
             turnless={fact["uid"] for fact in running["handles"] if is_turnless(fact)},
             mcp=f"{request.base_url}mcp",
             running=running["handles"],
@@ -201,13 +201,13 @@ class Pages:
             oneshot=bool(chosen["oneshot"]),
         )
         await self._tell_ends(found["handles"])
-        needs = await self._control.requests.page()
+        requests = await self._control.requests.page()
         query = {name: value for name, value in chosen.items() if value and (name, value) != ("sort", "newest")}
         return await self._look.page(
             request,
             "handles.html",
             groups=_grouped(found["handles"], chosen["group"]),
-            asked={need["handle"] for need in needs if need["kind"] == "permission"},
+            asked={each["handle"] for each in requests if each["kind"] == "permission"},
             chosen=chosen,
             filtered=bool(set(query) - {"sort", "group"}),
             options={

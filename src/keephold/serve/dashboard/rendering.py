@@ -73,14 +73,14 @@ class Look:
     async def page(self, request: Request, template: str, *, status: int = 200, **what: Any) -> Response:
         """A page in the frame that all have: the navigation, how much needs the person, what was just done.
 
-        Templates see `what`, and `path`, `here` (the address with its query), `open_needs` (a count), `now`, and `said`
+        Templates see `what`, and `path`, `here` (the address with its query), `open_requests` (a count), `now`, `said`
         and `wrong`: what was just done, and what was wrong with it. `turnless`: uids of handles that belong to no turn.
         """
         query = request.url.query
         frame = {
             "path": request.url.path,
             "here": f"{request.url.path}?{query}" if query else request.url.path,
-            "open_needs": await self._control.requests.count(),
+            "open_requests": await self._control.requests.count(),
             "now": time.time(),
             "said": said(request.query_params.get("said", ""), request.query_params.get("of", "")),
             "wrong": None,
@@ -227,13 +227,13 @@ def _of(schema: Any, key: str) -> Any:
     return schema.get(key) if isinstance(schema, dict) else None  # `true` is a schema, too
 
 
-def card_key(need: dict[str, Any]) -> str:
-    """What is the same of a need for whoever is asked: after a restart it has another id, and asks the same."""
-    if need["handle"] is None or need["action"] in ("apply", "fetch", "abort") or need["kind"] == "result":
-        return str(need["id"])  # one handle may have several of them at once
-    question = need["question"]
-    asked = need["arguments"] if question is None else [question["id"], question["text"], question["answer_type"]]
-    return f"{need['handle']}-{zlib.crc32(json.dumps(asked, sort_keys=True).encode()):08x}"
+def card_key(asked: dict[str, Any]) -> str:
+    """Return what identifies a request to the user: after a restart the same request has another id."""
+    if asked["handle"] is None or asked["action"] in ("apply", "fetch", "abort") or asked["kind"] == "result":
+        return str(asked["id"])  # one handle may have several of them at once
+    question = asked["question"]
+    same = asked["arguments"] if question is None else [question["id"], question["text"], question["answer_type"]]
+    return f"{asked['handle']}-{zlib.crc32(json.dumps(same, sort_keys=True).encode()):08x}"
 
 
 def mark(fact: dict[str, Any]) -> tuple[str, str]:

@@ -28,13 +28,13 @@ function search() {
   else location.assign("/handles#q");
 }
 
-function toNeeds() {
-  const need = document.querySelector(".need h3");
-  if (need) need.focus();
-  else if (location.pathname !== "/") location.assign("/#needs-title");
+function toRequests() {
+  const heading = document.querySelector(".request h3");
+  if (heading) heading.focus();
+  else if (location.pathname !== "/") location.assign("/#requests-title");
 }
 
-const KEYS = { j: () => move(1), k: () => move(-1), "/": search, n: toNeeds, "?": () => dialog.showModal() };
+const KEYS = { j: () => move(1), k: () => move(-1), "/": search, n: toRequests, "?": () => dialog.showModal() };
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || event.defaultPrevented) return;
@@ -48,7 +48,7 @@ on.checked = kept("keys") !== "off";
 on.addEventListener("change", () => kept("keys", on.checked ? "on" : "off"));
 document.querySelector("[data-keys-open]").addEventListener("click", () => dialog.showModal());
 if (location.hash === "#q") search();
-if (location.hash === "#needs-title") toNeeds();
+if (location.hash === "#requests-title") toRequests();
 
 // Where there is little room, filters are folded away, unless one of them is in use.
 const fold = document.querySelector("[data-fold]");

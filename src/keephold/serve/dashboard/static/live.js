@@ -10,7 +10,7 @@ const EVENTS = [
   "handle.created", "handle.running", "handle.waiting", "handle.stopped", "handle.parked", "handle.attempt",
   "handle.changed", "handle.stepped", "key.opened", "key.resolved", "key.revoked", "turn.began", "turn.ended",
   "notification.queued", "notification.delivered", "notification.removed", "conversation.said", "conversation.forgotten", "process.event",
-  "needs", "reset",
+  "requests", "reset",
 ];
 const PAUSE = 500; // between two fetches of the page
 const HIDDEN_PAUSE = 20_000; // while nobody sees the page, which then keeps no connection: browsers have six in all
@@ -184,7 +184,7 @@ async function send(form, button) {
     const response = await fetch(form.action, { method: "POST", body: fields });
     const html = await response.text();
     sent += 1;
-    const card = form.closest(".need");
+    const card = form.closest(".request");
     const gone = new URL(response.url).searchParams.get("said") === "gone"; // not taken: it stays to be seen
     if (response.ok && !gone) settle(card ?? form);
     if (response.ok) take(html);
@@ -200,7 +200,7 @@ async function send(form, button) {
 // What was wrong with an answer is told in its card, which is on the page that came, too.
 function takeCard(card, html) {
   const page = new DOMParser().parseFromString(html, "text/html");
-  const fresh = page.querySelector(`.need[data-key="${CSS.escape(card.dataset.key)}"]`);
+  const fresh = page.querySelector(`.request[data-key="${CSS.escape(card.dataset.key)}"]`);
   if (!fresh) return false;
   tick(page);
   morph(card, fresh);
