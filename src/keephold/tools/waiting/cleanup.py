@@ -17,7 +17,7 @@ from keephold.text import to_json
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting.tool import ENDS, Arguments, WaitToolHost, object_schema, wait_tool
-from keephold.tools.waiting.view import COUNT, FLAG, TEXT, TYPES, instant
+from keephold.tools.waiting.view import TEXT, TYPES, instant, reply
 
 _SETTLED: tuple[Status, ...] = ("completed", "failed", "timeout")
 _NAMED = 100
@@ -36,18 +36,9 @@ PARAMETERS = object_schema(
         "dryRun": {"type": "boolean", "description": "Say what would go, and let nothing go."},
     }
 )
-RETURNS = object_schema(
-    {
-        "success": FLAG,
-        "dryRun": FLAG,
-        "removedCount": COUNT,
-        "byStatus": {"type": "object", "additionalProperties": COUNT},
-        "byType": {"type": "object", "additionalProperties": COUNT},
-        "handleIds": {"type": "array", "items": TEXT, "description": f"The first {_NAMED} of them."},
-        "archived": FLAG,
-        "message": TEXT,
-    },
-    ["success", "dryRun", "removedCount", "byStatus", "byType", "handleIds", "archived"],
+RETURNS = reply(
+    "success dryRun removedCount byStatus byType handleIds archived message?",
+    handleIds={"type": "array", "items": TEXT, "description": f"The first {_NAMED} of them."},
 )
 
 

@@ -17,16 +17,11 @@ from keephold.tools.waiting.create import NAME as CREATE
 from keephold.tools.waiting.task_store import CREATE as TASK
 from keephold.tools.waiting.tool import WRITES, Arguments, Refused, WaitToolHost, object_schema, wait_tool
 from keephold.tools.waiting.view import (
-    COUNT,
-    FLAG,
-    STATUS,
-    TEXT,
-    TIME,
-    TYPE,
     elapsed,
     fitting,
     instant,
     milliseconds,
+    reply,
     status,
 )
 
@@ -38,21 +33,7 @@ PARAMETERS = object_schema(
     },
     ["handleId"],
 )
-RETURNS = object_schema(
-    {
-        "success": FLAG,
-        "handleId": TEXT,
-        "type": TYPE,
-        "status": STATUS,
-        "result": {},
-        "error": TEXT,
-        "elapsedMs": COUNT,
-        "elapsedTime": TEXT,
-        "startTime": TIME,
-        "endTime": TIME,
-    },
-    ["success", "handleId", "type", "status", "elapsedMs", "elapsedTime", "startTime"],
-)
+RETURNS = reply("success handleId type status result? error? elapsedMs elapsedTime startTime endTime?")
 _STATUS = {"ok": "completed", "err": "failed", "timeout": "timeout", "cancelled": "failed"}
 
 

@@ -16,7 +16,7 @@ from keephold.text import to_json
 from keephold.tools.base import Launch, Launching, SpawnPolicy, Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting.tool import WRITES, WaitToolHost, function_tool, object_schema
-from keephold.tools.waiting.view import FLAG, METADATA, STATUS, TEXT, TIME, TYPE, TYPES, instant, number, status
+from keephold.tools.waiting.view import TYPES, instant, number, reply, status
 
 NAME = "create_wait_handle"
 EXISTS = "Wait handle {id} already exists"
@@ -44,20 +44,10 @@ PARAMETERS = object_schema(
     },
     ["handleId", "type"],
 )
-RETURNS = object_schema(
-    {
-        "success": FLAG,
-        "handleId": TEXT,
-        "type": TYPE,
-        "status": STATUS,
-        "startTime": TIME,
-        "timeout": {"type": "number"},
-        "metadata": METADATA,
-        "priority": {"type": "integer"},
-        "key": {"type": "string", "description": "Of a hook: whoever has it may complete the handle, once."},
-        "completeUrl": {"type": "string", "description": "Of a hook, where keephold serves: POST the result here."},
-    },
-    ["success", "handleId", "type", "status", "startTime"],
+RETURNS = reply(
+    "success handleId type status startTime timeout? metadata? priority? key? completeUrl?",
+    key={"type": "string", "description": "Of a hook: whoever has it may complete the handle, once."},
+    completeUrl={"type": "string", "description": "Of a hook, where keephold serves: POST the result here."},
 )
 
 

@@ -23,7 +23,7 @@ from keephold.tools.signature import Signature
 from keephold.tools.waiting.agents import MAY_RUN, PERMISSION, permitted, read_request
 from keephold.tools.waiting.create import PRIORITY, TIMEOUT, timed_out
 from keephold.tools.waiting.tool import End, WaitToolHost, function_tool, object_schema
-from keephold.tools.waiting.view import COUNT, FLAG, STATUS, TEXT, TIME, came_to, instant, status
+from keephold.tools.waiting.view import TEXT, came_to, instant, reply, status
 from keephold.tools.waiting.wait import first, wait
 from keephold.tools.workflow import PARAMETERS as OF_WORKFLOWS
 from keephold.tools.workflow import WorkflowFailed, definition, read_workflow, run_workflow
@@ -44,15 +44,7 @@ _RETRY = object_schema(
     },
     ["maxAttempts"],
 ) | {"description": "Try again after a transient failure, with growing pauses."}
-_STARTED = {
-    "async": FLAG,
-    "handleId": TEXT,
-    "status": STATUS,
-    "message": TEXT,
-    "startTime": TIME,
-    "timeout": {"type": "number"},
-}
-_STARTED_REQUIRED = ("async", "handleId", "status", "message", "startTime")
+_STARTED = "async handleId status message startTime timeout?"
 
 
 def _handle_id(kind: str, name: str, now: float) -> str:
@@ -138,7 +130,7 @@ AGENT_PARAMETERS = object_schema(
     },
     ["agentId", "prompt"],
 )
-AGENT_RETURNS = object_schema({**_STARTED, "agentId": TEXT}, [*_STARTED_REQUIRED, "agentId"])
+AGENT_RETURNS = reply(f"{_STARTED} agentId")
 
 
 class _AgentRuns(Function):
@@ -220,10 +212,7 @@ def execute_agent_tool(around: WaitToolHost) -> Tool:
 
 
 WORKFLOW_PARAMETERS = {**OF_WORKFLOWS, "properties": {**OF_WORKFLOWS["properties"], "retry": _RETRY}}
-WORKFLOW_RETURNS = object_schema(
-    {**_STARTED, "workflowId": TEXT, "name": TEXT, "stepCount": COUNT},
-    [*_STARTED_REQUIRED, "workflowId", "name", "stepCount"],
-)
+WORKFLOW_RETURNS = reply(f"{_STARTED} workflowId name stepCount")
 
 
 def execute_workflow_tool(around: WaitToolHost) -> Tool:

@@ -16,19 +16,14 @@ from keephold.tools.call import Call
 from keephold.tools.waiting.tool import READS, Arguments, WaitToolHost, object_schema, wait_tool
 from keephold.tools.waiting.view import (
     COUNT,
-    FLAG,
-    METADATA,
-    PROGRESS,
-    STATUS,
     STATUSES,
     TEXT,
-    TIME,
-    TYPE,
     TYPES,
     elapsed,
     instant,
     operation_ms,
     progress_of,
+    reply,
 )
 
 _PAGE_BYTES = 12_000
@@ -48,40 +43,15 @@ PARAMETERS = object_schema(
         "cursor": {"type": "string", "description": "`nextCursor` of the page before."},
     }
 )
-_ENTRY = object_schema(
-    {
-        "id": TEXT,
-        "type": TYPE,
-        "status": STATUS,
-        "elapsedMs": COUNT,
-        "elapsedTime": TEXT,
-        "startTime": TIME,
-        "endTime": TIME,
-        "tool": {"type": "string", "description": "The tool it is a call of, where it is one."},
-        "hasResult": FLAG,
-        "hasError": FLAG,
-        "progress": PROGRESS,
-        "priority": {"type": "integer"},
-        "metadata": METADATA,
-    },
-    ["id", "type", "status", "elapsedMs", "elapsedTime", "startTime", "hasResult", "hasError"],
+_ENTRY = reply(
+    "id type status elapsedMs elapsedTime startTime endTime? tool? hasResult hasError progress? priority? metadata?",
+    tool={"type": "string", "description": "The tool it is a call of, where it is one."},
 )
-RETURNS = object_schema(
-    {
-        "stats": object_schema(
-            {
-                "total": COUNT,
-                "filtered": COUNT,
-                "byStatus": {"type": "object", "additionalProperties": COUNT},
-                "byType": {"type": "object", "additionalProperties": COUNT},
-            },
-            ["total", "filtered", "byStatus", "byType"],
-        ),
-        "filters": object_schema({"status": TEXT, "type": TEXT, "metadata": METADATA}, ["status", "type"]),
-        "handles": {"type": "array", "items": _ENTRY},
-        "nextCursor": TEXT,
-    },
-    ["stats", "filters", "handles"],
+RETURNS = reply(
+    "stats filters handles nextCursor?",
+    stats=reply("total filtered byStatus byType", total=COUNT, filtered=COUNT),
+    filters=reply("status type metadata?", status=TEXT, type=TEXT),
+    handles={"type": "array", "items": _ENTRY},
 )
 
 

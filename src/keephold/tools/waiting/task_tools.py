@@ -28,21 +28,13 @@ from keephold.tools.waiting.tool import (
     object_schema,
     wait_tool,
 )
-from keephold.tools.waiting.view import COUNT, FLAG, METADATA, TEXT, TIME
+from keephold.tools.waiting.view import COUNT, reply
 
 _ID = {"type": "string", "minLength": 1, "maxLength": 100, "description": "The task's id, chosen by the caller."}
 _NAME = {"type": "string", "minLength": 1, "description": "What is to be done."}
 _STATUS = {"type": "string", "enum": list(STATUSES)}
-_TIMER: Schema = {
-    "timerActive": FLAG,
-    "isPaused": FLAG,
-    "elapsedMs": COUNT,
-    "elapsedTime": TEXT,
-    "startTime": TIME,
-    "endTime": TIME,
-}
-_TASK: Schema = {"taskId": TEXT, "taskName": TEXT, "status": _STATUS, **_TIMER, "metadata": METADATA}
-_TASK_REQUIRED = ["taskId", "taskName", "status", "timerActive", "isPaused", "elapsedMs", "elapsedTime", "metadata"]
+_TIMER = "timerActive{0} isPaused{0} elapsedMs{0} elapsedTime{0} startTime? endTime?"
+_TASK = f"taskId taskName status {_TIMER.format('')} metadata"
 
 CREATE_PARAMETERS = object_schema(
     {
@@ -86,30 +78,23 @@ class TaskTools:
 
     def all(self) -> list[Tool]:
         """Make all six."""
-        created = object_schema({"success": FLAG, "timerInitialized": FLAG, **_TASK}, ["success", *_TASK_REQUIRED])
-        updated = object_schema(
-            {
-                "success": FLAG,
-                "taskId": TEXT,
-                "taskName": TEXT,
-                "previousStatus": {"type": ["string", "null"]},
-                "newStatus": _STATUS,
-                **_TIMER,
-                "metadata": METADATA,
-                "message": TEXT,
-            },
-            ["success", "taskId", "taskName", "previousStatus", "newStatus", "message"],
+        created = reply(f"success timerInitialized? {_TASK}", status=_STATUS)
+        updated = reply(
+            f"success taskId taskName previousStatus newStatus {_TIMER.format('?')} metadata? message",
+            previousStatus={"type": ["string", "null"]},
+            newStatus=_STATUS,
         )
-        task = object_schema(_TASK, _TASK_REQUIRED)
-        timer = object_schema({"success": FLAG, **_TASK, "message": TEXT}, ["taskId", "timerActive", "isPaused"])
-        listed = object_schema(
-            {
-                "tasks": {"type": "array", "items": task},
-                "count": COUNT,
-                "omittedCount": {**COUNT, "description": "So many more would not fit into the reply."},
-                "stats": {"type": "object"},
-            },
-            ["tasks", "count"],
+        task = reply(_TASK, status=_STATUS)
+        timer = reply(
+            "success? taskId taskName? status? timerActive isPaused elapsedMs? elapsedTime? startTime? endTime? "
+            "metadata? message?",
+            status=_STATUS,
+        )
+        listed = reply(
+            "tasks count omittedCount? stats?",
+            tasks={"type": "array", "items": task},
+            omittedCount={**COUNT, "description": "So many more would not fit into the reply."},
+            stats={"type": "object"},
         )
         return [
             self._tool("create_task", "Create a task with a timer.", CREATE_PARAMETERS, created, self._create, WRITES),

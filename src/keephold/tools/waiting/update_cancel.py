@@ -14,18 +14,11 @@ from keephold.tools.waiting.create import PRIORITY, small
 from keephold.tools.waiting.task_store import CREATE as TASK
 from keephold.tools.waiting.tool import ENDS, WRITES, Arguments, WaitToolHost, object_schema, wait_tool
 from keephold.tools.waiting.view import (
-    COUNT,
-    FLAG,
-    METADATA,
-    PROGRESS,
-    STATUS,
-    TEXT,
-    TIME,
-    TYPE,
     elapsed,
     instant,
     milliseconds,
     progress_of,
+    reply,
     status,
 )
 
@@ -41,36 +34,12 @@ UPDATE_PARAMETERS = object_schema(
     },
     ["handleId"],
 )
-UPDATE_RETURNS = object_schema(
-    {
-        "success": FLAG,
-        "handleId": TEXT,
-        "type": TYPE,
-        "status": STATUS,
-        "progress": PROGRESS,
-        "priority": {"type": "integer"},
-        "metadata": METADATA,
-    },
-    ["success", "handleId", "type", "status"],
-)
+UPDATE_RETURNS = reply("success handleId type status progress? priority? metadata?")
 CANCEL_PARAMETERS = object_schema(
     {"handleId": _HANDLE, "reason": {"type": "string", "description": "Why; whoever waits for it is told."}},
     ["handleId"],
 )
-CANCEL_RETURNS = object_schema(
-    {
-        "success": FLAG,
-        "handleId": TEXT,
-        "type": TYPE,
-        "status": STATUS,
-        "error": TEXT,
-        "elapsedMs": COUNT,
-        "elapsedTime": TEXT,
-        "startTime": TIME,
-        "endTime": TIME,
-    },
-    ["success", "handleId", "type", "status", "elapsedMs", "elapsedTime", "startTime", "endTime"],
-)
+CANCEL_RETURNS = reply("success handleId type status error? elapsedMs elapsedTime startTime endTime")
 
 
 def update_tool(around: WaitToolHost) -> Tool:

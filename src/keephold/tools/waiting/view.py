@@ -155,3 +155,34 @@ PROGRESS = {
     "properties": {"done": {"type": "number"}, "total": {"type": "number"}, "message": TEXT},
     "required": ["done"],
 }
+_FIELDS: dict[str, dict[str, Any]] = {
+    name: schema
+    for names, schema in (
+        ("success isError hasResult hasError needsInput async dryRun archived", FLAG),
+        ("timerActive isPaused timerInitialized", FLAG),
+        ("id handleId taskId taskName agentId workflowId name error message label nextCursor", TEXT),
+        ("elapsedTime operationElapsedTime waitedTime", TEXT),
+        ("elapsedMs operationElapsedMs waitedMs actualDurationMs", COUNT),
+        ("count stepCount totalCount completedCount failedCount pendingCount removedCount", COUNT),
+        ("startTime endTime", TIME),
+        ("result partialResult", {}),
+        ("timeout requestedDurationMs", {"type": "number"}),
+        ("byStatus byType", {"type": "object", "additionalProperties": COUNT}),
+        ("type", TYPE),
+        ("status", STATUS),
+        ("metadata", METADATA),
+        ("progress", PROGRESS),
+        ("priority", {"type": "integer"}),
+    )
+    for name in names.split()
+}
+"""The JSON Schema of each field that replies have in common."""
+
+
+def reply(names: str, **own: Any) -> dict[str, Any]:
+    """Return the JSON Schema of a reply by the names of its fields; `?` marks an optional one, `own` overrides."""
+    fields = names.split()
+    plain = [name.rstrip("?") for name in fields]
+    required = [name for name in fields if not name.endswith("?")]
+    properties = {name: own.get(name, _FIELDS.get(name)) for name in plain}
+    return {"type": "object", "properties": properties, "required": required}

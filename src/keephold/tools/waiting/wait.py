@@ -20,12 +20,6 @@ from keephold.tools.call import Call
 from keephold.tools.waiting.tool import READS, Arguments, WaitToolHost, object_schema, wait_tool
 from keephold.tools.waiting.view import (
     COUNT,
-    FLAG,
-    PROGRESS,
-    STATUS,
-    TEXT,
-    TIME,
-    TYPE,
     Text,
     came_to,
     elapsed,
@@ -36,6 +30,7 @@ from keephold.tools.waiting.view import (
     operation_ms,
     progress_of,
     read_hint,
+    reply,
     status,
     wants,
 )
@@ -73,60 +68,23 @@ _PENDING = {
     "needsInput": {"type": "boolean", "description": "It waits for the caller: answer it, or send it input."},
     "question": {"type": "object"},
     "behind": {"type": "string", "description": "It queues behind this handle, which waits for the caller."},
-    "progress": PROGRESS,
     "endedBy": {"type": "string", "description": "Who ended it on purpose."},
 }
-_WAITED = {"waitedMs": COUNT, "waitedTime": TEXT}
-RETURNS_ONE = object_schema(
-    {
-        "handleId": TEXT,
-        "type": TYPE,
-        "status": STATUS,
-        "result": {},
-        "error": TEXT,
-        "partialResult": {},
-        "isError": FLAG,
-        "operationElapsedMs": COUNT,
-        "operationElapsedTime": TEXT,
-        "elapsedMs": {"type": "integer", "minimum": 0, "description": "When the wait timed out: how long it waited."},
-        "startTime": TIME,
-        "endTime": TIME,
-        **_WAITED,
-        **_PENDING,
-    },
-    ["handleId", "status"],
+_PENDING_NAMES = "needsInput? question? behind? progress? endedBy?"
+RETURNS_ONE = reply(
+    "handleId type? status result? error? partialResult? isError? operationElapsedMs? operationElapsedTime? elapsedMs? "
+    f"startTime? endTime? waitedMs? waitedTime? {_PENDING_NAMES}",
+    elapsedMs={**COUNT, "description": "When the wait timed out: how long it waited."},
+    **_PENDING,
 )
-RETURNS_MULTIPLE = object_schema(
-    {
-        "mode": {"type": "string", "enum": ["all", "any", "race"]},
-        "status": {"type": "string", "enum": ["completed", "partial", "failed", "timeout", "pending"]},
-        "error": TEXT,
-        "winner": {"type": "string", "description": "In a race: who settled first."},
-        "totalCount": COUNT,
-        "completedCount": COUNT,
-        "failedCount": COUNT,
-        "pendingCount": COUNT,
-        "needsInput": FLAG,
-        "results": {
-            "type": "object",
-            "additionalProperties": object_schema(
-                {
-                    "type": TYPE,
-                    "status": STATUS,
-                    "result": {},
-                    "error": TEXT,
-                    "partialResult": {},
-                    "elapsedMs": COUNT,
-                    "elapsedTime": TEXT,
-                    **_PENDING,
-                },
-                ["type", "status", "elapsedMs", "elapsedTime"],
-            ),
-        },
-        "elapsedMs": COUNT,
-        **_WAITED,
-    },
-    ["mode", "status", "totalCount", "completedCount", "failedCount", "pendingCount", "results", *_WAITED],
+_ENTRY = reply(f"type status result? error? partialResult? elapsedMs elapsedTime {_PENDING_NAMES}", **_PENDING)
+RETURNS_MULTIPLE = reply(
+    "mode status error? winner? totalCount completedCount failedCount pendingCount needsInput? results elapsedMs? "
+    "waitedMs waitedTime",
+    mode={"type": "string", "enum": ["all", "any", "race"]},
+    status={"type": "string", "enum": ["completed", "partial", "failed", "timeout", "pending"]},
+    winner={"type": "string", "description": "In a race: who settled first."},
+    results={"type": "object", "additionalProperties": _ENTRY},
 )
 
 
@@ -325,17 +283,7 @@ PARAMETERS = object_schema(
     },
     ["durationMs"],
 )
-RETURNS = object_schema(
-    {
-        "success": FLAG,
-        "label": TEXT,
-        "requestedDurationMs": {"type": "number"},
-        "actualDurationMs": COUNT,
-        "startTime": TIME,
-        "endTime": TIME,
-    },
-    ["success", "requestedDurationMs", "actualDurationMs", "startTime", "endTime"],
-)
+RETURNS = reply("success label? requestedDurationMs actualDurationMs startTime endTime")
 
 
 def sleep_tool(around: WaitToolHost) -> Tool:
