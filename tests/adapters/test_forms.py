@@ -248,6 +248,7 @@ def test_nothing_called_is_nothing_to_append() -> None:
     assert openai.results([]) == openai.results([], "responses") == anthropic.results([]) == []
 
 
+@pytest.mark.cold
 def test_no_sdk_is_imported() -> None:
     program = (
         "import json, sys, keephold.adapters, keephold.adapters.openai, keephold.adapters.anthropic\n"
