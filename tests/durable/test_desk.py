@@ -224,6 +224,22 @@ async def test_N4_news_does_not_go_to_a_client_that_is_gone(tmp_path: Path, ms: 
         await until(here.idle)
 
 
+async def test_N3_a_reply_leaves_before_its_shown_states_are_recorded_and_no_other_repeats_them(tmp_path: Path) -> None:
+    async with Runtime([nap], store=stored_in(tmp_path)) as rt:
+        queue = rt.call_queue("main")
+        await queue.call(ToolCall("c", "create_wait_handle", {"handleId": "h", "type": "custom"}))
+        waiting = asyncio.create_task(queue.call(ToolCall("w", "wait_for", {"handleId": "h"})))
+        await asyncio.sleep(0.05)
+        completing = asyncio.create_task(
+            queue.call(ToolCall("d", "complete_wait_handle", {"handleId": "h", "result": "done"}))
+        )
+        assert '"completed"' in (await waiting).model
+        assert await rt.registry.store.notifications("main"), "recorded while the reply could have left"
+        other = await queue.call(ToolCall("n", "nap", {"ms": 0}))  # shows nothing of the handle
+        assert other.notifications == () and (await completing).notifications == ()
+        assert await rt.registry.store.notifications("main") == []
+
+
 @pytest.mark.parametrize("runtimes", [1, 2])
 async def test_N4_news_rides_once_whoever_answers(tmp_path: Path, runtimes: int) -> None:
     """Side by side, and by two runtimes of one store: each end is told once."""

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Reply
-from keephold.store.base import CARRIERS, QueuedNotification, Responded
+from keephold.store.base import CARRIERS, QueuedNotification, Responded, Shown
 from keephold.turn.batch import Batch
 from keephold.turn.budget import size_of
 from keephold.turn.notifications import notifications, still_shown
@@ -27,6 +27,10 @@ from keephold.turn.turn import Response
 
 if TYPE_CHECKING:
     from keephold.turn.parts import Parts
+
+
+_PASSES = 30
+"""Passes of the event loop in which a server has sent a reply."""
 
 
 class QueuedCall:
@@ -106,6 +110,8 @@ class CallQueue:
         self._id = f"d-{secrets.token_hex(6)}"
         self._count = 0
         self._lock = asyncio.Lock()
+        self._unrecorded: list[tuple[str, Shown]] = []
+        """States that replies have shown and the store does not know of yet."""
 
     async def call(self, call: ToolCall, *, park_after: float | None = 30) -> Response:
         """Run one call and return its answer; errors of tools do not raise here."""
@@ -119,6 +125,7 @@ class CallQueue:
         async with self._lock:
             parts.lifecycle.check_open()
             await parts.lifecycle.open()
+            await self._flush()
             if parts.registry.collecting_is_due:
                 parts.registry.run_soon(parts.registry.collect_sometimes())
             self._count += 1
@@ -181,16 +188,32 @@ class CallQueue:
         registry = self._parts.registry
         if registry.closing:
             return ()
-        shown = still_shown(registry, (reply,))
+        now_shown = still_shown(registry, (reply,))
+        shown = tuple(dict.fromkeys((*now_shown, *self._unrecorded)))
         shown_uids = {uid for uid, _ in shown}
         waiting = await registry.store.notifications(self.conversation, len(shown_uids) + 1)
         op = Responded(self.conversation, self._id, self._count, (), reply.cursors, shown, CARRIERS)
         if all(queued.uid in shown_uids for queued in waiting):
-            if reply.cursors or shown:  # a crash before this is written only repeats what was shown (N3)
+            # A crash before this is written only repeats what was shown (N3).
+            if reply.cursors:
                 registry.run_soon(self._shown(replace(op, carry=())))
+            elif now_shown:
+                self._unrecorded += now_shown
+                registry.run_soon(self._record_late())
             return ()
         return await self._parts.notifications.carried(registry.responded(op))
 
     async def _shown(self, op: Responded) -> None:
         with contextlib.suppress(KeepholdError):
             await self._parts.registry.responded(op)
+
+    async def _record_late(self) -> None:
+        """Record shown states when the reply has left: the commit may hold the event loop for an fsync."""
+        for _ in range(_PASSES):
+            await asyncio.sleep(0)
+        await self._flush()
+
+    async def _flush(self) -> None:
+        if shown := tuple(dict.fromkeys(self._unrecorded)):
+            await self._shown(Responded(self.conversation, self._id, self._count, (), (), shown))
+            self._unrecorded = [each for each in self._unrecorded if each not in shown]
