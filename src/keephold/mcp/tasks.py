@@ -59,7 +59,7 @@ class Tasks(Extension):
         self._calls = calls
         self._after = after
         self._askers: dict[str, ElicitationPrompter] = {}
-        calls.runtime.people.finders.append(self._found)
+        calls.runtime.people.finders.insert(0, self._found)  # first: it knows its tasks, an ACP agent takes any handle
         calls.followed_by(self)
 
     def methods(self) -> list[MethodBinding]:
