@@ -6,7 +6,7 @@ from keephold.tools.waiting.complete import complete_tool
 from keephold.tools.waiting.create import create_tool
 from keephold.tools.waiting.execute import agent_step_tool, execute_agent_tool, execute_workflow_tool
 from keephold.tools.waiting.listing import list_tool
-from keephold.tools.waiting.task_tools import TaskTools
+from keephold.tools.waiting.tasks import TaskTools
 from keephold.tools.waiting.tool import WaitToolHost
 from keephold.tools.waiting.update_cancel import cancel_tool, update_tool
 from keephold.tools.waiting.wait import sleep_tool, wait_for_multiple_tool, wait_for_tool

@@ -14,7 +14,7 @@ from keephold.store.base import Resolution
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting.create import NAME as CREATE
-from keephold.tools.waiting.task_store import CREATE as TASK
+from keephold.tools.waiting.tasks import CREATE as TASK
 from keephold.tools.waiting.tool import WRITES, Arguments, Refused, WaitToolHost, object_schema, wait_tool
 from keephold.tools.waiting.view import (
     elapsed,

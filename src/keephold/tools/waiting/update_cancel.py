@@ -11,7 +11,7 @@ from keephold.tools.call import Call
 from keephold.tools.waiting.complete import settled
 from keephold.tools.waiting.create import NAME as CREATE
 from keephold.tools.waiting.create import PRIORITY, small
-from keephold.tools.waiting.task_store import CREATE as TASK
+from keephold.tools.waiting.tasks import CREATE as TASK
 from keephold.tools.waiting.tool import ENDS, WRITES, Arguments, WaitToolHost, object_schema, wait_tool
 from keephold.tools.waiting.view import (
     elapsed,
