@@ -80,7 +80,8 @@ def _known(only: tuple[str, ...], names: set[str]) -> None:
 
 def _show(result: "Result") -> None:
     outcome = click.style(result.outcome.ljust(8), fg=_COLOURS[result.outcome])
-    reason = "" if result.outcome == "passed" else f": {_first_line(result.why)}"
+    first = printable(result.why.splitlines()[0]) if result.why else ""
+    reason = "" if result.outcome == "passed" else f": {first}"
     click.echo(f"{outcome} {result.name}{reason or f': {result.says}'}")
     if result.outcome != "failed":
         return
@@ -91,10 +92,6 @@ def _show(result: "Result") -> None:
     for each in result.messages:
         width = None if room is None else max(room - 13, 20)
         click.echo(f"         {_ARROWS[each['from']]} {one_line(each['message'], width)}")
-
-
-def _first_line(why: str) -> str:
-    return printable(why.splitlines()[0]) if why else ""
 
 
 def _sum_up(report: "Report") -> None:

@@ -78,7 +78,8 @@ class _AttachSession:
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._leave, number)
         if not self._read_only:
-            loop.add_signal_handler(signal.SIGWINCH, self._resized)
+            size = terminal.size
+            loop.add_signal_handler(signal.SIGWINCH, lambda: self._talk.send(frames.RESIZE, frames.Size(*size())))
         with terminal:
             showing = asyncio.create_task(self._show(first))
             loop.add_reader(terminal.input, self._typed)
@@ -133,9 +134,6 @@ class _AttachSession:
             self._talk.send(frames.INPUT, typed if before is None else before)
         if before is not None or not typed:
             self._leave(0)
-
-    def _resized(self) -> None:
-        self._talk.send(frames.RESIZE, frames.Size(*self._terminal.size()))
 
     def _leave(self, number: int) -> None:
         if not self._left.done():

@@ -66,7 +66,7 @@ def call_words(call: ToolCall) -> str:
         words.append(", ".join(map(str, ids)))
     elif isinstance(given.get("action"), str):
         words += [given.pop("action"), *([str(given.pop("id"))] if "id" in given else [])]
-    words += [f"{key}={_value(value)}" for key, value in given.items()]
+    words += [f"{key}={one_line(value, 40)}" for key, value in given.items()]
     return one_line(" ".join(words), _WORDS)
 
 
@@ -84,10 +84,6 @@ def _object(arguments: dict[str, Any] | str) -> dict[str, Any] | None:
         return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         return None
-
-
-def _value(value: Any) -> str:
-    return one_line(value, 40)
 
 
 # While it runs

@@ -165,16 +165,13 @@ class ChatScreen:
             self._column = 0  # the end of a folded row is unknown: continue in a new row
         return "\r" + (f"\x1b[{up}A" if up else "")
 
-    def _to_end(self) -> str:
-        """Return the move from there to the end of the text, which may be in the row above."""
-        return f"\x1b[A\x1b[{self._column}C" if self._column else ""
-
     def _said(self, columns: int) -> list[str]:
         if self._column >= columns:  # the row is full: the text continues in the next one anyway
             self._column = 0
             text, style = self._unseen[0]
             self._unseen[0] = text.removeprefix("\n"), style
-        parts = [self._to_end(), "\x1b[J", *(self._styled(text, style) for text, style in self._unseen)]
+        to_end = f"\x1b[A\x1b[{self._column}C" if self._column else ""  # the text may end in the row above
+        parts = [to_end, "\x1b[J", *(self._styled(text, style) for text, style in self._unseen)]
         for text, _ in self._unseen:
             self._column = _after(self._column, text, columns)
         self._unseen.clear()

@@ -150,7 +150,8 @@ def _write(file: Path, *, force: bool) -> Path | None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if force and file.exists():
-            kept = next(path for path in _backups(file) if not path.exists())
+            backups = (file.with_name(f"{NAME}.bak{number or ''}") for number in count())
+            kept = next(path for path in backups if not path.exists())
             file.rename(kept)
         with file.open("xb") as new:  # `x`: if two write at once, the second fails
             new.write(text)
@@ -165,10 +166,6 @@ def _write(file: Path, *, force: bool) -> Path | None:
             f"{file} cannot be written: {error.strerror}; name another DIR", code="config_invalid"
         ) from error
     return kept
-
-
-def _backups(file: Path) -> Iterator[Path]:
-    return (file.with_name(f"{NAME}.bak{number or ''}") for number in count())
 
 
 def _program() -> list[str]:

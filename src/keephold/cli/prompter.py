@@ -243,13 +243,7 @@ class TerminalPrompter:
         self._tty.write(f"\r\x1b[K\x1b[A\x1b[K{question}")
 
     async def _choose(
-        self,
-        shown: str,
-        question: str,
-        choices: Mapping[str, str],
-        *,
-        default: str | None = None,
-        secret: bool = False,
+        self, shown: str, question: str, choices: Mapping[str, str], *, default: str | None = None, secret: bool = False
     ) -> str:
         """Return one of the keys. Pasted text presses none, because it was not meant for this."""
         enter = f", Enter: {choices[default]}" if default is not None and not secret else ""

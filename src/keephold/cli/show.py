@@ -36,7 +36,12 @@ _INDENT = 16
 @json_option
 def show(id: str, conversation: str | None, where: Where, keys: bool, as_json: bool) -> None:
     """Show the newest handle of an ID, or the one of a uid."""
-    found = ask(where, lambda controls: _read(controls, id, conversation, keys=keys))
+
+    async def read(controls: "Controls") -> dict[str, Any]:
+        (fact,) = await controls.find((id,), conversation)
+        return await controls.handle(fact["uid"], keys=keys)
+
+    found = ask(where, read)
     if as_json:
         print_json(found)
     else:
@@ -44,15 +49,12 @@ def show(id: str, conversation: str | None, where: Where, keys: bool, as_json: b
             click.echo(line)
 
 
-async def _read(controls: "Controls", id: str, conversation: str | None, *, keys: bool) -> dict[str, Any]:
-    (fact,) = await controls.find((id,), conversation)
-    return await controls.handle(fact["uid"], keys=keys)
-
-
 def _lines(found: dict[str, Any], now: float) -> Iterator[str]:
     yield click.style(one_line(found["id"]), bold=True)
+    width = terminal_width()
+    room = _VALUE if width is None else max(20, width - _INDENT)
     for title, text in _facts(found, now):
-        yield f"  {title:<{_INDENT - 2}}{one_line(text, _room(_INDENT))}"
+        yield f"  {title:<{_INDENT - 2}}{one_line(text, room)}"
     yield from _section("waits", [_wait_cells(wait) for wait in found["waits"]])
     if found.get("keys"):
         yield "keys"
@@ -144,12 +146,6 @@ def _end(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _tail(output: dict[str, Any]) -> Iterator[str]:
-    lines = printable(output["tail"]).rstrip("\n").split("\n")[-_TAIL_LINES:]
     yield f"output, the end of {output['bytes']} bytes"
-    for line in lines:
+    for line in printable(output["tail"]).rstrip("\n").split("\n")[-_TAIL_LINES:]:
         yield f"  {line}"
-
-
-def _room(taken: int) -> int:
-    width = terminal_width()
-    return _VALUE if width is None else max(20, width - taken)

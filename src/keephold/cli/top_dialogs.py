@@ -68,10 +68,7 @@ class KeysScreen(AskScreen):
 class YesNoScreen(AskScreen):
     """Is dismissed with True or False."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("y", "say(True)", "Yes"),
-        Binding("n", "say(False)", "No"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("y", "say(True)", "Yes"), Binding("n", "say(False)", "No")]
 
     def hint(self) -> str:
         return "y: yes   n: no   Escape: leave it as it is"

@@ -206,11 +206,8 @@ def _quotes_hint(expected: str, value: Any, show: Any) -> str:
         return "; put it in quotes"
     if show is kind or not isinstance(value, str):
         return ""
-    looks_right = {
-        "a whole number": r"-?\d+",
-        "a number": r"-?\d+(\.\d+)?",
-        "true or false": "true|false",
-    }.get(expected)
+    forms = {"a whole number": r"-?\d+", "a number": r"-?\d+(\.\d+)?", "true or false": "true|false"}
+    looks_right = forms.get(expected)
     return f"; without the quotes: {value}" if looks_right and re.fullmatch(looks_right, value) else ""
 
 

@@ -459,16 +459,13 @@ def _ignored_settings(config: Config) -> list[str]:
     source = config.source
     if source is None:
         return []
-    found = [] if config.has_model else list(_outside_tools(config))
+    found: list[tuple[KeyPath, str]] = []
+    if config.conversation.detached == "auto" and not config.has_model:
+        found.append((("conversation", "detached"), f'{_NO_MODEL} "auto" lets calls run and answers no question'))
     for name, tool in config.conversation.tools.items():
         found += [((*TOOLS, name, *key), reason) for key, reason in _of_tool(tool, config.has_model)]
     found.sort(key=lambda note: source.line(note[0]))
     return list(dict.fromkeys(f"{source.at(key)}: {reason}" for key, reason in found))
-
-
-def _outside_tools(config: Config) -> Iterator[tuple[KeyPath, str]]:
-    if config.conversation.detached == "auto":
-        yield ("conversation", "detached"), f'{_NO_MODEL} "auto" lets calls run and answers no question'
 
 
 def _of_tool(tool: ToolSettings, has_model: bool) -> Iterator[tuple[KeyPath, str]]:

@@ -294,18 +294,15 @@ def _unknown_keywords(key: KeyPath, schema: Mapping[str, Any]) -> Iterator[Probl
     """Yield keys that are not JSON Schema keywords: a misspelt `required` would go unnoticed."""
     for word, value in schema.items():
         if word not in _KEYWORDS and not word.startswith("x-"):
-            yield (*key, word), _unknown_keyword(word)
+            sentence = unknown_key(word, sorted(_KEYWORDS))
+            near = "did you mean" in sentence
+            yield (*key, word), sentence if near else "unknown key; a parameter has the keywords of JSON Schema"
         elif word == "items" and isinstance(value, dict):
             yield from _unknown_keywords((*key, word), value)
         elif word == "properties" and isinstance(value, dict):
             for name, table in value.items():
                 if isinstance(table, dict):
                     yield from _unknown_keywords((*key, word, name), table)
-
-
-def _unknown_keyword(word: str) -> str:
-    sentence = unknown_key(word, sorted(_KEYWORDS))
-    return sentence if "did you mean" in sentence else "unknown key; a parameter has the keywords of JSON Schema"
 
 
 def _not_json(key: KeyPath, value: Any) -> Iterator[Problem]:

@@ -191,11 +191,8 @@ def shown(path: Path) -> str:
 
 def dotted(key: KeyPath) -> str:
     """Return the key as TOML writes it: `conversation.tools."*".run`."""
-    return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else _quoted(part) for part in map(str, key))
-
-
-def _quoted(part: str) -> str:
-    return json.dumps(part, ensure_ascii=False)
+    bare = re.compile(r"[A-Za-z0-9_-]+").fullmatch
+    return ".".join(part if bare(part) else json.dumps(part, ensure_ascii=False) for part in map(str, key))
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

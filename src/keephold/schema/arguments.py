@@ -115,7 +115,8 @@ class ArgumentCheck:
             return self._text_as_meant(value, schema)
         for part in schema.get("allOf", ()):
             value = self._as_meant(value, part)
-        forms = [form for form in _forms(schema) if self._schema.admits_type_of(form, value)]
+        union = (*schema.get("anyOf", ()), *schema.get("oneOf", ()))
+        forms = [form for form in union if self._schema.admits_type_of(form, value)]
         for form in forms:
             meant = self._as_meant(value, form)
             if len(forms) == 1 or self._schema.fits(form, meant):
@@ -426,10 +427,6 @@ def _rebased(schema: Any) -> Any:
     if isinstance(ref, str) and ref[:2] in ("#", "#/"):
         moved["$ref"] = f"#/$defs/whole{ref[1:]}"
     return moved
-
-
-def _forms(schema: Mapping[str, Any]) -> list[Any]:
-    return [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
 
 
 def _items(value: list[Any], schema: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:

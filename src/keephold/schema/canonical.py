@@ -85,17 +85,13 @@ def check_parameters(
 ) -> None:
     """Raise `ConfigError` with everything that is wrong with a tool's own parameters."""
     if parameters.get("type") != "object":
-        raise ConfigError(
-            [
-                f"tool `{name}`: parameters must be an object schema, "
-                '{"type": "object", "properties": {…}}, but its type is '
-                f"{parameters.get('type', 'not given')!r}"
-            ]
-        )
+        right = '{"type": "object", "properties": {…}}, but its type is'
+        given = repr(parameters.get("type", "not given"))
+        raise ConfigError([f"tool `{name}`: parameters must be an object schema, {right} {given}"])
     try:
         compiled(parameters, tool=name)
     except ConfigError:
-        wrong = [f"tool `{name}`: at {_pointer(path)}: {sentence}" for path, sentence in wrong_types(parameters)]
+        wrong = [f"tool `{name}`: at {'/'.join(map(str, path))}: {said}" for path, said in wrong_types(parameters)]
         if wrong:
             raise ConfigError(wrong) from None
         raise
@@ -149,10 +145,6 @@ def _no_type(name: str) -> str:
     first = _OTHER_NAMES.get(name.lower()) or (near[0] if near else TYPES[0])
     listed = ", ".join(f'"{each}"' for each in dict.fromkeys((first, *TYPES)))
     return f'must be one of {listed}, not "{name[:40]}"'
-
-
-def _pointer(path: tuple[str | int, ...]) -> str:
-    return "/".join(map(str, path))
 
 
 def compiled(schema: Mapping[str, Any], *, tool: str) -> jsonschema_rs.Validator:
