@@ -74,7 +74,7 @@ def _op(now: float, secs: float, **which: Any) -> Collected:
 
 async def _go(registry: Registry, op: Collected, *, dry_run: bool) -> Any:
     if not dry_run:
-        return await registry.let_go(op)
+        return await registry.delete_expired(op)
     return await registry.store.expiring(Collected(op.before, op.at, _MANY, kinds=op.kinds, statuses=op.statuses))
 
 

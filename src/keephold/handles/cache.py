@@ -1,8 +1,8 @@
-"""The part of the registry that is a cache: finding handles, loading them from the store, letting go of them (S5).
+"""The half of the registry that is a cache: it finds handles, loads them from the store, and evicts them (S5).
 
-What this runtime runs is always in memory, and memory is ahead of the store there. What is parked, has stopped or
-belongs to another process is loaded when somebody asks for it, kept up to date while somebody watches it, and let go of
-when nobody does.
+Handles that this runtime runs are always in memory, and memory is ahead of the store for them. Handles that are parked,
+have stopped or belong to another process are loaded on demand, kept up to date while they have watchers, and evicted
+when they have none.
 """
 
 import asyncio
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("keephold.handles")
 
 _IDLE = 1000
-"""How many handles that nobody runs stay in memory."""
+"""How many handles without an owner here stay in memory."""
 _EVICT_SECS = 0.05
 
 
 class ConversationCache:
-    """What is in memory of one conversation."""
+    """The part of one conversation that is in memory."""
 
     __slots__ = ("calls", "expired", "live", "name", "names", "open_questions", "turn")
 
@@ -62,9 +62,9 @@ class ConversationCache:
         self.names: dict[str, Handle] = {}
         self.calls: dict[str, Handle] = {}
         self.live: dict[str, Handle] = {}
-        """What this runtime runs, or will."""
+        """Handles that this runtime runs or will run."""
         self.expired: set[str] = set()
-        """Ids of which `load` found no more than a tombstone."""
+        """Ids for which `load` found only a tombstone."""
         self.open_questions = 0
 
 
@@ -80,10 +80,11 @@ class Cache:
         *,
         retention: float = 3600.0,
     ) -> None:
-        """`tool` gives the tool of a name; for one that this runtime does not have, something that stands in."""
+        """`tool` returns the tool of a name, or a stand-in for a tool that this runtime does not have."""
         self.store = store
         self.commit: Committing = store.commit
-        """Write operations. This is the store's own method while there is no commit observer: it is in every call."""
+        """Write operations. Without commit observers this is the store's own method, because every call goes through
+        it."""
         self._commit_observers: list[CommitObserver] = []
         self.clock = clock
         self.spool = spool
@@ -104,17 +105,17 @@ class Cache:
         self.meter: Meter | None = None
         self.traces: Traces | None = None
         self.archive: Callable[[Sequence[Record]], Awaitable[None]] | None = None
-        """Gets what the store is about to let go of; if it raises, nothing goes (W8)."""
+        """Gets the records that the store is about to delete; if it raises, none is deleted (W8)."""
         self.shorter: Mapping[Status, float] = {}
-        """Retentions of wait handles by status, where they do not stay as long as others (W8)."""
+        """Retentions of wait handles by status, where they are shorter than the usual one (W8)."""
         self.followers: dict[str, list[Callable[[Handle], None]]] = {}
-        """By conversation: who is told of every handle of it that was made, or has changed its state."""
+        """By conversation: callbacks for every handle that was made or has changed its state."""
         self.waiting: set[asyncio.Future[None]] = set()
-        """Whoever waits for handles; closing tells them."""
+        """Futures of coroutines that wait for handles; closing fails them."""
         self._tool = tool
         self._collect_at = 0.0
         self._made = 0
-        """What the newest uid begins with: its time in milliseconds, and a count."""
+        """The beginning of the newest uid: its time in milliseconds, and a count."""
         self._evicting = False
         self._by_uid: dict[str, Handle] = {}
         self._conversations: dict[str, ConversationCache] = {}
@@ -130,7 +131,7 @@ class Cache:
         return found
 
     async def load(self, conversation: str, ids: Iterable[str]) -> None:
-        """Bring the newest handles of these ids into memory, as they are now; `find` finds them then."""
+        """Load the newest handles of these ids as they are now, so that `find` finds them."""
         for id in ids:
             handle = self.conversation(conversation).names.get(id)
             if handle is not None and self.runs(handle):
@@ -139,7 +140,7 @@ class Cache:
                 continue
             record = await self.store.named(conversation, id)
             if isinstance(record, Record) and self.expired(record.state, conversation):
-                with contextlib.suppress(KeepholdError):  # it cannot write just now: the handle can still be read
+                with contextlib.suppress(KeepholdError):  # the store cannot write now, but the handle can still be read
                     await self.collect()
                 record = await self.store.named(conversation, id)
             if handle is not None and not isinstance(record, Record):
@@ -157,7 +158,7 @@ class Cache:
             handle.cursor = max(handle.cursor, min(record.cursor, handle.output.total))
 
     async def load_call(self, conversation: str, call_id: str) -> None:
-        """The same for the newest one-shot call of a label."""
+        """Load the newest one-shot call of a label."""
         known = self.conversation(conversation)
         if call_id not in known.calls:
             record = await self.store.called(conversation, call_id)
@@ -165,8 +166,7 @@ class Cache:
                 known.calls[call_id] = self.adopt(record)
 
     def find(self, id: str, conversation: str) -> Handle:
-        """The newest handle that bears the id, among those in memory; an error tells "expired" from "never heard of"
-        (S5)."""
+        """Return the newest loaded handle of the id; the error tells an expired handle from an unknown one (S5)."""
         known = self._conversations.get(conversation)
         handle = known.names.get(id) if known is not None else None
         if handle is not None:
@@ -179,7 +179,7 @@ class Cache:
         raise ToolError(f"Handle `{id}` not found", code="handle_not_found")
 
     def find_call(self, call_id: str, conversation: str) -> Handle:
-        """The newest one-shot call with that label."""
+        """Return the newest one-shot call of that label."""
         known = self._conversations.get(conversation)
         handle = known.calls.get(call_id) if known is not None else None
         if handle is None:
@@ -187,15 +187,15 @@ class Cache:
         return handle
 
     def tool(self, name: str) -> "Tool":
-        """The tool of that name, or what stands in for it."""
+        """Return the tool of that name, or its stand-in."""
         return self._tool(name)
 
     def loaded(self, uid: str) -> Handle | None:
-        """The handle of that uid, if it is in memory."""
+        """Return the handle of that uid if it is in memory."""
         return self._by_uid.get(uid)
 
     def adopt(self, record: Record) -> Handle:
-        """The handle of a record: the one in memory, brought up to date, or a new one."""
+        """Return the handle of a record: the loaded one, brought up to date, or a new one."""
         handle = self._by_uid.get(record.uid)
         if handle is None:
             handle = self._by_uid[record.uid] = self.revive(record)
@@ -204,16 +204,16 @@ class Cache:
         elif self._others_change(handle):
             self._update(handle, record)
         if handle.uid in self._idle:
-            self._idle[handle.uid] = self._idle.pop(handle.uid)  # wanted: the last to be let go of
+            self._idle[handle.uid] = self._idle.pop(handle.uid)  # just used: evict it last
         return handle
 
     def _others_change(self, handle: Handle) -> bool:
-        """Whether the store may know more of a handle than we do: we neither run it nor are writing of it just now, and
-        it has not stopped, which is final however old a record is."""
+        """Whether the store may know more of a handle than memory does: this runtime neither runs it nor is writing to
+        it, and it has not stopped. Stopped is final, however old a record is."""
         return handle.active and handle.decided is handle.state and not self.runs(handle)
 
     def revive(self, record: Record) -> Handle:
-        """A handle as the store has it, in no list of ours."""
+        """Return a handle as the store has it, in no list of this cache."""
         handle = Handle(
             id=record.id,
             uid=record.uid,
@@ -245,13 +245,13 @@ class Cache:
         handle.cursor = max(handle.cursor, min(record.cursor, printed))
 
     def _annotate(self, handle: Handle, record: Record) -> None:
-        """What anybody may say of a handle, whoever runs it (W8)."""
+        """Copy what any process may change, no matter which one runs the handle (W8)."""
         handle.metadata, handle.priority = record.metadata, record.priority
         if record.progress is not None and record.progress != handle.progress:
             self.progressed(handle, record.progress)
 
     def _update(self, handle: Handle, record: Record) -> None:
-        """Take over what another process, or a resolution, has done to a handle that is not ours."""
+        """Copy what another process or a resolution has done to a handle that this runtime does not run."""
         before, was_parked = handle.state, handle.parked
         self._copy(handle, record)
         if isinstance(handle.state, Stopped):
@@ -264,7 +264,7 @@ class Cache:
             self._follow(handle)
 
     async def refresh(self, uids: Iterable[str] | None = None) -> None:
-        """Look again at handles in memory that others may change: those of these uids, or all that are watched."""
+        """Read handles again that other processes may change: those of these uids, or all that are watched."""
         if uids is None:
             chosen = [handle for handle in self._idle.values() if handle.watchers]
         else:
@@ -282,14 +282,14 @@ class Cache:
                     self._annotate(handle, record)
 
     async def _look_for_new(self, uids: Iterable[str]) -> None:
-        """Another process may have made handles of a conversation that somebody here follows."""
+        """Adopt handles that another process has made in a conversation that is followed here."""
         for uid in uids if self.followers else ():
             record = await self.store.handle(uid) if uid not in self._by_uid else None
             if record is not None and record.stateful and record.conversation in self.followers:
                 self._follow(self.adopt(record))
 
     def changed_elsewhere(self, uid: str, state: State, what: What | None = None) -> None:
-        """A commit that was not about this handle alone has changed its state."""
+        """Note that a commit about something else has changed a handle's state."""
         if self.on_settled and isinstance(state, Stopped):
             self.on_settled(uid, state, what)
         handle = self._by_uid.get(uid)
@@ -309,7 +309,8 @@ class Cache:
         status: Status | None = None,
         newest: bool = False,
     ) -> list[HandleInfo]:
-        """Spawned handles, oldest first, after the one of that uid; those we run as they are in memory."""
+        """Return spawned handles, oldest first, after the one of that uid; those that this runtime runs as they are in
+        memory."""
         records = await self.store.handles(
             HandleQuery(conversation=conversation, state=state, status=status, after=after, limit=limit, newest=newest)
         )
@@ -328,7 +329,7 @@ class Cache:
         return handle.owner == self.store.owner and (handle.active or handle.lingering)
 
     def live(self, conversation: str | None = None) -> list[Handle]:
-        """What this runtime runs or will, and stopped handles of which something lingers."""
+        """Return the handles that this runtime runs or will run, and stopped ones that linger."""
         chosen = self._conversations.values() if conversation is None else [self.conversation(conversation)]
         return [handle for each in chosen for handle in each.live.values()]
 
@@ -345,16 +346,16 @@ class Cache:
         self.store.commit(ops, done, failed, keep=keep)
 
     def write(self, ops: Sequence[Op], *, keep: bool = True) -> "asyncio.Future[Sequence[Any]]":
-        """Write other operations; their results, or the error that says why not."""
+        """Write operations. The future gets their results, or the error that says why they were refused."""
         written: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
         self.commit(ops, partial(_set, written), partial(_fail, written), keep=keep)
         return written
 
-    # Telling
+    # Notifying
 
     def _follow(self, handle: Handle) -> None:
-        for told in tuple(self.followers.get(handle.conversation, ())):
-            told(handle)
+        for follower in tuple(self.followers.get(handle.conversation, ())):
+            follower(handle)
 
     def _stopped(self, handle: Handle) -> None:
         if self.followers:
@@ -369,7 +370,7 @@ class Cache:
                 watcher.stopped(handle)
 
     def progressed(self, handle: Handle, progress: Progress) -> None:
-        """It is this far."""
+        """Set how far the handle is, and tell its watchers."""
         handle.progress = progress
         for watcher in tuple(handle.watchers or ()):
             watcher.progressed(handle)
@@ -379,15 +380,16 @@ class Cache:
             watcher.parked(handle)
 
     def notify_watchers(self, handle: Handle) -> None:
-        """It may have become blocked on the caller: tell its waits, and those of whoever queues behind it."""
+        """Tell the waits on a handle that may be blocked on the caller now, and those on handles that queue behind
+        it."""
         concerned = {handle.uid: handle}
-        told: dict[GateQueue, int] = {}  # each part of a line once: lines may be long
+        visited: dict[GateQueue, int] = {}  # visit each part of a queue once: queues may be long
         todo = [handle]
         for each in todo:
             for ticket in (each.lane, each.ticket):
                 for line, place in ticket.holds_up() if ticket is not None else ():
-                    behind = [other.handle for other in line.queue[place : told.get(line)]]
-                    told[line] = min(place, told.get(line, place))
+                    behind = [other.handle for other in line.queue[place : visited.get(line)]]
+                    visited[line] = min(place, visited.get(line, place))
                     todo.extend(other for other in behind if other.uid not in concerned)
                     concerned.update((other.uid, other) for other in behind)
         for each in concerned.values():
@@ -395,7 +397,7 @@ class Cache:
                 watcher.handle_changed(each)
 
     def run_soon(self, work: Any) -> None:
-        """Run a coroutine of ours beside everything else; closing waits for it."""
+        """Run a coroutine in the background; closing waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
@@ -405,7 +407,7 @@ class Cache:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.warning("work on the store was cut short: %s", error, exc_info=error)
 
-    # Forgetting
+    # Evicting and deleting
 
     def _settle_accounts(self, handle: Handle) -> None:
         known = self._conversations.get(handle.conversation)
@@ -421,13 +423,13 @@ class Cache:
             self._evict_later()
 
     def _rest(self, handle: Handle) -> None:
-        """Nobody here runs it: it stays in memory as long as somebody watches it, or there is room."""
+        """Keep a handle that this runtime does not run, as long as it is watched or there is room."""
         self._idle[handle.uid] = handle
         if len(self._idle) > _IDLE and not self._evicting:
             self._evict_later()
 
     def _evict_later(self) -> None:
-        self._evicting = True  # waits for this handle come first
+        self._evicting = True  # later: coroutines that wait for this handle come first
         asyncio.get_running_loop().call_later(_EVICT_SECS, self._evict)
 
     def _evict(self) -> None:
@@ -437,7 +439,7 @@ class Cache:
                 self._forget(handle)
 
     def _forget(self, handle: Handle) -> None:
-        """Let go of a handle; the store has it."""
+        """Evict a handle; the store has it."""
         self._by_uid.pop(handle.uid, None)
         self._idle.pop(handle.uid, None)
         known = self._conversations.get(handle.conversation)
@@ -450,34 +452,34 @@ class Cache:
         self._forget_conversation(known)
 
     def _forget_conversation(self, known: ConversationCache) -> None:
-        """Let go of one that has nothing in memory."""
+        """Drop a conversation that has nothing in memory."""
         if known.turn is None and not (known.names or known.calls or known.live or known.expired):
             self._conversations.pop(known.name, None)
 
     def expired(self, state: State, conversation: str) -> bool:
-        """Whether a handle has stopped a retention ago, and no turn keeps it."""
+        """Whether a handle's retention is over and no turn keeps it."""
         if not isinstance(state, Stopped) or state.stopped + self.retention > self.clock.now():
             return False
         known = self._conversations.get(conversation)
         return known is None or known.turn is None
 
     async def collect(self) -> None:
-        """Let the store go of what stopped a retention ago and whose turn is over (S5)."""
+        """Delete handles from the store whose retention and turn are over (S5)."""
         now = self.clock.now()
         for status, secs in self.shorter.items():
             if secs < self.retention:
-                await self.let_go(Collected(_until(now - secs), now, kinds=WAIT_KINDS, statuses=(status,)))
+                await self.delete_expired(Collected(_until(now - secs), now, kinds=WAIT_KINDS, statuses=(status,)))
         op = Collected(_until(now - self.retention), now)
         if self.archive is not None:
-            await self.let_go(op)
-        else:  # nobody wants to know what goes
+            await self.delete_expired(op)
+        else:  # nobody needs to see the deleted records
             while (await self.write((op,), keep=False))[0] == op.limit:
                 pass
         for handle in [each for each in self._idle.values() if self.expired(each.state, each.conversation)]:
             self._forget(handle)
 
-    async def let_go(self, op: Collected) -> list[Record]:
-        """Let the store go of what the operation is about; what is archived is so before it goes."""
+    async def delete_expired(self, op: Collected) -> list[Record]:
+        """Delete what the operation is about, archiving it first, and return the deleted records."""
         gone: list[Record] = []
         while True:
             records = await self.store.expiring(op)
@@ -493,18 +495,18 @@ class Cache:
                 return gone
 
     def turn_began(self, conversation: str, turn: str) -> None:
-        """The conversation has a turn, which keeps what has not expired by now."""
+        """Note that the conversation has an open turn, which keeps handles that have not expired yet."""
         self.conversation(conversation).turn = turn
 
     def turn_ended(self, conversation: str) -> None:
-        """The conversation's turn is over: what was kept only for it may go."""
+        """Note that the conversation's turn has ended, so that handles kept for it may be deleted."""
         known = self.conversation(conversation)
         known.turn = None
         self._forget_conversation(known)
 
 
 def _until(at: float) -> float:
-    """What stopped just then goes, too."""
+    """Include handles that stopped at exactly that time."""
     return math.nextafter(at, math.inf)
 
 
@@ -519,6 +521,6 @@ def _fail(future: "asyncio.Future[Sequence[Any]]", error: Exception) -> None:
 
 
 def _asks_caller(tool: "Tool", question: Question) -> bool:
-    """Whether a question that stays open is the caller's to answer (Q4); whoever runs the call decided so, too."""
+    """Whether an open question is the caller's to answer (Q4). The process that runs the call decides the same way."""
     policy = tool.questions.get(question.id)
     return "apply" in tool.actions and not question.secret and not (policy is not None and policy.exclusive)

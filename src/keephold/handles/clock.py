@@ -1,7 +1,7 @@
-"""The time of day, behind a seam of one method.
+"""The time of day, behind a protocol of one method.
 
-What is stored or shown (created, started, stopped, a deadline) comes from a `Clock`. Countdowns do not: every timer in
-keephold is `loop.call_later`, so that virtual time is a matter of the loop (`keephold.testing.VirtualClock`).
+Times that are stored or shown (created, started, stopped, a deadline) come from a `Clock`. Countdowns do not: every
+timer in keephold is `loop.call_later`, so that virtual time is a matter of the loop (`keephold.testing.VirtualClock`).
 """
 
 import time
@@ -9,10 +9,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Tells the time of day."""
+    """Returns the time of day."""
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Return seconds since the epoch."""
 
 
 class SystemClock:

@@ -1,10 +1,10 @@
-"""Queues in front of running: resources that exclude each other, and slots of which there are so many (B4, B5, W11).
+"""Queues for running: resources that exclude each other, and slots that are limited in number (B4, B5, W11).
 
-A ticket takes all of its names at once or none. Lines are ordered by priority, then by arrival; a ticket is passed only
-by tickets that share none of its resources. Slots reserve nothing: a ticket that waits for something else lets the next
-one have the slot, or one call that waits for a file would hold up every call of the runtime. The serial lane is such a
-name too, in a gate of its own: it keeps emitted order, and a handle passes it before it queues for anything else, so
-two orders can never block each other.
+A ticket takes all of its names at once or none. Queues are ordered by priority, then by arrival; a ticket is passed
+only by tickets that share none of its resources. Slots reserve nothing: a ticket that waits for something else lets the
+next one have the slot, or one call that waits for a file would hold up every call of the runtime. The serial lane is
+such a name too, in a gate of its own: it keeps emitted order, and a handle passes it before it queues for anything
+else, so two orders can never block each other.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from keephold.handles.handle import Handle
 
 RESOURCE = "resource:"
-"""How the name of a resource begins; any other is a name of slots."""
+"""The prefix of a resource's name; any other name is one of slots."""
 
 
 class GateQueue:
-    """One name: who holds it, and who queues for it. That of a resource is `strict`: nobody passes the first."""
+    """One name: its holders and its queue. A resource's queue is `strict`: nobody passes the first."""
 
     __slots__ = ("capacity", "holders", "queue", "strict")
 
@@ -36,7 +36,8 @@ class GateQueue:
 
 
 class Ticket:
-    """A handle's place in a gate, for names each with its capacity. `start` is called once, when all are its own."""
+    """A handle's position in a gate, for names each with its capacity. `start` is called once, when it has all of
+    them."""
 
     __slots__ = ("gate", "handle", "held", "names", "priority", "rank", "start")
 
@@ -58,21 +59,23 @@ class Ticket:
         return [self.gate.lines[name] for name in self.names]
 
     def in_front(self) -> "list[list[Handle]]":
-        """Groups of handles that hold this ticket up; one handle of each group must go before it can."""
+        """Return groups of handles that hold this ticket up; one handle of each group must leave first."""
         if self.held:
             return []
         groups = []
         for line in self.lines():
             if line.full:
                 groups.append([ticket.handle for ticket in line.holders])
-            # Nobody passes the one before in the line for a resource, and that one may be held up by something else.
+            # Nobody passes the ticket before it in the queue for a resource, and that one may be held up by something
+            # else.
             place = bisect_left(line.queue, self) if line.strict else 0
             if place:
                 groups.append([line.queue[place - 1].handle])
         return groups
 
     def holds_up(self) -> list[tuple[GateQueue, int]]:
-        """Lines, and from which place on: by what it holds, or by being before others in the line for a resource."""
+        """Return queues and positions in them that this ticket holds up: by what it holds, or by being first for a
+        resource."""
         if self.held:
             return [(line, 0) for line in self.lines()]
         return [(line, bisect_right(line.queue, self)) for line in self.lines() if line.strict]
@@ -83,9 +86,9 @@ class Ticket:
         return not any(line.full or (line.strict and line.queue[0] is not self) for line in self.lines())
 
     def stuck_behind(self, already_handled: Container[str] = ()) -> "Handle | None":
-        """A handle that waits for the caller, without which this ticket cannot be served (A6)."""
+        """Return a handle that waits for the caller and without which this ticket cannot be served (A6)."""
         seen, todo, looked = {self}, [self], set[GateQueue]()
-        for ticket in todo:  # a loop, and each ticket and line once: lines may be long
+        for ticket in todo:  # a loop that visits each ticket and queue once: queues may be long
             for line in ticket.lines():
                 if line.full and line not in looked:
                     looked.add(line)
@@ -98,7 +101,8 @@ class Ticket:
                     if queueing is not None and queueing not in seen:
                         seen.add(queueing)
                         todo.append(queueing)
-                # Nobody passes those before in the line for a resource, and each may be held up by something else.
+                # Nobody passes the tickets before it in the queue for a resource, and each may be held up by something
+                # else.
                 for place in range(bisect_left(line.queue, ticket) - 1 if line.strict else -1, -1, -1):
                     before = line.queue[place]
                     if before in seen:
@@ -110,7 +114,7 @@ class Ticket:
 
 
 class Gate:
-    """All lines of one kind."""
+    """All queues of one kind."""
 
     def __init__(self) -> None:
         self.lines: dict[str, GateQueue] = {}
@@ -119,26 +123,26 @@ class Gate:
         self._serving = False
 
     def enter(self, ticket: Ticket) -> None:
-        """Queue. The ticket's `start` runs before this returns, or when a `leave` makes room."""
+        """Queue the ticket. Its `start` runs before this returns, or when a `leave` makes room."""
         self._arrivals += 1
         ticket.rank = (-ticket.priority, self._arrivals)
         grown = False
         for name, capacity in ticket.names.items():
             line = self.lines.setdefault(name, GateQueue(name, capacity))
             grown = grown or capacity > line.capacity
-            line.capacity = capacity  # a configuration that was read again may say another one
+            line.capacity = capacity  # a reloaded configuration may have changed the capacity
             insort(line.queue, ticket)
         if grown or ticket.ready:
             self._serve(ticket.names)
 
     def take(self, ticket: Ticket) -> None:
-        """Hold the names at once, beside whoever holds them: a call that had them already and goes on holding them."""
+        """Hold the names at once, beside their holders: for a call that keeps names it had already."""
         ticket.held = True
         for name, capacity in ticket.names.items():
             self.lines.setdefault(name, GateQueue(name, capacity)).holders.append(ticket)
 
     def rank(self, ticket: Ticket, priority: int) -> None:
-        """Give a ticket that queues another priority; among equals it keeps its place by arrival."""
+        """Change the priority of a queued ticket; among equals it keeps its place by arrival."""
         if ticket.held or ticket.priority == priority:
             return
         for line in ticket.lines():
@@ -149,14 +153,14 @@ class Gate:
         self._serve(ticket.names)
 
     def leave(self, ticket: Ticket) -> None:
-        """Give back what the ticket holds, or leave the queues. Harmless when done twice."""
+        """Release what the ticket holds, or leave the queues. Calling it twice is harmless."""
         freed = []
         for name in ticket.names:
             line = self.lines.get(name)
             members = [] if line is None else line.holders if ticket.held else line.queue
             if line is None or ticket not in members:
                 continue
-            # Nobody waited for a slot of which there were some left: a long queue need not be looked through.
+            # Nobody waited for a slot while some were free, so a long queue need not be searched.
             if line.strict or line.full:
                 freed.append(name)
             members.remove(ticket)
@@ -165,7 +169,7 @@ class Gate:
         self._serve(freed)
 
     def _serve(self, names: Iterable[str]) -> None:
-        # A start may end at once and leave again: what it frees is served by the loop below, not by recursion.
+        # A start may end at once and leave again: the loop below serves what it frees, without recursion.
         self._freed.extend(names)
         if self._serving:
             return

@@ -1,8 +1,8 @@
 """A handle: one tool call, from its registration to the end of its retention (S4).
 
-A handle has a *decided* and a *visible* state. Events are checked against the decided one in order of arrival, so of
-two racing ends the first wins before anything is written; `state` is what everybody sees, and follows the store's
-commit.
+A handle has a *decided* and a *visible* state. Events are checked against the decided state in order of arrival, so
+that the first of two racing ends wins before anything is written. `state` is what everybody sees; it follows the
+store's commit.
 """
 
 from collections.abc import Callable, Container
@@ -25,34 +25,34 @@ if TYPE_CHECKING:
 
 
 class Watcher:
-    """Something that wants to hear of a handle; each kind of watcher says what of.
+    """Receives calls about a handle; subclasses override the methods they need.
 
-    One with `wants_reading = True` has programs asked whether they read their input (C4).
+    With `wants_reading = True`, programs are asked whether they read their input (C4).
     """
 
     __slots__ = ()
 
     def stopped(self, handle: "Handle") -> None:
-        """It has stopped. Told once."""
+        """The handle has stopped. Called once."""
 
     def started(self, handle: "Handle") -> None:
-        """It was queued, and runs now."""
+        """The handle was queued and runs now."""
 
     def parked(self, handle: "Handle") -> None:
-        """Its tool has returned and it waits for its completion (D9)."""
+        """The handle's tool has returned, and it waits for its completion (D9)."""
 
     def handle_changed(self, handle: "Handle") -> None:
-        """It may have become blocked on the caller (A6)."""
+        """The handle may have become blocked on the caller (A6)."""
 
     def progressed(self, handle: "Handle") -> None:
-        """It has said how far it is."""
+        """The handle has reported its progress."""
 
     def showed(self, handle: "Handle", diff: "FileDiff") -> None:
-        """It has shown a change of a file."""
+        """The handle has shown a change of a file."""
 
 
 class OnStop(Watcher):
-    """A watcher that only wants to hear of the end."""
+    """A watcher that is called only when the handle stops."""
 
     __slots__ = ("_then",)
 
@@ -118,7 +118,7 @@ class Handle:
         self.ticket: Ticket | None = None
         self.watchers: list[Watcher] | None = None
         self.unwritten: Record | None = None
-        """What the store is to be told of it before anything else: a call that may be over at once is written then."""
+        """The record that must be written before any change of the handle: a short call is written when it stops."""
 
     def decide(self, state: State) -> None:
         """Set the decided state; the store is yet to confirm it. Nothing else sets it."""
@@ -134,21 +134,21 @@ class Handle:
 
     @property
     def active(self) -> bool:
-        """Not visibly stopped: its id is taken (S6)."""
+        """Whether the handle has not visibly stopped: its id is taken (S6)."""
         return not isinstance(self.state, Stopped)
 
     @property
     def parked(self) -> bool:
-        """Waits for its completion from outside: nobody runs it (D9)."""
+        """Whether the handle has no owner and waits for its completion from outside (D9)."""
         return self.parking is not None and self.owner is None and not isinstance(self.state, Stopped)
 
     @property
     def withheld(self) -> bool:
-        """It has ended, and whether its result may be seen is being asked: until then nothing new of it is (P5)."""
+        """Whether approval of the handle's result is pending: until then nothing new of it is shown (P5)."""
         return self.run is not None and self.run.delivering
 
     def watch(self, watcher: Watcher) -> None:
-        """Tell it when this stops: now, if it has."""
+        """Call the watcher when the handle stops: at once if it has."""
         if not self.active:
             watcher.stopped(self)
         elif self.watchers is None:
@@ -161,29 +161,31 @@ class Handle:
             self.watchers.remove(watcher)
 
     def blocked_on_caller(self, already_handled: Container[str] = ()) -> bool:
-        """A6: only the caller can make it go on: by an answer, by input, or by doing so for the one it queues behind.
+        """Whether only the caller can unblock the handle (A6): by an answer, by input, or by unblocking the one it
+        queues behind.
 
-        `already_handled` holds the uids of handles that the caller is dealing with already: those are not blocked yet.
+        `already_handled` has the uids of handles that other calls of the batch deal with: those do not count as
+        blocked.
         """
         return self.waits_for_caller(already_handled) or (
             self.uid not in already_handled and self.behind(already_handled) is not None
         )
 
     def waits_for_caller(self, already_handled: Container[str] = ()) -> bool:
-        """The caller's answer or input is what it waits for itself."""
+        """Whether the handle itself waits for the caller's answer or input."""
         state = self.state
         if self.uid in already_handled or self.driver is not None:
             return False
         return self.reading if isinstance(state, Running) else self.asks_caller and isinstance(state, Waiting)
 
     def behind(self, already_handled: Container[str] = ()) -> "Handle | None":
-        """The handle blocked on the caller that this pending one queues behind, if there is one."""
+        """Return the handle blocked on the caller that this pending one queues behind, if there is one."""
         ticket = self.queueing
         return ticket.stuck_behind(already_handled) if ticket is not None else None
 
     @property
     def queueing(self) -> "Ticket | None":
-        """Where it stands in line, if it does."""
+        """The ticket with which the handle queues, if it does."""
         for ticket in (self.lane, self.ticket):
             if ticket is not None and not ticket.held:
                 return ticket
@@ -198,7 +200,7 @@ class Handle:
         return None if secs is None or isinstance(state, Pending | Stopped) else state.started + secs
 
     def info(self) -> "HandleInfo":
-        """A snapshot of what is visible now."""
+        """Return a snapshot of what is visible now."""
         return info_in(
             self.state,
             id=self.id,
@@ -221,7 +223,7 @@ class Handle:
 
 
 class HandleInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A handle as it was visible at one moment. Nothing in it changes any more."""
+    """A handle as it was visible at one moment. It never changes."""
 
     id: str
     uid: str
@@ -243,17 +245,17 @@ class HandleInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     attempt: int = 1
     deadline: float | None = None
-    """When its tool's timeout, or of a parked call its deadline, will end it; None while a person is waited for."""
+    """When the tool's timeout, or a parked call's deadline, will end it; None while the user is asked."""
     next_attempt_at: float | None = None
-    """When it is tried again, between two attempts (R5)."""
+    """When the call is tried again, between two attempts."""
     parked: bool = False
-    """Waits for its completion from outside (D9)."""
+    """Whether the call waits for its completion from outside."""
     output_bytes: int = 0
     lingering: bool = False
-    """Stopped, but a thread or task of it has not ended yet; it still holds its lane and resources."""
+    """Stopped, but a thread or task of the call has not ended yet; it still holds its lane and resources."""
 
     driver: Literal["person"] | None = None
-    """Who drives a terminal: a person who is attached to it, or None, which is the assistant."""
+    """Who controls a terminal: `person` while a user is attached, None for the model."""
 
     @property
     def ok(self) -> bool:

@@ -1,7 +1,7 @@
-"""What a registry tells whoever looks on: numbers to `registry.meter`, spans to `registry.traces`.
+"""Where metrics and traces hook into a registry: `registry.meter` and `registry.traces`.
 
-Both are None unless somebody wants them, and then nothing but that is looked at. Neither may block the loop, and what
-they are told holds no id that grows without bound, no key and no content.
+Both are None unless a program wants them, and then nothing else is checked. Neither may block the loop. They get no
+unbounded ids, no keys and no content.
 """
 
 import time
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from keephold.handles.registry import Registry
 
 Asking = Literal["question", "permission", "result"]
-"""What somebody is asked for: an answer, whether a call may run, whether its result may be seen."""
+"""The kind of a request to a user: an answer, permission to run, or permission to see a result."""
 CommitObserver = Callable[[Sequence[Op], Done, Failed], tuple[Sequence[Op], Done, Failed]]
 """Sees every commit before the store does and may add operations at the end or wrap the two callbacks."""
 T = TypeVar("T")
 
 NOTHING: AbstractContextManager[object] = nullcontext()
-"""Around what nobody looks at."""
+"""The context of code that is not traced."""
 
 
 @runtime_checkable
@@ -32,73 +32,74 @@ class Meter(Protocol):
     """Counts what happens in a runtime."""
 
     def attach(self, registry: "Registry") -> None:
-        """Look on from now on."""
+        """Count what happens in the registry from now on."""
 
     def ended(self, tool: str, kind: Kind, state: Stopped) -> None:
-        """A call has stopped, spawned or not."""
+        """Count a call that has stopped, spawned or not."""
 
     def printed(self, tool: str, size: int) -> None:
-        """A tool has printed so many bytes."""
+        """Count bytes that a tool has printed."""
 
     def shown(self, size: int) -> None:
-        """So many bytes were given to whoever called, as a model gets them."""
+        """Count bytes that a caller was shown, as a model gets them."""
 
     def waited(self, tool: str, status: str, secs: float) -> None:
-        """Somebody has waited for handles."""
+        """Count a wait for handles."""
 
     def woken(self, secs: float) -> None:
-        """Who waited went on so long after it could."""
+        """Count how long after its wake-up a waiting coroutine ran."""
 
     def asked(self, what: Asking, secs: float) -> None:
-        """Somebody was asked and has answered."""
+        """Count a request that a user has answered."""
 
     def spent(self, model: str, *, input_tokens: int, output_tokens: int, cost: float | None) -> None:
-        """A request to a model was answered."""
+        """Count an answered request to a model."""
 
 
 class Traces(Protocol):
-    """Follows calls through a runtime, and over its restarts."""
+    """Follows calls through a runtime and across restarts."""
 
     def registering(self, handles: "Sequence[Handle]", failed: Callable[[Exception], None]) -> Callable[..., None]:
-        """These calls begin, here and now. Returns what to call if the store does not take them."""
+        """Note that these calls begin here. Returns the function to call if the store refuses them."""
 
     async def taken(self, record: Record) -> None:
-        """A call of a dead process is ours."""
+        """Note that this process has taken over a call of a dead one."""
 
     def attempt(self, handle: "Handle") -> AbstractContextManager[object]:
-        """An attempt at the call begins within."""
+        """Return the context in which an attempt at the call runs."""
 
     def step(self, step_id: str) -> AbstractContextManager[object]:
-        """A journaled step is done within."""
+        """Return the context in which a journaled step runs."""
 
     def wait(self, what: str, handles: Sequence[str] = ()) -> AbstractContextManager[object]:
-        """Something is waited for within."""
+        """Return the context in which something is waited for."""
 
     def asking(self, uid: str, what: Asking) -> Callable[[], None]:
-        """Somebody is asked about the call; call the result when they have answered."""
+        """Note that a user is asked about the call. Returns the function to call when they have answered."""
 
     async def resuming(self, conversation: str, turn: str) -> None:
-        """A turn of a dead process is about to be taken up again."""
+        """Note that a turn of a dead process is about to be resumed."""
 
     def entered(self, conversation: str, turn: str) -> Callable[[], None]:
-        """What its caller does from now on belongs to the turn; call the result when it leaves it."""
+        """Attribute what its caller does from now on to the turn. Returns the function to call when the caller leaves
+        it."""
 
     def close(self) -> None:
-        """The runtime is closed: nothing more comes of what is open."""
+        """End open spans: the runtime is closed."""
 
 
 def answered(registry: "Registry", uid: str | None, what: Asking, then: Callable[[T], None]) -> Callable[[T], None]:
-    """`then`, which is called when somebody has answered, with the time they took told to whoever looks on."""
+    """Return a callback that reports how long the answer took to metrics and traces, then calls `then`."""
     meter, traces = registry.meter, registry.traces
     if meter is None and traces is None:
         return then
     began, over = time.monotonic(), traces.asking(uid, what) if traces is not None and uid is not None else None
 
-    def told(said: T) -> None:
+    def report(said: T) -> None:
         if meter is not None:
             meter.asked(what, time.monotonic() - began)
         if over is not None:
             over()
         then(said)
 
-    return told
+    return report

@@ -1,17 +1,17 @@
-"""What a tool printed, within bounds (O5), for any number of readers (C5).
+"""The output of a tool, within bounds (O5), for any number of readers (C5).
 
 `Output` promises: appending is cheap and never raises; reading takes nothing away; at most 1 MiB is in memory, the rest
-in one file. Of more than `max_output` bytes the first half and the last half are kept. What lies between is the gap;
+in one file. Of more than `max_output` bytes the first half and the last half are kept. The bytes between are the gap;
 its size is always exact, and no read crosses it unnoticed.
 
 Bytes have offsets that never change. The byte at offset `o` is stored at place `o` if it belongs to the first half,
-else in a ring behind it. Memory and file use the same places, so going from one to the other is a single write.
+else in a ring behind it. Memory and file use the same places, so moving from one to the other is a single write.
 
-If the disk takes no more (full, broken), `failure` says why. What it has taken stays, the latest MiB is kept in memory
-from then on, and what falls between the two is in the gap like anything else that is gone.
+If the disk takes no more (full, broken), `failure` says why. Bytes on the disk stay, the latest MiB is kept in memory
+from then on, and bytes between the two are in the gap like all other lost bytes.
 
 `keep` describes an output for the store: a little of it inline, more in the file. `restored` makes an output of that
-description that reads the same and may go on, in this process or in another one.
+description that reads the same and can be appended to, in this process or in another one.
 """
 
 import contextlib
@@ -30,13 +30,13 @@ _GATHER = 1 << 14
 """Behind the linear part, smaller pieces are gathered up to this size before they are put in place."""
 _ALL = sys.maxsize
 _KEPT = -1
-"""As `_linear`: a `Kept` tells of this output, so its memory is not to be touched and its ring only with notice."""
+"""As `_linear`: a `KeptOutput` describes this output, so its memory must not change, and its ring only with notice."""
 
 _numbers = itertools.count(1)
 
 
 class Piece(NamedTuple):
-    """What one read gave. The next one starts at `end`, whether there was data or `missing` bytes are gone."""
+    """The result of one read. The next one starts at `end`, whether there was data or `missing` bytes are gone."""
 
     data: bytes
     start: int
@@ -53,7 +53,7 @@ class Span(NamedTuple):
 
 
 def unfinished(data: bytes) -> int:
-    """How many bytes at the end of `data` begin a UTF-8 character that is not complete: 0 to 3."""
+    """Count the bytes at the end of `data` that begin an incomplete UTF-8 character: 0 to 3."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
         if byte < 0x80:
@@ -65,7 +65,7 @@ def unfinished(data: bytes) -> int:
 
 
 class Output:
-    """The output of one handle. Of one thread, except that a finished output may be synced or read from another."""
+    """The output of one handle. For one thread, except that another thread may sync or read a finished output."""
 
     __slots__ = (
         "_descriptor",
@@ -93,9 +93,9 @@ class Output:
         self.failure: str | None = None
         """Why the disk takes no more, once it does not."""
         self.terminal = False
-        """Printed to a terminal: the bytes say what to do with a cursor, too."""
+        """Printed to a terminal: the bytes contain cursor movements, too."""
         self.timeline: Timeline | None = None
-        """When what was printed, where that is known. Whoever appends notes it."""
+        """The times at which bytes were printed, where known. The caller of `append` notes them."""
         self._spool = spool
         self._name = name
         self._head = max_output // 2
@@ -106,7 +106,7 @@ class Output:
         self._memory = bytearray()
         self._pending = bytearray()  # the latest bytes, not yet in their places
         self._path: Path | None = None
-        self._stored = False  # a `Kept` names the file
+        self._stored = False  # a `KeptOutput` names the file
         self._descriptor = -1
 
     # --- writing
@@ -121,13 +121,13 @@ class Output:
         else:
             if self._linear:
                 if self._linear == _KEPT:
-                    self._go_on(offset, data)
+                    self._append_kept(offset, data)
                     return
                 self._leave_linear(offset)
             self._add(offset, data)
 
     def _leave_linear(self, total: int) -> None:
-        """Memory cannot hold the next piece: begin the file, or the ring if there is to be no file."""
+        """Begin the file, or the ring if there can be no file: memory cannot hold the next piece."""
         self._linear = 0
         if self._head + self._ring > _MEMORY:
             try:
@@ -150,7 +150,7 @@ class Output:
             self._flush(self.total)
 
     def _flush(self, end: int) -> None:
-        """Put what is pending, which ends at `end`, in its place."""
+        """Put the pending bytes, which end at `end`, in their places."""
         # Write first, then forget: flushing twice at once, from two threads, writes the same bytes to the same place.
         if self._pending:
             data = bytes(self._pending)
@@ -167,7 +167,8 @@ class Output:
             self._store(offset, data)
 
     def _places(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """Where the bytes of a range are, or go: runs of `(place, start, stop)`, less what the ring has no room for."""
+        """Return where the bytes of a range are, or belong: runs of `(place, start, stop)`, without those beyond the
+        ring."""
         head, ring = self._head, self._ring
         runs = []
         if start < head and start < stop:
@@ -193,7 +194,7 @@ class Output:
             data = data[written:]
 
     def _give_up_disk(self, start: int, stop: int, error: OSError) -> None:
-        """Writing the bytes from `start` to `stop` failed: keep what is on disk, and from `start` a ring in memory."""
+        """Keep what is on disk, and from `start` a ring in memory: writing the bytes from `start` to `stop` failed."""
         self.failure = str(error)
         kept_from, head, latest = start, start, b""
         if stop > self._head + self._ring or self._kept_from > self._head:
@@ -214,26 +215,26 @@ class Output:
 
     @property
     def gap(self) -> tuple[int, int] | None:
-        """The offsets of the first byte that is gone and of the first one kept after it."""
+        """Return the offsets of the first lost byte and of the first one kept after it."""
         end = max(self._kept_from, self.total - self._ring)
         return (self._head, end) if end > self._head else None
 
     @property
     def whole(self) -> int:
-        """The end of the last complete character: how far to read now, for a reader who will come again."""
+        """Return the end of the last complete character: how far to read now if you will read again."""
         return self.total - unfinished(self.before(self.total, 3))
 
     def span(self, start: int = 0, stop: int | None = None) -> Span:
-        """The range from `start` to `stop` or what is there now, for a view."""
+        """Return the range from `start` to `stop`, or what is there now, for a view."""
         stop = self.total if stop is None else max(0, min(stop, self.total))
         return Span(self, max(0, min(start, stop)), stop)
 
     def read(self, start: int, stop: int | None = None) -> Piece:
-        """The bytes from `start`, up to `stop` or the gap, whichever is first.
+        """Return the bytes from `start`, up to `stop` or the gap, whichever is first.
 
-        Inside the gap there is no data: `missing` bytes are gone and `end` is where output goes on, beyond `stop` if
-        need be. Reading on from `end` until it is `total` goes over everything. Bytes that the disk does not give back
-        are missing, too.
+        Inside the gap no data is returned: `missing` bytes are lost and `end` is where output continues, beyond `stop`
+        if need be. Reading from `end` until it is `total` covers everything. Bytes that the disk does not give back are
+        missing, too.
         """
         self._flush(self.total)
         _, start, stop = self.span(start, stop)
@@ -249,14 +250,14 @@ class Output:
         return Piece(data, start, start + len(data))
 
     def before(self, offset: int, size: int) -> bytes:
-        """The bytes before an offset, as far as they are kept without interruption."""
+        """Return the bytes before an offset, as far as they are kept without interruption."""
         piece = self.read(max(0, offset - size), offset)
         if piece.missing and piece.end < offset:
             piece = self.read(piece.end, offset)
         return piece.data if piece.end == offset else b""
 
     def _load(self, start: int, stop: int) -> bytes:
-        """The bytes of a range that is kept whole; fewer, or none, if the disk does not give them back."""
+        """Return the bytes of a range that is kept whole; fewer, or none, if the disk does not give them back."""
         parts = []
         for place, begin, end in self._places(start, stop):
             part = self._fetch(place, end - begin)
@@ -286,11 +287,12 @@ class Output:
     # --- keeping
 
     def keep(self, inline: int) -> KeptOutput:
-        """Describe what is kept, for the store, when no more is expected. What comes nevertheless does no harm to it.
+        """Describe the output for the store, when no more is expected. Bytes appended later do not harm the
+        description.
 
         Up to `inline` bytes that are not in the file are in the description; otherwise everything is brought into the
-        file, which the store must sync. If the file does not take it, the description has what the file took before
-        and the latest bytes, or else the first and the latest ones.
+        file, which the store must sync. If the file does not take it, the description has what the file took before and
+        the latest bytes, or else the first and the latest ones.
         """
         self._flush(self.total)
         self._linear = _KEPT
@@ -322,7 +324,7 @@ class Output:
             ring=self._ring,
             kept_from=self._kept_from,
             in_file=in_file,
-            # Much is not copied: nobody changes these bytes any more (`_go_on`).
+            # Large data is not copied: these bytes do not change any more (`_append_kept`).
             data=bytes(memory) if len(memory) <= _GATHER else cast(bytes, memory),
             file=None if file is None else file.name,
             times=b"" if self.timeline is None else self.timeline.dump(),
@@ -330,7 +332,8 @@ class Output:
 
     @classmethod
     def restored(cls, spool: Spool, kept: KeptOutput, name: str | None = None) -> "Output":
-        """The output that was kept. `name` is for its file, should it come to need one. What the file lacks is gone."""
+        """Return the output that was kept. `name` is for its file, should it need one. Bytes that the file lacks are
+        lost."""
         output = cls(spool, 0, kept.file or name)
         output.total = kept.total
         output._head, output._ring, output._kept_from = kept.head, kept.ring, kept.kept_from
@@ -350,13 +353,13 @@ class Output:
             start = max(self._head, self._kept_from, self.total - ring) if kept.data else self.total
             return self._cut(0, ring, start)
         self._stored = True
-        # Who goes on with a kept output may overwrite its ring, and then may die without keeping it again. Until the
-        # ring begins again the file grows, and a file that cannot grow any more is made longer on purpose (`_go_on`).
+        # A process that appends to a kept output may overwrite its ring, and then die without keeping it again. Until
+        # the ring begins again the file grows, and a file that cannot grow is made longer on purpose (`_append_kept`).
         if not kept.data and size != kept.in_file and size >= self._head + self._ring:
             self._kept_from = self.total
         return self
 
-    def _go_on(self, offset: int, data: bytes) -> None:
+    def _append_kept(self, offset: int, data: bytes) -> None:
         """Append to an output that has been kept."""
         self._linear = 0
         self.total = offset
@@ -375,7 +378,7 @@ class Output:
         self.append(data)
 
     def _cut(self, head: int, ring: int, start: int) -> "Output":
-        """One that has the first `head` bytes where they are and, in memory, a ring with those from `start`."""
+        """Return one that has the first `head` bytes where they are and, in memory, a ring with those from `start`."""
         cut = Output(self._spool, 0, self._name)
         cut.total, cut.terminal, cut.timeline = self.total, self.terminal, self.timeline
         cut._head, cut._ring, cut._kept_from = head, ring, start
@@ -388,12 +391,12 @@ class Output:
     # --- the file
 
     def _move_to_file(self) -> None:
-        """Write what is in memory to its places in the file. Raises `OSError` and leaves all as it was."""
+        """Write what is in memory to its places in the file. If that raises `OSError`, nothing has changed."""
         in_file, path = self._in_file, self._path
         try:
             if path is None:
                 self._path = self._spool.file(self._name or f"output-{next(_numbers)}")
-                # What bears our name was left by a crash.
+                # A file of this name was left by a crash.
                 self._descriptor = self._open(os.O_CREAT | (os.O_TRUNC if self._name else os.O_EXCL))
             self._in_file = _ALL
             self._write(in_file, memoryview(self._memory))
@@ -409,7 +412,7 @@ class Output:
         return os.open(self._path, flags | os.O_RDWR | os.O_NOFOLLOW, 0o600)
 
     def sync(self) -> None:
-        """Return when what is in the file is on the disk. Raises `OSError` if the disk says it is not."""
+        """Return when the file's data is on the disk. Raises `OSError` if the disk says it is not."""
         self._flush(self.total)
         if self._path is not None:
             descriptor = self._descriptor if self._descriptor >= 0 else self._open(0)
@@ -420,16 +423,17 @@ class Output:
                     os.close(descriptor)
 
     def close(self) -> None:
-        """Give the descriptor back: nothing more will come. Reading stays possible and opens the file when it must."""
+        """Close the descriptor, because no more output will come. Reading stays possible and opens the file when it
+        must."""
         self._flush(self.total)
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def discard(self) -> None:
-        """Free everything. The counts stay; all that was printed, or will be, is in the gap.
+        """Free everything. The counts stay; all bytes, also later ones, are in the gap.
 
-        A file that a durable store was told of is the store's to remove.
+        The store removes a file that a durable store knows.
         """
         if self._stored and self._spool.durable:
             self.close()

@@ -31,7 +31,7 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def _recorded(answer_type: Any) -> Any:
-    """The form that is recorded and sent, of a Python type or of that form itself (Q1)."""
+    """Return the recorded form of an answer's type, given as a Python type or in that form (Q1)."""
     if answer_type is bool:
         return "Boolean"
     if answer_type is str:
@@ -50,12 +50,12 @@ class Open(NamedTuple):
 
 
 def question_key(question: Question, number: int) -> str:
-    """Which question of a call it is, the same for everyone who reads the store: an id may be asked twice."""
+    """Return which question of a call this is, for every reader of the store: an id may be asked twice."""
     return f"{question.id}.{number}"
 
 
 def select_options(question: Question) -> list[str] | None:
-    """The options of a Select question, None for any other."""
+    """Return the options of a Select question, None for any other."""
     kind = question.answer_type
     if not isinstance(kind, dict) or set(kind) != {"Select"} or not isinstance(kind["Select"], dict):
         return None
@@ -64,7 +64,7 @@ def select_options(question: Question) -> list[str] | None:
 
 
 def expected(question: Question) -> str:
-    """In words, what an answer to this question looks like."""
+    """Describe the answers that this question accepts."""
     if question.answer_type == "Boolean":
         return "true or false"
     options = select_options(question)

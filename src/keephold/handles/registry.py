@@ -1,9 +1,7 @@
-"""The registry: every handle of a runtime, and the only place where one changes (S6).
+"""The registry: every handle of a runtime, and the only place where handles change (S6).
 
-`register` and `apply_event` decide, hand the operation to the store, and make it visible when the store has it; then
-watchers are told. `cache.py` is the other half: how handles are found, loaded and let go of.
-
-What of a spawned handle is news (N1, N2).
+`register` and `apply_event` decide, hand the operation to the store, and make the change visible when the store has it;
+then watchers are called. `cache.py` is the other half: how handles are found, loaded and evicted.
 """
 
 import asyncio
@@ -67,16 +65,16 @@ def notice(tool: "Tool", state: State) -> Notice | None:
 
 
 _SOMEBODY_ELSE = ("already_stopped", "lease_lost", "store_unavailable")
-"""Refusals that say nothing against what was to be written."""
+"""Codes of refusals that say nothing against the refused operations."""
 _LATE_SECS = 0.01
-"""How long a call may run before the store knows of it, if it is written at its end otherwise."""
+"""How long a call may run before it is written, if it is otherwise written at its end."""
 _LAST_TASKS_SECS = 1.0
-"""How long closing waits for what is done beside everything else."""
+"""How long closing waits for background work."""
 _BAD_IN_ID = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
 
 
 def check_id(id: object) -> str:
-    """The id, if it is one a caller may choose (S6)."""
+    """Return the id if a caller may choose it; otherwise raise `ToolError` (S6)."""
     if not isinstance(id, str) or not 1 <= len(id) <= 128 or _BAD_IN_ID.search(id):
         shown = repr(id) if len(repr(id)) <= 60 else repr(id)[:60] + "…"
         raise ToolError(
@@ -91,7 +89,8 @@ def check_id(id: object) -> str:
 
 
 def call_id(label: str) -> str:
-    """The id of a one-shot call that gets one (D10): of its label, as far as that may be in an id (S6)."""
+    """Return the id of a one-shot call that gets one (D10), made of the characters of its label that an id may have
+    (S6)."""
     return f"call:{_BAD_IN_ID.sub('-', to_utf8(label).decode())[:100]}"
 
 
@@ -115,7 +114,7 @@ class Registry(Cache):
         priority: int = 0,
         kind: Kind = "tool",
     ) -> Handle:
-        """A handle that nobody can see yet; `register` makes it so."""
+        """Make a handle that nobody can see until `register`."""
         now = self.clock.now()
         return Handle(
             id=id,
@@ -132,7 +131,8 @@ class Registry(Cache):
         )
 
     def _new_uid(self, now: float) -> str:
-        """Never used before, hard to guess, and greater than the one before, also if the clock is set back."""
+        """Return a uid that was never used, is hard to guess, and is greater than the last one even if the clock was
+        set back."""
         self._made = max(self._made + 1, int(now * 1000) << 16)
         return f"{self._made:016x}{secrets.token_hex(8)}"
 
@@ -143,9 +143,9 @@ class Registry(Cache):
         failed: Callable[[Exception], None],
         opened: Opened | None = None,
     ) -> None:
-        """Make handles known, and the batch that makes them, all in one commit, then call `done`.
+        """Write handles and the batch that makes them in one commit, then call `done`.
 
-        Those that have their record as `unwritten` are known here only, until `write_down`.
+        Handles that have an `unwritten` record are known in this process only, until `write_down`.
         """
         ops: list[Op] = [] if opened is None else [opened]
         ops += [Registered(record, _only_once(handle)) for handle, record in new if handle.unwritten is None]
@@ -164,14 +164,14 @@ class Registry(Cache):
         done()
 
     def take_over(self, record: Record) -> Handle:
-        """The handle of a call that was claimed: this runtime runs it from now on."""
+        """Return the handle of a claimed call: this runtime runs it from now on."""
         handle = self._by_uid.get(record.uid) or self.revive(record)
         self._copy(handle, record)
         self.enlist(handle)
         return handle
 
     def enlist(self, handle: Handle) -> None:
-        """It is known now; unless it has stopped before it started, this runtime runs it, or will."""
+        """List a handle. Unless it has stopped before it started, this runtime runs it or will run it."""
         known = self.conversation(handle.conversation)
         self._by_uid[handle.uid] = handle
         if self.followers and handle.stateful:
@@ -184,7 +184,7 @@ class Registry(Cache):
         if handle.stateful:
             known.names[handle.id] = handle
             known.expired.discard(handle.id)
-        elif handle.tool.names is None:  # what looks for a call by its label may bear the same one
+        elif handle.tool.names is None:  # a tool that looks for a call by its label may have the same label
             known.calls[handle.call_id] = handle
 
     def apply_event(
@@ -196,15 +196,15 @@ class Registry(Cache):
         *,
         quiet: bool = False,
     ) -> None:
-        """Decide `event` now, or raise; it is visible, and `then` is called, when the store has it.
+        """Decide `event` now, or raise. When the store has it, the change becomes visible and `then` is called.
 
-        What of it is news goes into the same commit (N3), unless it is to pass in silence.
+        The notification of the change goes into the same commit (N3), unless `quiet`.
         """
         before = handle.decided
         state = transition(before, event)
         handle.decide(state)
         if isinstance(before, Waiting) and handle.stateful:
-            also = (*also, TakenBack(handle.conversation, ((handle.uid, "asked"),)))  # that it asks is old news
+            also = (*also, TakenBack(handle.conversation, ((handle.uid, "asked"),)))  # the question is closed
         output = self._kept(handle) if handle.output is not None and isinstance(state, Stopped) else None
         notification = notice(handle.tool, state) if handle.stateful and not quiet else None
         change = Changed(handle.uid, handle.fence, event, state, output, notification)
@@ -220,14 +220,14 @@ class Registry(Cache):
         self.commit(ops, partial(self._visible, handle, state, then), refused, keep=True)
 
     def write_down(self, handle: Handle) -> None:
-        """See to it that the store knows the handle before it hears anything else of it: commits keep their order."""
+        """Write the handle's record before anything else about it: commits keep their order."""
         record, handle.unwritten = handle.unwritten, None
         if record is not None and handle.active:
             refused = partial(self._not_written, handle, record)
             self.commit((Registered(record),), lambda _: None, refused, keep=True)
 
     def _not_written(self, handle: Handle, record: Record, error: Exception) -> None:
-        """The store knows nothing of it yet: what comes next is to be written with it."""
+        """Keep the record, so that it is written together with the next change."""
         handle.unwritten = record
         self._refused(handle, error)
 
@@ -249,10 +249,10 @@ class Registry(Cache):
             then()
 
     def _refused(self, handle: Handle, error: Exception) -> None:
-        """Somebody else was first: it has stopped, or is run by another process now. The store knows how it is."""
+        """Read the handle again: another process was first to stop it, or runs it now."""
         code = error.code if isinstance(error, KeepholdError) else "not_storable"
         if handle.unwritten is not None and code == "lease_lost":
-            return  # it is nobody else's: what was to make it known was refused before, and that is being dealt with
+            return  # no other process has it: its registration was refused, and the caller handles that
         if code not in _SOMEBODY_ELSE and handle.active:
             handle.decide(handle.state)  # its outcome cannot be stored; this failure can
             if handle.run is not None:
@@ -269,7 +269,7 @@ class Registry(Cache):
         self.run_soon(self.refresh((handle.uid,)))
 
     def start(self, handle: Handle, then: Callable[[], None]) -> None:
-        """It runs, and `then` may begin."""
+        """Start the handle, then call `then`."""
         self.apply_event(handle, Started(self.clock.now()), then)
 
     def end(
@@ -280,7 +280,7 @@ class Registry(Cache):
         exit_code: int | None = None,
         signal: int | None = None,
     ) -> bool:
-        """Stop it with this outcome, unless it has stopped: the first outcome stands (S2). Says whether this was it."""
+        """Stop the handle with this outcome. Return False if it has stopped already: the first outcome wins (S2)."""
         try:
             self.apply_event(handle, Ended(self.clock.now(), outcome, ended_by, exit_code, signal))
         except AlreadyStopped:
@@ -288,7 +288,7 @@ class Registry(Cache):
         return True
 
     def park(self, handle: Handle, parking: Parking, then: Callable[[], None]) -> None:
-        """Its tool has returned; from now on it waits for its completion and nobody runs it (D6)."""
+        """Park a handle whose tool has returned: it waits for its completion and has no owner (D6)."""
         self.write_down(handle)
         op = Parked(handle.uid, handle.fence, parking, self.clock.now(), self._kept(handle))
         self.commit((op,), partial(self._parked, handle, parking, then), partial(self._refused, handle), keep=True)
@@ -312,19 +312,15 @@ class Registry(Cache):
                 self.on_deadline(parking.deadline)
 
     async def promote_to_handle(self, handle: Handle, id: str) -> None:
-        """A one-shot call becomes a handle of that id (D10). Its end is news, also if it has come already."""
+        """Turn a one-shot call into a handle of that id (D10). Its end is notified, even if it has stopped already."""
         self.write_down(handle)
         was, over = handle.id, handle.decided
-        handle.id, handle.stateful = id, True  # commits keep their order: what is decided next is of a handle
+        handle.id, handle.stateful = id, True  # commits keep their order: the next change is that of a handle
         ops: list[Op] = [Exposed(handle.uid, id)]
-        if isinstance(over, Stopped) and handle.parking is None:  # the end of a parked call is news already (D9)
-            told = end_notice(over, handle.tool.spawn.notifications.deliver)
-            message = words(id, handle.tool.name, over)
-            ops.append(
-                Notified(
-                    handle.conversation, told.kind, told.level, message, self.clock.now(), handle.uid, told.carriers
-                )
-            )
+        if isinstance(over, Stopped) and handle.parking is None:  # the end of a parked call is notified already (D9)
+            end, message = end_notice(over, handle.tool.spawn.notifications.deliver), words(id, handle.tool.name, over)
+            now = self.clock.now()
+            ops.append(Notified(handle.conversation, end.kind, end.level, message, now, handle.uid, end.carriers))
         try:
             await self.write(ops)
         except KeepholdError:
@@ -337,21 +333,24 @@ class Registry(Cache):
         self.commit((), lambda _: then(), lambda _: then())
 
     async def responded(self, op: Responded) -> tuple[QueuedNotification, ...]:
-        """A batch is answered: record the responses and move the cursors of what they showed (C5).
+        """Record the responses of a batch and move the cursors of the output they showed (C5).
 
-        Returns the news that rides on them (N4).
+        Return the notifications that ride on the responses (N4).
         """
-        (news,) = await self.write((op,))
+        (delivered,) = await self.write((op,))
         for uid, offset in op.cursors:
             handle = self._by_uid.get(uid)
             if handle is not None:
                 handle.cursor = max(handle.cursor, offset)
-        self.told(news, op.shown)
-        return tuple(news)
+        self.reset_output_notifications(delivered, op.shown)
+        return tuple(delivered)
 
-    def told(self, news: Sequence[QueuedNotification], shown: Sequence[tuple[str, Shown]] = ()) -> None:
-        """News was delivered, or what it was about shown: what these handles print next is news again (N6)."""
-        for each in news:
+    def reset_output_notifications(
+        self, delivered: Sequence[QueuedNotification], shown: Sequence[tuple[str, Shown]] = ()
+    ) -> None:
+        """Let these handles notify new output again: their notifications were delivered, or their output was shown
+        (N6)."""
+        for each in delivered:
             handle = self._by_uid.get(each.uid or "") if each.kind == "tool.content" else None
             if handle is not None and handle.run is not None and handle.run.content is not None:
                 handle.run.content.delivered()
@@ -361,7 +360,7 @@ class Registry(Cache):
                 handle.run.content.shown()
 
     def annotated(self, handle: Handle, record: Record) -> None:
-        """What was said about a handle is written; of one that queues here the priority counts at once (W11)."""
+        """Copy annotations that are written. The new priority of a handle that queues here counts at once (W11)."""
         handle.metadata, handle.priority = record.metadata, record.priority
         if handle.ticket is not None:
             self.gate.rank(handle.ticket, record.priority)
@@ -369,30 +368,30 @@ class Registry(Cache):
             self.progressed(handle, record.progress)
 
     def output_of(self, handle: Handle) -> Output:
-        """The handle's output, made when it first has some."""
+        """Return the handle's output; make it on first use."""
         if handle.output is None:
             handle.output = Output(self.spool, handle.tool.output.max_output, handle.uid)
             handle.output.terminal = handle.tool.source == "terminal"
         return handle.output
 
     def printed(self, uid: str) -> Output | None:
-        """What a call of ours has printed so far."""
+        """Return the output of a loaded handle so far."""
         handle = self._by_uid.get(uid)
         return handle.output if handle is not None else None
 
     async def recorded(self, handle: Handle, cause: bytes) -> bool:
-        """Whether what that call sent is in the handle's journal (E10)."""
+        """Whether the handle's journal has the input that this call sent (E10)."""
         return any(entry.digest == cause for entry in await self.store.journal(handle.uid))
 
     def withhold(self, handle: Handle) -> None:
-        """What it printed is not for anyone to see (P1)."""
+        """Discard the output of a handle whose result nobody may see (P1)."""
         if handle.output is not None:
             handle.output.discard()
             handle.output = None
-            self.output_of(handle)  # an empty one, which takes the place of what may be stored already
+            self.output_of(handle)  # an empty output replaces what may be stored already
 
     def released(self, handle: Handle) -> None:
-        """Nothing of a lingering handle runs any more."""
+        """Note that nothing of a lingering handle runs any more."""
         if handle.lingering:
             handle.lingering = False
             self._settle_accounts(handle)
@@ -402,22 +401,22 @@ class Registry(Cache):
         return self.clock.now() >= self._collect_at
 
     async def collect_sometimes(self) -> None:
-        """Collect, if that was not done in the last minute."""
+        """Collect, unless that was done in the last minute."""
         now = self.clock.now()
         if now >= self._collect_at:
             self._collect_at = now + 60
-            with contextlib.suppress(KeepholdError):  # the store cannot write just now; the next minute will do
+            with contextlib.suppress(KeepholdError):  # the store cannot write now; try again in a minute
                 await self.collect()
 
     def stop_waiting(self) -> None:
-        """The runtime is closing: whoever still waits for a handle is told."""
+        """Fail every wait for a handle, because the runtime is closing."""
         for future in self.waiting:
             if not future.done():
                 future.set_exception(KeepholdError("the runtime was closed while this waited", code="runtime_closed"))
 
     async def close(self) -> None:
-        """Free what the handles keep outside memory, once everything is written."""
-        if self._tasks:  # each can be done again by the next runtime
+        """Free the handles' files and close the store, once everything is written."""
+        if self._tasks:  # the next runtime can do each of these again
             await asyncio.wait(tuple(self._tasks), timeout=_LAST_TASKS_SECS)
         for task in tuple(self._tasks):
             task.cancel()

@@ -1,13 +1,13 @@
-"""What a terminal was sent, as text: what a person would have read if the terminal were a roll of paper.
+"""A terminal's output as text: what a reader would see if the terminal were a roll of paper.
 
-`render` promises: it never raises; it takes time in proportion to the data, whatever is in it; of the characters that
-control something only newlines and tabs remain; and the text is no longer than the data (a bad byte counts as the three
-of its replacement), for which blanks that a moving cursor leaves may have to be fewer.
+`render` promises: it never raises; it takes time in proportion to the data, for any data; of the control characters
+only newlines and tabs remain; and the text is no longer than the data (a bad byte counts as the three of its
+replacement), for which blanks that a moving cursor leaves may have to be fewer.
 
-On paper there is no way up. The cursor moves within its row: what is printed over something replaces it, what is erased
-is gone, so a progress bar ends as its last state and an edited command line as it was sent. Whatever else a sequence
-asks for is not done. What was shown on the alternate screen, where full-screen programs draw, is left out. A row that
-is full goes on in the next one without a line end and cannot be changed any more, as in a terminal of that width.
+Paper does not move up. The cursor moves within its row: printing over a cell replaces it, and erasing clears it, so a
+progress bar ends as its last state and an edited command line as it was sent. All other sequences are ignored. The
+alternate screen, where full-screen programs draw, is left out. A full row continues in the next one without a line end
+and cannot be changed any more, as in a terminal of that width.
 """
 
 import re
@@ -19,7 +19,7 @@ from keephold.text import SEQUENCE, SEQUENCE_SIZE, has_controls
 _LOOK_BACK = 1 << 18
 """How far back to look for the beginning of an alternate screen."""
 WIDTH = 1024
-"""How wide the paper is where the width of the terminal is not known, and at most."""
+"""The width of the paper if that of the terminal is unknown, and the greatest width."""
 
 ALTERNATE = frozenset(("47", "1047", "1049"))
 """The modes that show the alternate screen."""
@@ -28,18 +28,18 @@ _TOKEN = re.compile(f"\r+|\b+|{SEQUENCE.pattern}")
 _CSI = re.compile("(?:\x1b\\[|\x9b)(\\??)([0-9;]*)([@-~])")
 _SWITCH = re.compile("(?:\x1b\\[|\x9b)\\?([0-9;]*)([hl])|\x1bc")
 _ACTS = frozenset("CaDG`KJP@XHfd")
-"""How the sequences end that move the cursor, or change its row."""
+"""The final characters of sequences that move the cursor or change its row."""
 _SIMPLE = re.compile("[ -\u02ff]+|[^ -\u02ff]+")
 _GONE = "\0"
-"""A cell that is blank and takes no room in the text: what was there was shorter than it was wide."""
+"""A cell that is blank and takes no room in the text: its character was shorter than it was wide."""
 _MARKS = 8
-"""How many characters without a width share the cell of another one; more than that is no text."""
+"""How many characters without a width may share the cell of another one; the others are dropped."""
 
 
 def render(data: bytes, before: bytes = b"", cols: int = WIDTH) -> str:
-    """The bytes as text. `cols` is the width of the terminal.
+    """Return the bytes as text. `cols` is the width of the terminal.
 
-    `before` is what was printed before: a sequence may have begun there, or the alternate screen.
+    `before` was printed before them: a sequence, or the alternate screen, may have begun there.
     """
     text = data.decode("utf-8", "replace").replace("\r\n", "\n")
     if "\r\n" in text:
@@ -52,7 +52,7 @@ def render(data: bytes, before: bytes = b"", cols: int = WIDTH) -> str:
 
 
 def render_piece(output: Output, data: bytes, start: int) -> str:
-    """The bytes from the offset `start` of a terminal's output as text."""
+    """Return the bytes from the offset `start` of a terminal's output as text."""
     if not data:
         return ""
     cols = WIDTH if output.timeline is None else output.timeline.cols(start)
@@ -72,7 +72,7 @@ def on_alternate(before: bytes, otherwise: bool = False) -> bool:
 
 
 def _begun(before: bytes, text: str) -> int:
-    """Where in the text a sequence ends that began before it."""
+    """Return where in the text a sequence ends that began before it."""
     tail = before[-SEQUENCE_SIZE:].decode("utf-8", "replace")
     if has_controls(tail):
         for sequence in SEQUENCE.finditer(tail + text):
@@ -82,7 +82,7 @@ def _begun(before: bytes, text: str) -> int:
 
 
 class _Paper:
-    """The roll: what is done, and the row that the cursor is in.
+    """The roll: finished rows, and the row of the cursor.
 
     A row is a list of cells. A character that is more than one column wide, such as a tab, is in the first of its cells
     and leaves the others empty.
@@ -96,7 +96,7 @@ class _Paper:
         self._already_handled = 0  # how many characters of sequences were not printed, and not made up for by blanks
 
     def print(self, text: str, start: int, hidden: bool) -> str:
-        """All of the text from `start`, `hidden` until the alternate screen is left."""
+        """Return all of the text from `start`, `hidden` until the alternate screen is left."""
         while True:
             if hidden:
                 start, hidden = _shown_again(text, start), False
@@ -170,7 +170,7 @@ class _Paper:
         self._column = max(self._column, stop) if self._column < self._width else self._column
 
     def _place(self, cells: list[str]) -> None:
-        """Put cells at the cursor, over what is there."""
+        """Put cells at the cursor, replacing those that are there."""
         row, column = self._row, self._column
         if column > len(row):
             column = len(row) + self._insert_blanks(len(row), column - len(row))
@@ -186,7 +186,7 @@ class _Paper:
         self._row, self._column = [], 0
 
     def _finish_row(self) -> None:
-        """Blanks behind the cursor are what erasing leaves; before it somebody wanted them."""
+        """Drop blanks behind the cursor, which erasing leaves; those before it were printed."""
         row, column = self._row, self._column
         self._done += ("".join(row[:column]), "".join(row[column:]).rstrip(f" {_GONE}"))
         self._row, self._column = [], 0
@@ -194,7 +194,7 @@ class _Paper:
     # --- obeying
 
     def _obey(self, token: str) -> bool:
-        """Do what a control asks for; whether it hides what follows."""
+        """Do what a control asks for; return whether it hides what follows."""
         self._already_handled += len(token)
         if token[0] == "\r":
             self._column = 0
@@ -234,7 +234,7 @@ class _Paper:
                 del self._row[self._width :]
             case "X":
                 self._erase(column, column + count)
-            case "H" | "f" | "d" if self._row:  # to another row: paper has only this one, and no line is made up
+            case "H" | "f" | "d" if self._row:  # to another row: paper has only this one, and no line is added
                 self._column = len(self._row) + self._insert_blanks(len(self._row), 1)
 
     def _erase_line(self, which: int) -> None:
@@ -252,7 +252,7 @@ class _Paper:
         self._blank(start, min(stop, len(self._row)))
 
     def _part(self, at: int) -> None:
-        """If a wide character is both before and behind this place, blanks take its place."""
+        """Replace a wide character by blanks if this column splits it."""
         row = self._row
         if at >= len(row) or row[at]:
             return
@@ -270,7 +270,7 @@ class _Paper:
         self._row[start:stop] = [" "] * visible + [_GONE] * (stop - start - visible)
 
     def _insert_blanks(self, at: int, count: int) -> int:
-        """As many as wanted, or as there is room for in a text that may not be longer than the data."""
+        """Return as many blanks as wanted, or as fit into a text that may not be longer than the data."""
         count = min(count, self._already_handled)
         self._already_handled -= count
         self._row[at:at] = [" "] * count
@@ -278,7 +278,7 @@ class _Paper:
 
 
 def _shown_again(text: str, start: int) -> int:
-    """Where the alternate screen is left."""
+    """Return where the alternate screen is left."""
     for switch in _SWITCH.finditer(text, start):
         if switch[0] == "\x1bc" or (switch[2] == "l" and not ALTERNATE.isdisjoint(switch[1].split(";"))):
             return switch.end()
@@ -286,7 +286,7 @@ def _shown_again(text: str, start: int) -> int:
 
 
 def columns(character: str) -> int:
-    """How many columns of a terminal a character takes: 0 if it is a part of the one before."""
+    """Return how many columns of a terminal a character takes: 0 if it belongs to the one before."""
     if unicodedata.category(character) in ("Mn", "Me", "Cf"):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1

@@ -1,9 +1,9 @@
 """A private directory for output that is too big for memory (O5).
 
-A durable store has one, and what is in it is the store's to remove. Otherwise it is made on first use, below the
-directory for temporary files (`TMPDIR`), and removed by `close`. Its owner holds a lock on it that dies with the owner,
-so whoever makes the next spool can tell what a crash left behind, and removes it. The lock is on the directory itself:
-programs that age temporary files leave a locked directory alone.
+A durable store has one and removes what is in it. Otherwise the spool is made on first use, below the directory for
+temporary files (`TMPDIR`), and removed by `close`. Its owner holds a lock on it that ends with the process, so the next
+spool finds and removes what a crash left behind. The lock is on the directory itself: programs that age temporary files
+leave a locked directory alone.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ _PREFIX = "keephold-spool-"
 class Spool:
     """Hands out paths for files: of the store whose `directory` is given, or of this process.
 
-    In the second case nothing exists on disk before the first one is asked for.
+    In the second case nothing exists on disk before the first path is requested.
     """
 
     __slots__ = ("_closed", "_directory", "_lock", "durable")
@@ -31,7 +31,7 @@ class Spool:
         self._closed = False
 
     def file(self, name: str) -> Path:
-        """The path for a file of that name; whoever asks makes the file. Raises `OSError` if there can be none."""
+        """Return the path for a file of that name, which the caller makes. Raises `OSError` if there can be none."""
         if self._closed:
             raise FileNotFoundError(f"no room for {name}: the spool is closed")
         if self._directory is None:
@@ -40,17 +40,18 @@ class Spool:
         return self._directory / name
 
     def close(self) -> None:
-        """Hand out no more. Remove the directory and all that is in it, unless it is a store's. Twice is harmless."""
+        """Hand out no more paths. Remove the directory and its files, unless it is a store's. Calling it twice is
+        harmless."""
         self._closed = True
         if self._directory is not None and not self.durable:
-            # The lock goes last: a directory without one is anybody's to remove.
+            # The lock is released last: anybody may remove a directory without one.
             shutil.rmtree(self._directory, ignore_errors=True)
             os.close(self._lock)
             self._directory = None
 
 
 def _make() -> tuple[Path, int]:
-    """A new directory and the descriptor that holds its lock."""
+    """Return a new directory and the descriptor that holds its lock."""
     for _ in range(8):
         path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         lock = _locked(path)
@@ -74,7 +75,8 @@ def _sweep(below: Path) -> None:
 
 
 def _locked(path: Path) -> int | None:
-    """A descriptor that holds the lock of a directory of this user; None if another holds it or there is none."""
+    """Return a descriptor that holds the lock of a directory of this user; None if another process holds it or there is
+    none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

@@ -34,17 +34,17 @@ class PrintedOutput(msgspec.Struct, frozen=True, tag="printed"):
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
-    """What a call is answered with, as calling code and as a model get it (O2). A built-in's outcome is its reply."""
+    """The reply to a call, for calling code and for a model (O2). A built-in's outcome is its reply."""
 
     result: str
     model: str
     is_error: bool = False
     code: str | None = None
-    """Of an error, its stable code."""
+    """The stable code of an error."""
     cursors: tuple[tuple[str, int], ...] = ()
-    """By uid: up to where it showed a handle's output (C5)."""
+    """By uid: up to where the reply showed a handle's output (C5)."""
     showed: tuple[tuple[str, Literal["running", "waiting", "asked", "stopped"], int], ...] = ()
-    """By uid: as what it showed a handle, and of a waiting one the number of its question (N3)."""
+    """By uid: the state in which the reply showed a handle, and the number of the question of a waiting one (N3)."""
 
 
 Outcome = Ok | PrintedOutput | Failure | Reply
@@ -69,7 +69,7 @@ class Waiting(msgspec.Struct, frozen=True, tag="waiting"):
     asked: float
     question: Question
     number: int = 0
-    """Which of the call's questions it is, counted from 1: those that were answered at once do not count."""
+    """Which of the call's questions it is, counted from 1 without those that were answered at once."""
 
 
 class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
@@ -85,7 +85,7 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
 
     @property
     def deliberate(self) -> bool:
-        """Whether somebody wanted this end: then it is never shown as a failure of the tool (S3)."""
+        """Whether somebody asked for this end: then it is never shown as a failure of the tool (S3)."""
         outcome = self.outcome
         return isinstance(outcome, Failure) and self.ended_by != "self" and outcome.code in ("aborted", "cancelled")
 
@@ -94,7 +94,7 @@ State = Pending | Running | Waiting | Stopped
 
 
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a call is, as the tool says."""
+    """How far a call is, as its tool reports."""
 
     done: float
     total: float | None = None
@@ -131,12 +131,12 @@ class IllegalTransition(KeepholdError):
 
 
 def error_of(error: ToolError) -> Failure:
-    """What a tool, or keephold in its place, raised, as an outcome."""
+    """Return the outcome of an error that a tool, or keephold in its place, raised."""
     return Failure(error.message, error.code, error.trace, error.transient)
 
 
 def transition(state: State, event: Event) -> State:
-    """The state after `event`, or an error: S2's six arrows and nothing else."""
+    """Return the state after `event`, or raise: S2's six arrows and nothing else."""
     match event:
         case Ended():
             if isinstance(state, Stopped):
@@ -157,12 +157,12 @@ def transition(state: State, event: Event) -> State:
 
 
 def name(variant: State | Event) -> str:
-    """The variant's name on the wire: `pending`, `running`, …"""
+    """Return the variant's name on the wire: `pending`, `running`, …"""
     tag = variant.__struct_config__.tag
     assert isinstance(tag, str)
     return tag
 
 
 def describe(outcome: Outcome) -> str:
-    """An outcome in a few words, for messages."""
+    """Describe an outcome briefly, for messages."""
     return f"error ({outcome.code}): {outcome.message}" if isinstance(outcome, Failure) else "ok"

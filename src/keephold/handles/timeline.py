@@ -1,17 +1,16 @@
-"""When what was printed: the times behind an output, so that a session can be shown again as it went.
+"""The times of an output, so that a session can be replayed as it happened.
 
 A `Timeline` promises: noting is cheap enough to be done for every piece; at most `MARKS` are kept, however long the
-session; what was printed is never shown later than it was, nor earlier by more than twice the `interval`. That is 10 ms
+session; output is never shown later than it was printed, nor earlier by more than twice the `interval`. That is 10 ms
 until there are too many marks. Then it is doubled, until half of them can be dropped: those of busy stretches, because
 marks further apart than the interval stay.
 
-It knows offsets and times, no bytes: those are the output's. A time of day that is set back counts as no time passed.
+A timeline has offsets and times; the bytes are the output's. A time of day that is set back counts as no time passed.
 
-A terminal's session as a recording that players can show: asciicast, version 2.
-
-A recording has a line of JSON for the terminal and one for each event: when, what kind, what. It promises: every byte
-that is kept is in it, in order; times never go back; a character that was cut in two is whole. Where bytes are gone the
-recording says so in a line of its own. What was typed is not in it, except where the terminal echoed it.
+`asciicast` makes a recording of a terminal's session that players can show (asciicast, version 2): a line of JSON for
+the terminal and one for each event, with its time, kind and data. It promises: every byte that is kept is in it, in
+order; times never go back; a character that was cut in two is whole. Where bytes are lost the recording says so in a
+line of its own. Typed input is not in it, except where the terminal echoed it.
 """
 
 import codecs
@@ -55,7 +54,7 @@ class Timeline:
     def __init__(self, started: float, rows: int, cols: int) -> None:
         self.started = Started(started, rows, cols)
         self.interval = _INTERVAL
-        """What was printed within so many seconds has one time, that of the first of it."""
+        """Seconds. Output within one interval has one time, that of its first byte."""
         # The bytes from `_offsets[i - 1]` to `_offsets[i]` were printed `_times[i]` seconds after the start.
         self._offsets: list[int] = []
         self._times: list[float] = []
@@ -64,14 +63,14 @@ class Timeline:
         self._at, self._until = math.inf, -math.inf  # the latest mark holds for notes between these times of day
 
     def note(self, offset: int, at: float) -> None:
-        """All that had been printed at the time `at` ends at `offset`. Called after each piece."""
+        """Note that all output up to the time `at` ends at `offset`. Call it after each piece."""
         if self._at <= at < self._until:
             self._offsets[-1] = offset
         else:
             self._mark(offset, at)
 
     def resized(self, offset: int, at: float, rows: int, cols: int) -> None:
-        """What is printed from `offset` on is for a terminal of another size."""
+        """Note that output from `offset` on is for a terminal of another size."""
         after = self._after(at)
         if self._sizes and after - self._sizes[-1].after < self.interval:
             after = self._sizes.pop().after
@@ -79,15 +78,15 @@ class Timeline:
         self._make_room()
 
     def marks(self) -> Iterator[tuple[int, float]]:
-        """Offsets up to which had been printed, and when, in seconds after the start; both rise."""
+        """Return offsets and the seconds after the start at which output had reached them; both rise."""
         return zip(self._offsets, self._times, strict=True)
 
     def sizes(self) -> Iterator[Resized]:
-        """What sizes the terminal had after its first one."""
+        """Return the sizes that the terminal had after its first one."""
         return iter(self._sizes)
 
     def cols(self, offset: int) -> int:
-        """How wide the terminal was when the byte at `offset` was printed."""
+        """Return how wide the terminal was when the byte at `offset` was printed."""
         cols = self.started.cols
         for size in self._sizes:
             if size.offset > offset:
@@ -106,7 +105,7 @@ class Timeline:
         self._at, self._until = at, at + self.interval
 
     def _after(self, at: float) -> float:
-        """Seconds after the start: never less than last time."""
+        """Return seconds after the start: never less than last time."""
         last = max(self._times[-1] if self._times else 0.0, self._sizes[-1].after if self._sizes else 0.0)
         after = at - self.started.at + self._behind
         if after < last:
@@ -122,7 +121,7 @@ class Timeline:
             self._thin()
 
     def _thin(self) -> None:
-        """Make one of what is closer than the interval: marks keep the first time, sizes the last size."""
+        """Merge marks that are closer than the interval: marks keep the first time, sizes the last size."""
         offsets, times = self._offsets, self._times
         self._offsets, self._times = [], []
         for offset, after in zip(offsets, times, strict=True):
@@ -139,14 +138,14 @@ class Timeline:
         self._sizes = sizes
 
     def dump(self) -> bytes:
-        """As bytes, for the store: times in milliseconds, everything as the difference to what is before it."""
+        """Return bytes for the store: times in milliseconds, everything as the difference to what is before it."""
         times = [round(after * 1000) for after in self._times]
         sizes = [(size.offset, round(size.after * 1000), size.rows, size.cols) for size in self._sizes]
         return msgspec.msgpack.encode((self.started, self.interval, _steps(self._offsets), _steps(times), sizes))
 
     @classmethod
     def load(cls, data: bytes) -> "Timeline":
-        """The timeline that was dumped; it may go on."""
+        """Return the timeline that was dumped; it can be noted to again."""
         started, interval, offsets, times, sizes = msgspec.msgpack.decode(data, type=_Dumped)
         timeline = cls(*started)
         timeline.interval = interval
@@ -172,7 +171,7 @@ _PIECE = 1 << 16
 
 
 def asciicast(timeline: Timeline, output: "Output") -> Iterator[str]:
-    """The recording, line by line, without line ends."""
+    """Return the recording, line by line, without line ends."""
     started = timeline.started
     header = {"version": 2, "width": started.cols, "height": started.rows, "timestamp": int(started.at)}
     yield msgspec.json.encode(header).decode()
@@ -200,7 +199,7 @@ class _Recorder:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def show(self, stop: int, after: float) -> Iterator[str]:
-        """What was printed up to `stop`, at that time, or now if that is later."""
+        """Yield the output up to `stop`, at that time, or now if that is later."""
         stop = min(stop, self._output.total)
         while self._at < stop:
             self._now = max(self._now, after)
@@ -217,7 +216,7 @@ class _Recorder:
         return self._event("r", f"{size.cols}x{size.rows}")
 
     def end(self) -> Iterator[str]:
-        """What is left of a character that will not be whole any more."""
+        """Yield the rest of a character that will not be completed."""
         if text := self._decoder.decode(b"", final=True):
             yield self._event("o", text)
 

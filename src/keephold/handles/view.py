@@ -20,14 +20,14 @@ _Times = list[float]
 
 
 class Waited(msgspec.Struct, frozen=True):
-    """What a wait came to."""
+    """The result of a wait."""
 
     handles: tuple[Handle, ...]
-    """Each once, in the order first named."""
+    """Each handle once, in the order first named."""
     timed_out: bool = False
     needs_input: bool = False
     first: Handle | None = None
-    """Who stopped first, as far as the wait was told."""
+    """The handle that stopped first, if one did."""
 
 
 class Handles:
@@ -41,21 +41,21 @@ class Handles:
         self.conversation = conversation
 
     def named(self, id: str) -> Handle:
-        """The newest handle of an id that the batch has named, so that it is in memory. Raises like `find`."""
+        """Return the newest handle of an id that is loaded because the batch names it. Raises like `find`."""
         return self._registry.find(id, self.conversation)
 
     async def find(self, id: str) -> Handle:
-        """The newest handle of that id. Raises `ToolError` if there is none, or only its tombstone."""
+        """Return the newest handle of that id. Raises `ToolError` if there is none, or only its tombstone."""
         await self._registry.load(self.conversation, (id,))
         return self.named(id)
 
     async def find_call(self, call_id: str) -> Handle:
-        """The newest one-shot call of that label."""
+        """Return the newest one-shot call of that label."""
         await self._registry.load_call(self.conversation, call_id)
         return self._registry.find_call(call_id, self.conversation)
 
     async def list(self, limit: int = 1000) -> "list[HandleInfo]":
-        """Spawned handles, oldest first."""
+        """Return spawned handles, oldest first."""
         return await self._registry.page(conversation=self.conversation, limit=limit)
 
     async def wait(
@@ -64,9 +64,10 @@ class Handles:
         all: Sequence[str] = (),
         any: Sequence[str] = (),
         timeout: float | None = None,
-        told: Callable[[Handle], None] | None = None,
+        on_progress: Callable[[Handle], None] | None = None,
     ) -> Waited:
-        """Until every one of `all` and, if given, one of `any` has stopped (A2); ids are bound to handles now (S6)."""
+        """Wait until every one of `all` and, if given, one of `any` has stopped (A2); ids are bound to handles now
+        (S6)."""
         missing: dict[str, str] = {}
         found: dict[str, Handle] = {}
         await self._registry.load(self.conversation, (*any, *all))
@@ -80,7 +81,7 @@ class Handles:
         groups = [all_of(found[id] for id in all)] if all else []
         if any:
             groups.append(any_of(found[id] for id in any))
-        waiting = self.wait_for(groups, timeout, tuple(dict.fromkeys(found.values())), told)
+        waiting = self.wait_for(groups, timeout, tuple(dict.fromkeys(found.values())), on_progress)
         meter = self._registry.meter
         if meter is None:
             return await waiting
@@ -95,24 +96,24 @@ class Handles:
         groups: Sequence[Group],
         timeout: float | None,
         handles: tuple[Handle, ...],
-        told: Callable[[Handle], None] | None = None,
+        on_progress: Callable[[Handle], None] | None = None,
     ) -> Coroutine[Any, Any, Waited]:
-        """Wait for any combination of groups. `told` is called with each handle that says how far it is."""
+        """Wait for any combination of groups. `on_progress` is called with each handle that reports progress."""
         if self._registry.meter is None and self._registry.traces is None:
-            return self._wait_for(groups, timeout, handles, told)
-        return self._observed(groups, timeout, handles, told)
+            return self._wait_for(groups, timeout, handles, on_progress)
+        return self._observed(groups, timeout, handles, on_progress)
 
     async def _observed(
         self,
         groups: Sequence[Group],
         timeout: float | None,
         handles: tuple[Handle, ...],
-        told: Callable[[Handle], None] | None,
+        on_progress: Callable[[Handle], None] | None,
     ) -> Waited:
         meter, traces = self._registry.meter, self._registry.traces
         woke: _Times = []
         with NOTHING if traces is None else traces.wait("await", [handle.id for handle in handles]):
-            waited = await self._wait_for(groups, timeout, handles, told, woke)
+            waited = await self._wait_for(groups, timeout, handles, on_progress, woke)
         if meter is not None and woke:
             meter.woken(time.perf_counter() - woke[-1])
         return waited
@@ -122,10 +123,10 @@ class Handles:
         groups: Sequence[Group],
         timeout: float | None,
         handles: tuple[Handle, ...],
-        told: Callable[[Handle], None] | None,
+        on_progress: Callable[[Handle], None] | None,
         woke: "_Times | None" = None,
     ) -> Waited:
-        """`woke` gets the times at which whoever waits here could go on."""
+        """`woke` gets the times at which this coroutine could have resumed."""
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
 
@@ -135,13 +136,13 @@ class Handles:
                 if woke is not None:
                     woke.append(time.perf_counter())
 
-        wait = Wait(groups, wake, already_handled=self.already_handled, told=told)
+        wait = Wait(groups, wake, already_handled=self.already_handled, on_progress=on_progress)
         wait.begin()
         if wait.reason != "satisfied" and (timeout is None or timeout > 0):
             for handle in handles:
                 if handle.run is not None:
                     handle.run.awaited()
-            if over.done() and wait.goes_on():  # what an inquiry answers is not blocked on the caller (Q3)
+            if over.done() and wait.recheck():  # a question that an inquiry answers is not blocked on the caller (Q3)
                 over = loop.create_future()
         if over.done():
             wait.cancel()
@@ -157,21 +158,21 @@ class Handles:
             await over
             if wait.reason == "satisfied":  # the usual end, and the one whose speed counts
                 return Waited(handles, False, False, wait.settled[0] if wait.settled else None)
-            while wait.goes_on() and (timer is None or loop.time() < timer.when()):
+            while wait.recheck() and (timer is None or loop.time() < timer.when()):
                 self._registry.waiting.discard(over)
                 over = loop.create_future()
                 self._registry.waiting.add(over)
                 await over
             if wait.reason is None:
-                await asyncio.sleep(0)  # A5: who finishes in the instant of the timeout has finished; let it say so
-                wait.goes_on()
+                await asyncio.sleep(0)  # A5: a handle that stops in this instant has stopped in time
+                wait.recheck()
         finally:
             self._registry.waiting.discard(over)
             if wait.reason != "satisfied":
                 wait.cancel()
             if timer is not None:
                 timer.cancel()
-        # Between the timer and this line handles may have stopped; what is satisfied now did not time out.
+        # Handles may have stopped between the timer and this line; a wait that is satisfied now did not time out.
         timed_out = wait.reason is None and not wait.satisfied
         return Waited(handles, timed_out, wait.reason == "needs_input" and not wait.satisfied, _first(wait))
 

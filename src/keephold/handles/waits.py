@@ -14,7 +14,7 @@ from keephold.handles.state import Failure, Stopped
 
 
 class Group:
-    """Satisfied when `need` of its handles have stopped (`success`: stopped ok), or when none is left to hope for."""
+    """Satisfied when `need` of its handles have stopped (`success`: stopped ok), or when no handle is left."""
 
     __slots__ = ("handles", "left", "need", "success")
 
@@ -40,7 +40,7 @@ def all_of(handles: Iterable[Handle]) -> Group:
 
 
 def any_of(handles: Iterable[Handle]) -> Group:
-    """One has stopped, however it ended; also `race`: `Wait.settled` tells which came first."""
+    """One has stopped, no matter how; also `race`: `Wait.settled` has the order."""
     return Group(handles, 1)
 
 
@@ -52,9 +52,9 @@ def first_success(handles: Iterable[Handle]) -> Group:
 class Wait(Watcher):
     """Watches handles until its groups are satisfied or all are blocked, then calls `done`."""
 
-    __slots__ = ("_already_handled", "_done", "_groups", "_line", "_of", "_told", "reason", "settled")
+    __slots__ = ("_already_handled", "_done", "_groups", "_line", "_of", "_on_progress", "reason", "settled")
     wants_reading = True
-    """It ends when all it needs are blocked on the caller, so it wants to know who reads its input (C4)."""
+    """A wait ends when all handles it needs are blocked on the caller, so it needs to know who reads its input (C4)."""
 
     def __init__(
         self,
@@ -62,26 +62,26 @@ class Wait(Watcher):
         done: Callable[["Wait"], None],
         *,
         already_handled: Container[str] = (),
-        told: Callable[[Handle], None] | None = None,
+        on_progress: Callable[[Handle], None] | None = None,
     ) -> None:
         """`already_handled`: uids of handles that do not count as blocked, because other calls of the batch name them.
-        `told` is called with each handle that reports progress."""
-        self._told = told
+        `on_progress` is called with each handle that reports progress."""
+        self._on_progress = on_progress
         self._groups = groups
         self._done = done
         self._already_handled = already_handled
         self._of: dict[Handle, list[Group]] = {}
         self.reason: Literal["satisfied", "needs_input"] | None = None
         self.settled: list[Handle] = []
-        """Those that stopped, in the order they did."""
+        """Handles that stopped, in that order."""
         for group in groups:
             for handle in group.handles:
                 self._of.setdefault(handle, []).append(group)
         self._line = deque(self._of)
-        """The order in which handles are looked at for one that keeps the wait going; the first was it last time."""
+        """The order in which to search for a handle that keeps the wait going; the last one found comes first."""
 
     def begin(self) -> None:
-        """Count what has stopped already and watch the rest. May call `done` before it returns."""
+        """Count handles that have stopped already and watch the rest. May call `done` before it returns."""
         over = [handle for handle in self._of if isinstance(handle.state, Stopped)]
         for handle in sorted(over, key=_stopped_at):
             for group in self._of.pop(handle):
@@ -92,7 +92,7 @@ class Wait(Watcher):
         self._check()
 
     def cancel(self) -> None:
-        """Stop watching. Nothing is called any more."""
+        """Stop watching. `done` is not called any more."""
         for handle in self._of:
             handle.unwatch(self)
         self._of = {}
@@ -110,8 +110,8 @@ class Wait(Watcher):
             self._check()
 
     def progressed(self, handle: Handle) -> None:
-        if self._told is not None:
-            self._told(handle)
+        if self._on_progress is not None:
+            self._on_progress(handle)
 
     @property
     def satisfied(self) -> bool:
@@ -131,17 +131,18 @@ class Wait(Watcher):
             self.cancel()
         self._done(self)
 
-    def goes_on(self) -> bool:
-        """Asked by whoever was told `needs_input`: True if it is not so any more, and `done` will be called again."""
+    def recheck(self) -> bool:
+        """Return True if `needs_input` is no longer the reason; then the wait continues and `done` will be called
+        again."""
         if self.reason != "needs_input" or self.satisfied or self._all_blocked():
             return False
         self.reason = None
         return True
 
     def _all_blocked(self) -> bool:
-        # One handle that is needed and not blocked is reason enough to go on. It stays first in line, so that most
-        # stops cost one look and not one for each handle that is still live. (Looking through `_of` would: a dict
-        # whose first keys are gone is walked from where they were.)
+        # One needed handle that is not blocked keeps the wait going. It stays first in the queue, so that most
+        # stops cost one check and not one for each live handle. (Iterating over `_of` would: a dict whose first
+        # keys were removed is walked from where they were.)
         line = self._line
         for _ in range(len(line)):
             if self._keeps_going(line[0]):

@@ -94,7 +94,7 @@ class Notifications:
 
     async def _deliver(self, conversation: str, carrier: Carrier) -> tuple[QueuedNotification, ...]:
         (delivered,) = await self._registry.write((Delivered(conversation, carrier),))
-        self._registry.told(delivered)
+        self._registry.reset_output_notifications(delivered)
         return tuple(delivered)
 
     async def carried(

@@ -63,7 +63,7 @@ def await_tool(show: Callable[[Waited], Reply]) -> Tool:
         if timeout_secs is not None and not 0 <= timeout_secs <= _LONGEST:
             why = f"`timeout_secs` must be 0 or more, up to {_LONGEST}; leave it out to wait for ever"
             raise ToolError(why, code="invalid_arguments")
-        waited = call.handles.wait(all=all or (), any=any or (), timeout=timeout_secs, told=call.pass_on)
+        waited = call.handles.wait(all=all or (), any=any or (), timeout=timeout_secs, on_progress=call.pass_on)
         return show(await waited)
 
     return replace(await_, unrecorded=True, returns=RETURNS, hints={"readOnlyHint": True, "openWorldHint": False})

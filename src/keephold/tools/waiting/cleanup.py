@@ -49,7 +49,7 @@ def gc_tool(around: WaitToolHost) -> Tool:
         registry = around.registry
         op = _op(call, arguments, registry.clock.now())
         dry = bool(arguments.get("dryRun"))
-        records = await registry.store.expiring(op) if dry else await registry.let_go(op)
+        records = await registry.store.expiring(op) if dry else await registry.delete_expired(op)
         gone = [record for record in records if record.stateful]  # one-shot calls were never visible
         answer: dict[str, Any] = {
             "success": True,
