@@ -1,1 +1,1 @@
-"""What keephold costs, as ratios against the raw thing it stands on: `make bench`, `make soak`."""
+"""Measures the cost of keephold, as ratios against the library below it: `make bench`, `make soak`."""

@@ -1,7 +1,7 @@
 """`python -m bench`: measure, print two tables with the machine's facts, and keep them in `bench/RESULTS.md`.
 
 Names of benchmarks, or of a table, choose some of them; `--quick` measures briefly. A table is kept only if it is whole
-and was not measured briefly. A bar that is missed is said and is no failure: the exit code is 0.
+and was not measured briefly. A missed bar is printed and is not a failure: the exit code is 0.
 """
 
 import argparse

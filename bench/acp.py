@@ -7,7 +7,7 @@ handler gets the update. So the figure has the way through the agent, the pipe a
 **drained** From the return of the handler of a turn's last update to the return of `turn.drained()`, p50, with an agent
 that sends 1,000 updates and its `turn_complete` at once.
 
-**crowd** 200 sessions of one `keephold acp` at once, each of which is told 20 words a second; every word has a number.
+**crowd** 200 sessions of one `keephold acp` at once, each of which gets 20 words a second; every word has a number.
 """
 
 import asyncio

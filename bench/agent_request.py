@@ -89,7 +89,7 @@ async def _turn(store: str) -> tuple[float, float]:
 
 
 async def _mapping(conversation: Conversation) -> float:
-    """What pydantic-ai and the provider's client take until a request is about to be sent."""
+    """Return the time of pydantic-ai and the provider's client until a request is about to be sent."""
     sent = []
 
     def sending(request: httpx2.Request) -> httpx2.Response:

@@ -19,13 +19,13 @@ BATCH = 1000
 
 @keephold.tool(actions=("spawn", "abort"), on_turn_end="keep")
 async def idle() -> str:
-    """Waits for ever."""
+    """Waits forever."""
     await asyncio.get_running_loop().create_future()
     return "done"
 
 
 async def spawn_idle(rt: keephold.Runtime, count: int, start: int = 0) -> None:
-    """So many live handles, numbered from `start`, in batches of a thousand, spread over conversations."""
+    """Spawn `count` live handles, numbered from `start`, in batches of a thousand, spread over conversations."""
     for first in range(start, start + count, BATCH):
         async with rt.turn(f"crowd-{first // BATCH % CONVERSATIONS}") as turn:
             ids = [f"h{number}" for number in range(first, first + BATCH)]

@@ -56,7 +56,7 @@ def _resident() -> int:
 
 
 async def park(path: str, count: int) -> None:
-    """Park so many; after a line on stdin, which says that the copies are there, print how memory has grown."""
+    """Park calls; after a line on stdin, which says that the copies exist, print how memory has grown."""
     async with keephold.Runtime([approve], store=f"sqlite:///{path}") as rt:
         await _batch(rt, 0)
         before = _resident()
@@ -99,7 +99,7 @@ def _command(*arguments: object) -> list[str]:
 
 
 def copy_parked(path: Path, total: int) -> None:
-    """Copy the parked calls of a store until there are so many."""
+    """Copy the parked calls of a store until it has this many."""
     connection = apsw.Connection(str(path))
     connection.set_busy_timeout(10_000)
     connection.pragma("synchronous", "off")

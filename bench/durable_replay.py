@@ -2,7 +2,7 @@
 
 The steps are recorded by a child process that is then killed. A runtime on the same file claims the call, loads its
 journal and runs the tool again; timed inside the tool, from the first step to the last, divided. Then the runtime is
-closed, which lets go of the call, and the next round's runtime claims it. Beside it the time from opening the runtime
+closed, which releases the call, and the next round's runtime claims it. Beside it the time from opening the runtime
 to the first step: claiming the call and loading the journal.
 """
 

@@ -109,7 +109,7 @@ async def p50(path: Path, length: float) -> float:
 
 
 async def crowd(path: Path, calls: int, steps: int, _: float) -> float:
-    """Seconds for a step when so many calls make so many each."""
+    """Return the seconds for a step when this many calls run this many steps each."""
     async with inside(path) as call:
         began = perf_counter()
         await call.run(partial(step_on, count=steps), calls)

@@ -23,7 +23,7 @@ class Inside:
         self._ids = itertools.count()
 
     async def run(self, work: Work, calls: int = 1) -> None:
-        """Spawn so many calls whose tool does the work, and wait for them."""
+        """Spawn calls whose tool does the work, and wait for them."""
         ids = [f"w{next(self._ids)}" for _ in range(calls)]
         self._work.update(dict.fromkeys(ids, work))
         spawned = [keephold.ToolCall(id, "work", {"action": "spawn", "id": id}) for id in ids]
@@ -50,12 +50,12 @@ def inside(path: Path) -> AbstractAsyncContextManager[Inside]:
 
 
 async def trivial(given: Any) -> Any:
-    """What a step does when only the step is measured."""
+    """Do nothing, when only the step is measured."""
     return given
 
 
 async def step_on(effects: Effects, count: int) -> None:
-    """So many steps, one after another."""
+    """Run this many steps, one after another."""
     for number in range(count):
         await effects.run_json(f"s{number}", number, trivial)
 

@@ -1,7 +1,7 @@
 """SIGKILL to `keephold turn` while its tools fork, move to new sessions and ignore SIGTERM (R2).
 
-Each time the runtime dies at a random moment, from its first child on until all are up. What is left is not looked for
-by keephold's marks but by a token of our own in the environment, which everything inherits. Within a second nothing may
+Each time the runtime dies at a random moment, from its first child on until all are up. Remaining processes are
+found not by keephold's marks but by a token in the environment, which every process inherits. Within a second nothing may
 bear it but the guard, which looks a few times more before it goes, too.
 """
 
@@ -59,7 +59,7 @@ _CALLS = [
 
 @dataclass
 class Report:
-    """What came of it."""
+    """The result of all rounds."""
 
     seed: int
     seconds: list[float] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Report:
     processes: list[int] = field(default_factory=list)
     """How many the runtime left behind each time."""
     left: list[str] = field(default_factory=list)
-    """What was still there after a second."""
+    """The processes that still existed after a second."""
 
     def __str__(self) -> str:
         had = self.processes
@@ -87,7 +87,7 @@ def _spread(times: list[float]) -> str:
 
 
 def run(count: int, seed: int) -> Report:
-    """Kill so many runtimes, one after the other."""
+    """Kill this many runtimes, one after the other."""
     report, chance = Report(seed), random.Random(seed)
     token = f"{os.getpid()}-{secrets.token_hex(8)}"
     with tempfile.TemporaryDirectory() as directory:
@@ -120,7 +120,7 @@ def _kill_one(config: Path, token: str, chance: random.Random, report: Report) -
 
 
 def _come_up(runtime: subprocess.Popen[str], token: str, count: int) -> list[int]:
-    """Until there are so many besides the runtime."""
+    """Wait until this many processes exist besides the runtime."""
     limit = time.monotonic() + 30
     while len(bearers := _bearers(token)) <= count:
         if runtime.poll() is not None:

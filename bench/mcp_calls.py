@@ -1,4 +1,4 @@
-"""One call of a tool that says back what it is told, through our server, p50. Against the same on a bare `MCPServer`.
+"""One call of a tool that echoes its argument, through our server, p50. Against the same on a bare `MCPServer`.
 
 Both answer with one text and nothing else. A server and its client are processes of their own, except in process; the
 transports are streamable HTTP of 2026-07-28 on loopback, standard input and output, and the SDK's in-process pair. Ours
@@ -30,7 +30,7 @@ HTTP, PLAIN, STDIO, INSIDE = "streamable HTTP", "streamable HTTP by a plain sock
 
 
 async def _target(stack: AsyncExitStack, transport: str, what: str) -> Any:
-    """What a client connects to."""
+    """Return the server that a client connects to."""
     if transport in (HTTP, PLAIN):
         return stack.enter_context(served(what))
     if transport == STDIO:

@@ -103,7 +103,7 @@ def _request(host: str, id: int, name: str, arguments: dict[str, Any]) -> bytes:
 
 @asynccontextmanager
 async def connected(kind: Kind, target: Any) -> AsyncIterator[Caller]:
-    """A client of a URL; the SDK's also of whatever else it takes."""
+    """Open a client of a URL; the SDK's client takes other targets as well."""
     if kind == "sdk":
         async with Client(target, mode=VERSION) as client:
             yield Sdk(client)

@@ -101,7 +101,7 @@ def served(what: str) -> Iterator[str]:
 
 
 def command(transport: str, what: str) -> list[str]:
-    """What starts such a process. `transport` is `http` or `stdio`."""
+    """Return the command that starts such a process. `transport` is `http` or `stdio`."""
     return [sys.executable, "-m", "bench.mcp_servers", transport, what]
 
 

@@ -34,7 +34,7 @@ from bench.rounds import Bar, Plan, Row
 
 BAR_EMPTY, BAR_POLLING = Bar(2), Bar(20, of="speed")
 _SETTLE_SECS = 0.03
-"""What a wait is given to arrive. One that has not is not counted."""
+"""The time for a wait to arrive. A wait that is late is not counted."""
 
 
 class Waking:

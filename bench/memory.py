@@ -1,4 +1,4 @@
-"""What one live async function handle takes: the growth of the resident set by 100,000 of them, divided.
+"""The memory of one live async function handle: the growth of the resident set by 100,000 of them, divided.
 
 In a fresh process, garbage collected before and after. The function waits on a future of its own, so a bare asyncio
 task of the same function takes something too; that is the other figure. Not a ratio: the bar is in bytes.

@@ -32,7 +32,7 @@ class Raw:
         self._names = 0
 
     def commit(self, rows: int = 1) -> None:
-        """One transaction of so many rows."""
+        """Run one transaction of this many rows."""
         self._names += 1
         name, run = f"s{self._names}", self._connection.execute
         run("BEGIN IMMEDIATE")
@@ -50,7 +50,7 @@ class Raw:
         times.append(perf_counter() - began)
 
     def in_thread(self, commits: int, rows: int) -> float:
-        """So many transactions by a thread that does nothing else; seconds for a row."""
+        """Run transactions in a thread that does nothing else; return the seconds for a row."""
 
         def write() -> None:
             for _ in range(commits):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Round = Callable[[float], float] | Callable[[float], Coroutine[Any, Any, float]]
-"""Runs for about so many seconds and returns its figure: a time, in seconds. A coroutine gets a loop of its own."""
+"""Runs for about this many seconds and returns its figure: a time, in seconds. A coroutine gets a loop of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ QUICK = Plan(rounds=3, seconds=0.2)
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What a ratio may be at most (`time` of ours over the bare one's) or must be at least (`speed`)."""
+    """The highest ratio (`time` of ours over the bare one's) or the lowest (`speed`) that meets the bar."""
 
     limit: float
     of: Literal["time", "speed"] = "time"

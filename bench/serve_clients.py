@@ -111,7 +111,7 @@ class Stream(asyncio.Protocol):
 
 @asynccontextmanager
 async def connected(port: int, count: int, make: Callable[[], _P]) -> AsyncIterator[list[_P]]:
-    """So many connections."""
+    """Open `count` connections."""
     loop = asyncio.get_running_loop()
     pairs = [await loop.create_connection(make, "127.0.0.1", port) for _ in range(count)]
     try:

@@ -28,7 +28,7 @@ _GROWTH = 4 << 20
 
 @dataclass
 class Load:
-    """What came of it."""
+    """The result of one load."""
 
     rate: int
     streams: int

@@ -1,8 +1,8 @@
 """The servers that the benchmarks of `keephold serve` call, each a process: ours, and an empty one that also commits.
 
 The empty one is a Starlette application whose only handler reads the body, has a row written by a raw SQLite group
-commit, and answers. It is served by uvicorn as ours is. Its writer is a thread that writes in one transaction whatever
-came while the last one was written.
+commit, and answers. It is served by uvicorn as ours is. Its writer is a thread that writes in one transaction all
+requests that came while the last one was written.
 """
 
 import asyncio

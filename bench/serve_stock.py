@@ -17,7 +17,7 @@ _CONVERSATIONS, _TOOLS = 20, ("build", "deploy", "test", "fetch_page", "summaris
 
 
 async def stock(path: Path, *, stopped: int = 0, parked: int = 0) -> list[str]:
-    """Put so many handles into a store, oldest first; the completion keys of those that are parked."""
+    """Put handles into a store, oldest first. Return the completion keys of those that are parked."""
     store = SqliteStore(path)
     await store.open(lambda _: None)
     try:

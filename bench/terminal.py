@@ -3,8 +3,8 @@
 - *Spawn to first reply of `cat`*: a batch that spawns it, one that types a line, until the line has come back from
   `cat` itself (the terminal's echo comes before it). The settle times are 0, so that neither reply waits. Against
   `openpty`, `posix_spawn`, a write and a read on the same kind of loop.
-- *A keystroke*: one key typed to a terminal that echoes, until whoever listens to its output has the byte; p50, as what
-  it takes beyond the raw pty, where a reader of the loop gets it.
+- *A keystroke*: one key typed to a terminal that echoes, until a listener of its output has the byte; p50, as the time
+  beyond the raw pty, where a reader of the loop gets it.
 - *100 MB*: lines of 80 characters through a terminal, from the spawn until the handle has stopped, emulator and kept
   output included. Against a loop of `os.read` that throws away what it reads.
 - *200 idle terminals*: the processor time of this process while nothing happens, as a share of one core.

@@ -1,4 +1,4 @@
-"""From the moment a handle is told to stop to the moment a coroutine that awaits it runs.
+"""From the moment a handle is asked to stop to the moment a coroutine that awaits it runs.
 
 Each figure is the median of thousands of single wake-ups.
 
@@ -28,7 +28,7 @@ BATCH = 1000
 
 
 class Held:
-    """A tool runtime whose calls do nothing until they are told to stop."""
+    """A tool runtime whose calls do nothing until they are asked to stop."""
 
     def __init__(self) -> None:
         self.calls: dict[str, HeldCall] = {}
@@ -61,7 +61,7 @@ class HeldCall:
 
 
 class Stopwatch:
-    """Times from `start`, in whatever stops, to the return of whatever waits for it."""
+    """Times from `start`, in the code that stops, to the return of the code that waits for it."""
 
     def __init__(self) -> None:
         self._began = 0
