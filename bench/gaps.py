@@ -1,7 +1,7 @@
 """How a difference is measured: the raw thing and ours in turns of a few, so that both see the same disk.
 
-The time of an fsync drifts within a second, by more than the difference measured here. So a round is many short turns of each;
-its figure is the difference of the two medians. The result is the median of the rounds' figures, with their spread.
+The time of an fsync drifts within a second, by more than the difference measured here. So a round is many short turns
+of each; its figure is the difference of the two medians. The result is the median of the rounds, with their spread.
 """
 
 import gc

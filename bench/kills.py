@@ -1,8 +1,8 @@
 """SIGKILL to `keephold turn` while its tools fork, move to new sessions and ignore SIGTERM (R2).
 
 Each time the runtime dies at a random moment, from its first child on until all are up. Remaining processes are
-found not by keephold's marks but by a token in the environment, which every process inherits. Within a second nothing may
-bear it but the guard, which looks a few times more before it goes, too.
+found not by keephold's marks but by a token in the environment, which every process inherits. Within a second, only the
+guard may have that token; it looks a few more times before it exits, too.
 """
 
 import contextlib
