@@ -14,7 +14,7 @@ from keephold.handles.state import Ok, Outcome
 from keephold.policies import QuestionPolicy
 from keephold.testing import VirtualClock
 from keephold.tools.base import Invocation, Sink
-from keephold.tools.pausable_timeout import PausableTimeout
+from keephold.tools.run_timers import PausableTimeout
 from keephold.turn.prompts import Answer
 
 SURE = Question(id="sure", text="Sure?", answer_type="Boolean")

@@ -23,9 +23,7 @@ from keephold.handles.state import Answered, Asked, EndedBy, Failure, Ok, Outcom
 from keephold.handles.timeline import Timeline
 from keephold.store.base import Attempted, Op, Parking, Wrote
 from keephold.tools.base import Invocation, Live, RetryPolicy
-from keephold.tools.output_notifications import OutputNotifications
-from keephold.tools.pausable_timeout import PausableTimeout
-from keephold.tools.probing import Probing
+from keephold.tools.run_timers import OutputNotifications, PausableTimeout, Probing
 
 if TYPE_CHECKING:
     from keephold.tools.call import FileDiff
