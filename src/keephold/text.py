@@ -2,6 +2,7 @@
 
 import math
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -79,6 +80,25 @@ def to_utf8(text: str) -> bytes:
     except UnicodeEncodeError:
         # A half of a surrogate pair (a file name that is not UTF-8 has them) cannot be sent anywhere as text.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+def duration(seconds: float) -> str:
+    """Return the two largest units: `45s`, `2m 3s`, `1h 2m`, `3d 4h`."""
+    whole = max(0, int(seconds))
+    for size, unit, smaller, next_unit in ((86_400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            return f"{whole // size}{unit} {whole % size // smaller}{next_unit}"
+    return f"{whole}s"
+
+
+def relative(at: float, now: float) -> str:
+    """Return a time relative to now: `in 3m 5s`, `3m 5s ago`."""
+    return f"in {duration(at - now)}" if at > now else f"{duration(now - at)} ago"
+
+
+def time_of_day(at: float) -> str:
+    """Return `2026-01-01T00:00:00Z`."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _clean(value: Any) -> Any:

@@ -73,6 +73,18 @@ def test_L1_ps_and_show_say_of_a_server_what_they_say_of_its_store(place: Remote
     assert missing.code == 2 and f"not found in the server {place.server.url}" in missing.err
 
 
+def test_B9_ps_over_a_server_names_the_same_calls_that_wait_for_their_turn(place: Remote) -> None:
+    """A one-shot call of an unanswered batch is recovered by its tool; only a built-in is left to the turn."""
+    worker = place.worker()
+    worker.run(spawn("gate", "g", name="g"))
+    worker.begin(("gate", {"name": "once"}), ("await", {"all": ["g"]}))
+    until(lambda: len(place.keephold("ps").rows) == 3)
+    worker.process.kill()
+    worker.process.wait()
+    notes = [line for line in place.same("ps").out.splitlines() if line.startswith("note: ")]
+    assert notes[0].startswith("note: 2 calls of `gate`:") and "1 call of a batch of `main`" in notes[1]
+
+
 def test_an_id_that_two_conversations_have_is_asked_about_over_a_server_too(place: Remote) -> None:
     worker = place.worker()
     for name in ("one", "two"):

@@ -18,7 +18,7 @@ from tests.turn.calls import apply, reply, spawn
 import keephold
 from keephold import Runtime, Tool
 from keephold.serve.screens import Screens
-from keephold.serve.watched_terminal import RemoteTerminal
+from keephold.serve.watched_terminal import LocalTerminal, RemoteTerminal, terminal_of
 from keephold.turn.attach_protocol import Size
 
 PATIENCE = 20.0
@@ -305,3 +305,22 @@ async def test_what_does_not_run_or_is_no_terminal_is_refused_with_the_reason(tm
         assert (await client.get("/screens/nobody")).status_code == 404
         assert (await client.post(f"/screens/{uid_of(rt)}/drive", content=b"[")).status_code == 400
         assert (await client.post(f"/screens/{uid_of(rt)}/type", content=b"x" * (2 << 20))).status_code == 413
+
+
+async def test_a_takeover_whose_resize_fails_leaves_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Runtime([shell()]) as rt, rt.turn("main") as turn:
+        await turn.run([spawn("shell", "s")])
+        handle = rt.registry.live("main")[0]
+        await until(lambda: handle.run is not None and handle.run.live is not None)
+        terminal = LocalTerminal(handle, rt.streams)
+        with monkeypatch.context() as patched:
+            patched.setattr(type(terminal_of(handle)), "resize", _failing)
+            with pytest.raises(OSError, match="too large"):
+                await terminal.drive(Size(20, 70))
+        assert handle.driver is None and rt.streams.drivers == {}
+        await terminal.drive(Size(20, 70))  # nobody else drives it
+        await terminal.hand_back()
+
+
+def _failing(*_: Any) -> None:
+    raise OSError("too large")

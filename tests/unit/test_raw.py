@@ -3,9 +3,10 @@
 import click
 import pytest
 
-from keephold.cli.raw_terminal import DetachKey, over, redraw
+from keephold.cli.raw_terminal import DetachKey, over
 from keephold.tools.base import Screen
 from keephold.tools.terminal.emulator import Emulator, open_emulator
+from keephold.turn.attach_protocol import redraw
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import msgspec
 
 from keephold.cli.parameters import conversation_option
 from keephold.cli.printing import one_line
-from keephold.cli.raw_terminal import DetachKey, RawTerminal, over, redraw
+from keephold.cli.raw_terminal import DetachKey, RawTerminal, over
 from keephold.cli.store import Where, ask, where_options
 from keephold.control.base import Controls, Talk
 from keephold.handles.handle import HandleInfo
@@ -100,7 +100,7 @@ class _AttachSession:
             kind, payload = received
             if kind == frames.SCREEN:
                 screen = msgspec.json.decode(payload, type=Screen)
-                self._terminal.write(redraw(screen))
+                self._terminal.write(frames.redraw(screen))
                 self._show_hint(screen)
             elif kind == frames.OUTPUT:
                 self._terminal.write(payload)

@@ -29,6 +29,7 @@ from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Stopped
 from keephold.store.base import HandleQuery, Record, TranscriptLine
+from keephold.tools.waiting import WAITING
 from keephold.turn.lineage import root_of
 from keephold.turn.notifications import AUTOMATIC
 
@@ -55,7 +56,6 @@ _DETACHED = "`{}` is not in a store that another process can open; start the cha
 _HOW_TO_LEAVE = "Ctrl-C again, or Ctrl-D, leaves. /help lists the commands."
 _COMMAND = re.compile(r"/[a-z]*(\s|\Z)")
 """A path such as `/etc/hosts` is not a command."""
-_QUIET = ("await", "wait_for", "wait_for_multiple")
 """Tools that wait for handles which have their own lines."""
 _LINES, _CHARACTERS = 10, 1000
 """How much of a message is shown when a conversation is continued."""
@@ -214,7 +214,7 @@ class ChatSession:
             return []
         lines, now = [], self._runtime.registry.clock.now()
         for handle in self._runtime.registry.live():
-            if handle.tool.name in _QUIET and not handle.stateful:
+            if handle.tool.name in WAITING and not handle.stateful:
                 continue
             if handle.conversation == self._conversation.id:
                 lines.append(running_line(handle, self._teller.calls.get(handle.call_id), now))

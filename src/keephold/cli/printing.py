@@ -9,12 +9,14 @@ import time
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Any
 
 import click
 
+from keephold.text import duration as duration
 from keephold.text import printable as printable
+from keephold.text import relative as relative
+from keephold.text import time_of_day as time_of_day
 from keephold.text import to_json
 
 _RAW_CONTROLS = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -88,25 +90,6 @@ def _width(character: str) -> int:
 def counted(number: int, what: str) -> str:
     """Return `1 key`, `3 keys`."""
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def duration(seconds: float) -> str:
-    """Return the two largest units: `45s`, `2m 3s`, `1h 2m`, `3d 4h`."""
-    whole = max(0, int(seconds))
-    for size, unit, smaller, next_unit in ((86_400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
-        if whole >= size:
-            return f"{whole // size}{unit} {whole % size // smaller}{next_unit}"
-    return f"{whole}s"
-
-
-def relative(at: float, now: float) -> str:
-    """Return a time relative to now: `in 3m 5s`, `3m 5s ago`."""
-    return f"in {duration(at - now)}" if at > now else f"{duration(now - at)} ago"
-
-
-def time_of_day(at: float) -> str:
-    """Return `2026-01-01T00:00:00Z`."""
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 @contextmanager

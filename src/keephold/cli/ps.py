@@ -70,7 +70,7 @@ async def _notes(controls: "Controls", orphans: Sequence[dict[str, Any]]) -> lis
     tools: Counter[str] = Counter()
     conversations: Counter[str] = Counter()
     for fact in orphans[:_EXAMINED]:
-        if await controls.waits_for_resume(fact["uid"]):
+        if (await controls.handle(fact["uid"]))["waits_for_resume"]:
             conversations[fact["conversation"]] += 1
         else:
             tools[fact["tool"]] += 1

@@ -12,7 +12,6 @@ from typing import NamedTuple, Self
 import click
 
 from keephold.errors import KeepholdError
-from keephold.text import strip_controls
 from keephold.tools.base import Screen
 
 _RESET = (
@@ -90,15 +89,6 @@ class RawTerminal:
         view = memoryview(data)
         while view:
             view = view[os.write(self._output, view) :]
-
-
-def redraw(screen: Screen) -> bytes:
-    """Return the sequences that make a terminal show this screen."""
-    drawn = [b"\x1b[?1049h" if screen.alternate else b"\x1b[?1049l", b"\x1b[0m\x1b[r\x1b[H\x1b[2J"]
-    for row, line in enumerate(screen.lines, start=1):
-        drawn.append(b"\x1b[%d;1H" % row + strip_controls(line).encode(errors="replace"))
-    drawn.append(b"\x1b[%d;%dH" % screen.cursor)
-    return b"".join(drawn)
 
 
 def over(screen: Screen, text: str) -> bytes:

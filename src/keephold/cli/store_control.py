@@ -12,7 +12,7 @@ from keephold.control.resolve_handle import find, place_of
 from keephold.control.store_view import StoreView
 from keephold.durable.keys import LONGEST, masked_part
 from keephold.errors import KeepholdError
-from keephold.handles.state import Pending, Stopped
+from keephold.handles.state import Stopped
 from keephold.store.base import Record, Store
 
 if TYPE_CHECKING:
@@ -64,18 +64,6 @@ class Stored:
 
     async def conversations(self, *, after: str | None = None, limit: int = 50) -> dict[str, Any]:
         return await self.store_view.conversations(after=after, limit=limit)
-
-    async def waits_for_resume(self, uid: str) -> bool:
-        record = await self._record(uid)
-        turn = await self._store.turn(record.conversation)
-        if turn is None or not turn.waits_for(record):
-            return False
-        if isinstance(record.state, Pending):
-            return True
-        from keephold.tools.builtin import NAMES  # takes a while
-        from keephold.tools.waiting import LASTING
-
-        return record.tool in NAMES and record.tool not in LASTING
 
     def talk(self, fact: dict[str, Any], want: "frames.Want") -> "AbstractAsyncContextManager[Talk]":
         return self._talk(fact["uid"], want)

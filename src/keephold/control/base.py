@@ -48,9 +48,6 @@ class Controls(Protocol):
     async def handle(self, uid: str, *, keys: bool = False) -> dict[str, Any]:
         """Everything of a handle; its open keys only if asked for, and only where the store is (K5)."""
 
-    async def waits_for_resume(self, uid: str) -> bool:
-        """Whether a call whose owner is gone is left to whoever resumes its turn (B9)."""
-
     def talk(self, fact: dict[str, Any], want: frames.Want) -> AbstractAsyncContextManager[Talk]:
         """Ask for a handle's output, its terminal, or to be sent something."""
 

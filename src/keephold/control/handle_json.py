@@ -134,6 +134,7 @@ class HandleDetails(HandleGlance, kw_only=True):
     on_cancel: str | None
     waits: list[OpenWait]
     keys: dict[str, str] | UnsetType = UNSET
+    waits_for_resume: Annotated[bool, msgspec.Meta(description="Its process died; resuming its turn runs it again.")]
     journal: list[JournalEntry]
     journal_entries: int
     output: OutputSize | UnsetType | None = UNSET

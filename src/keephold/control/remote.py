@@ -336,14 +336,6 @@ class RemoteControl(Requests):
             found["output"] = output | {"tail": end["text"]}
         return found
 
-    async def waits_for_resume(self, uid: str) -> bool:
-        found = await self.get(f"/api/handles/{_part(uid)}")
-        turns = (await self.conversation(found["conversation"]))["turns"]
-        return any(
-            turn["turn"] == found["turn"] and turn["ended"] is None and turn["batches"] == found["batch"]
-            for turn in turns
-        ) and (found["state"] == "pending" or not found["stateful"])
-
     async def output(
         self, uid: str, *, offset: int = 0, limit: int = 65536, from_end: int | None = None, pattern: str | None = None
     ) -> Any:
@@ -406,9 +398,6 @@ class RemoteControl(Requests):
     async def conversations(self, *, after: str | None = None, limit: int = 50) -> dict[str, Any]:
         found: dict[str, Any] = await self.get("/api/conversations", after=after, limit=limit)
         return found
-
-    async def conversation(self, id: str, *, before: int | None = None, limit: int = 20) -> Any:
-        return await self.get(f"/api/conversations/{_part(id)}", before=before, limit=limit)
 
     async def forget(self, conversation: str) -> dict[str, Any]:
         forgotten: dict[str, Any] = await self.post("/api/forget", {"conversation": conversation})

@@ -17,9 +17,9 @@ from keephold.durable.keys import masked
 from keephold.runtime import Runtime
 from keephold.schema.canonical import canonical
 from keephold.store.base import HandleQuery, Record, browsable
+from keephold.tools.waiting import WAITING
 from keephold.tools.waiting.execute import NAME as EXECUTE_AGENT
 
-_WAITING_TOOLS = ("await", "wait_for", "wait_for_multiple")
 _LANES = 500
 """Calls of one turn in a timeline."""
 
@@ -181,7 +181,7 @@ class RuntimeView:
 
 def _waits_on(tool: str, arguments: Any) -> list[str]:
     """The ids that a call of a waiting tool names."""
-    if tool not in _WAITING_TOOLS or not isinstance(arguments, dict):
+    if tool not in WAITING or not isinstance(arguments, dict):
         return []
     named: list[Any] = [arguments.get("handleId")]
     for key in ("any", "all", "handleIds"):

@@ -215,8 +215,16 @@ class StoreView:
     async def described(self, record: Record, **more: Any) -> dict[str, Any]:
         """Describe a handle in full, with the end of its journal; `more` are further fields of `HandleDetails`."""
         entries, count = await self._store.journal_end(record.uid, limit=PAGE)
-        waits = await self._store.waits(record.uid)
-        return as_json(details(self.glance(record), record, waits, entries[::-1], count, **more))
+        waits, shown = await self._store.waits(record.uid), self.glance(record)
+        resumed = shown.owner == "gone" and await self._waits_for_resume(record)
+        return as_json(details(shown, record, waits, entries[::-1], count, waits_for_resume=resumed, **more))
+
+    async def _waits_for_resume(self, record: Record) -> bool:
+        from keephold.tools.builtin import source_of  # takes a while
+        from keephold.turn.recovery import waits_for_resume
+
+        turn = await self._store.turn(record.conversation)
+        return turn is not None and turn.waits_for(record) and waits_for_resume(record, source_of(record.tool))
 
     async def journal(self, uid: str, *, before: int | None = None, limit: int = PAGE) -> dict[str, Any]:
         """Return a page of a call's journal, newest first; `next` is the `before` of earlier entries."""

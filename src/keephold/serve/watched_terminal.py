@@ -13,14 +13,14 @@ import msgspec
 
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
+from keephold.text import time_of_day
 from keephold.tools.base import Screen, SupportsScreen
 from keephold.tools.terminal.emulator import Emulator, Rows, SupportsCells, open_emulator, plain_rows, rows_of
 from keephold.turn import attach_protocol as frames
-from keephold.turn.attach_protocol import Size
+from keephold.turn.attach_protocol import Size, redraw
 from keephold.turn.attach_server import Driving, Streams
 from keephold.turn.output_follower import Following
 from keephold.turn.owner_connection import Link, OwnerAddress, linked
-from keephold.turn.replies import time_of_day
 
 PAUSE = 0.05
 """Seconds between two looks at a terminal that nobody drives."""
@@ -169,10 +169,15 @@ class LocalTerminal:
         assert run is not None
         screen, painted = self._live.screen(), painting_of(self._live)
         self._streams.drivers[handle.uid] = self._streams.registry.clock.now()
-        self._answering = open_emulator(screen.rows, screen.cols, self.type)
-        self._answering.feed(painted)
         self._driving = Driving(run, self._live).__enter__()
-        self.resize(size)
+        try:
+            self._answering = open_emulator(screen.rows, screen.cols, self.type)
+            self._answering.feed(painted)
+            self.resize(size)
+        except BaseException:
+            with contextlib.suppress(Exception):  # restoring the size may fail for the same reason
+                await self.hand_back()
+            raise
 
     def type(self, data: bytes) -> None:
         if self._driving is not None:
@@ -186,13 +191,13 @@ class LocalTerminal:
         self._answering.resize(screen.rows, screen.cols)
 
     async def hand_back(self) -> None:
-        if self._driving is not None:
-            driving, self._driving = self._driving, None
+        driving, self._driving = self._driving, None
+        answering, self._answering = self._answering, None
+        if answering is not None:
+            answering.close()
+        if driving is not None:
             self._streams.drivers.pop(self._handle.uid, None)
             driving.__exit__()
-        if self._answering is not None:
-            self._answering.close()
-            self._answering = None
 
     def application_keys(self) -> bool:
         return self._answering is not None and self._answering.application_keys
@@ -237,8 +242,6 @@ class RemoteTerminal:
                 yield
 
     def _redraw(self, screen: Screen) -> None:
-        from keephold.cli.raw_terminal import redraw
-
         self._emulator.resize(screen.rows, screen.cols)
         self._emulator.feed(redraw(screen))
         self._plain = screen
@@ -318,8 +321,6 @@ async def _read(link: Link) -> None:
 
 def painting_of(live: SupportsScreen) -> bytes:
     """What paints the screen of a terminal, with its colours if it knows them."""
-    from keephold.cli.raw_terminal import redraw
-
     return (live.painted() if isinstance(live, SupportsCells) else b"") or redraw(live.screen())
 
 

@@ -5,13 +5,16 @@ everything else. The first frame of a client is its request.
 """
 
 import asyncio
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
 from keephold.errors import KeepholdError
 from keephold.handles.handle import HandleInfo
-from keephold.text import to_json
+from keephold.text import strip_controls, to_json
+
+if TYPE_CHECKING:
+    from keephold.tools.base import Screen
 
 LONGEST = 16 << 20
 """The most bytes of a frame that a runtime accepts (K6)."""
@@ -87,6 +90,15 @@ class Refused(msgspec.Struct, frozen=True):
 
     message: str
     code: str
+
+
+def redraw(screen: "Screen") -> bytes:
+    """Return the sequences that make a terminal show this screen."""
+    drawn = [b"\x1b[?1049h" if screen.alternate else b"\x1b[?1049l", b"\x1b[0m\x1b[r\x1b[H\x1b[2J"]
+    for row, line in enumerate(screen.lines, start=1):
+        drawn.append(b"\x1b[%d;1H" % row + strip_controls(line).encode(errors="replace"))
+    drawn.append(b"\x1b[%d;%dH" % screen.cursor)
+    return b"".join(drawn)
 
 
 class SupportsStreams(Protocol):

@@ -22,7 +22,7 @@ from keephold.handles.handle import Handle
 from keephold.handles.registry import Registry
 from keephold.handles.state import Waiting
 from keephold.handles.timeline import asciicast
-from keephold.text import to_utf8
+from keephold.text import time_of_day, to_utf8
 from keephold.tools.base import SupportsScreen
 from keephold.tools.run import Run
 from keephold.turn import attach_protocol as frames
@@ -30,7 +30,6 @@ from keephold.turn import send_input
 from keephold.turn.actions import Actions
 from keephold.turn.attach_protocol import Size, Want
 from keephold.turn.output_follower import CHUNK, Following, status_of
-from keephold.turn.replies import time_of_day
 from keephold.turn.settle import printed
 
 _PIECE = 4096

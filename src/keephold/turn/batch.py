@@ -132,7 +132,8 @@ class Batch:
             record = await self._registry.store.handle(uid) if uid is not None else None
             if record is None:
                 continue
-            runs_again = not isinstance(record.state, Stopped) and waits_for_resume(record, call.parsed.tool)
+            source = None if call.parsed.tool is None else call.parsed.tool.source
+            runs_again = not isinstance(record.state, Stopped) and waits_for_resume(record, source)
             claimed = await claim(record) if runs_again and not self._registry.is_ours(record) else None
             if claimed is not None:
                 call.make(self._registry.take_over(claimed))

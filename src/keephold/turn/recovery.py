@@ -42,9 +42,11 @@ HOOK_AGAIN_SECS = 5.0
 CRASHED = Failure("The process that ran this call ended before the call did.", "crashed", transient=True)
 
 
-def waits_for_resume(record: Record, tool: Tool | None) -> bool:
-    """B9: a call that never started, or can be started again, is left to the process that resumes its turn."""
-    return isinstance(record.state, Pending) or (tool is not None and tool.source == "builtin")
+def waits_for_resume(record: Record, source: str | None) -> bool:
+    """B9: a call that never started, or can be started again, is left to the process that resumes its turn.
+
+    `source` is that of its tool."""
+    return isinstance(record.state, Pending) or source == "builtin"
 
 
 class Recovery:
@@ -89,7 +91,9 @@ class Recovery:
                     marks.reap()  # before anything says that it has ended: its guard may have died with it (R2)
                 after = record.uid
                 tool = self._tool(record)
-                if tool is not None and not (waits_for_resume(record, tool) and await self._is_open(record, turns)):
+                if tool is not None and not (
+                    waits_for_resume(record, tool.source) and await self._is_open(record, turns)
+                ):
                     await self._recover(record, tool)
 
     def _tool(self, record: Record) -> Tool | None:
@@ -121,7 +125,9 @@ class Recovery:
             record = await self._registry.store.handle(uid) if uid is not None else None
             if record is None or isinstance(record.state, Stopped) or record.owner is None:
                 continue
-            if waits_for_resume(record, self._toolbox.get(record.tool)) and not self._registry.is_ours(record):
+            tool = self._toolbox.get(record.tool)
+            source = None if tool is None else tool.source
+            if waits_for_resume(record, source) and not self._registry.is_ours(record):
                 claimed = await self.claim(record)
                 if claimed is not None:
                     await self._end(claimed, record.attempt)

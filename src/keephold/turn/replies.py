@@ -7,7 +7,6 @@ Each reply has two views, for calling code and for a model, both cut from the ke
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 from keephold.errors import ToolError
@@ -15,7 +14,7 @@ from keephold.handles.handle import Handle
 from keephold.handles.output import Output
 from keephold.handles.state import Failure, Ok, Outcome, Pending, PrintedOutput, Reply, Stopped, Waiting, name
 from keephold.handles.view import Waited
-from keephold.text import to_json
+from keephold.text import time_of_day, to_json
 from keephold.tools.base import OutputView, Screen, SupportsScreen, Tool, ViewName
 from keephold.turn.budget import Projector, ProjectorProtocol, shares, size_of
 from keephold.turn.settle import Because
@@ -331,11 +330,6 @@ def _parked(handle: Handle) -> dict[str, Any]:
         return {}
     deadline = handle.parking.deadline
     return {"parked": True} if deadline is None else {"parked": True, "deadline": time_of_day(deadline)}
-
-
-def time_of_day(at: float) -> str:
-    """Format a time for people and models: `2026-01-01T00:00:00Z`."""
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _not_shown(error: Exception) -> str:

@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from keephold.cli.printing import duration, printable, relative, time_of_day
+from keephold.text import duration, printable, relative, time_of_day
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from keephold.tools.waiting import WAITING
+
 Fact = Mapping[str, Any]
 
 MOST = 60
@@ -17,7 +19,6 @@ NAMES, CHART, ROW = 200.0, 760.0, 30.0
 _HEAD = 26.0
 _LEAST = 3.0
 """How wide the shortest stretch is drawn: it must be seen."""
-_WAITING_TOOLS = ("await", "wait_for", "wait_for_multiple")
 _STEPS = (
     0.01,
     0.02,
@@ -230,7 +231,7 @@ def lanes(calls: Sequence[Fact], went: Mapping[str, Sequence[Stretch]], now: flo
         given = went.get(fact["uid"]) or stretches((), fact, now)
         bars = tuple(Bar(each.state, x(each.start), _wide(x(each.end) - x(each.start))) for each in given)
         asks = bars[-1].x if fact["state"] == "waiting" else None
-        rows.append(Row(fact, _HEAD + ROW * at, bars, fact["tool"] in _WAITING_TOOLS, asks))
+        rows.append(Row(fact, _HEAD + ROW * at, bars, fact["tool"] in WAITING, asks))
     places = {row.fact["id"]: row for row in rows}
     blocked = tuple(
         Blocked(

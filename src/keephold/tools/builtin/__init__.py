@@ -11,12 +11,18 @@ from keephold.tools.builtin.ask_user import ask_user_tool
 from keephold.tools.builtin.await_ import await_tool
 from keephold.tools.builtin.describe_tools import describe_tools_tool
 from keephold.tools.builtin.read_output import read_output_tool
+from keephold.tools.waiting import LASTING
 from keephold.tools.waiting import NAMES as WAITING
 
 READS: Mapping[str, Any] = {"readOnlyHint": True, "openWorldHint": False}
 RESERVED = ("await", "read_output", "describe_tools", "ask_user")
 """Names that no other tool may have. A tool with the name of a wait tool replaces that."""
 NAMES = (*RESERVED, *WAITING)
+
+
+def source_of(name: str) -> str | None:
+    """Return `builtin` if that is a built-in which recovery leaves to its turn, for a process without the tools."""
+    return "builtin" if name in NAMES and name not in LASTING else None
 
 
 def builtin_tools(

@@ -11,7 +11,10 @@ from keephold.tools.waiting.tool import WaitToolHost
 from keephold.tools.waiting.update_cancel import cancel_tool, update_tool
 from keephold.tools.waiting.wait import sleep_tool, wait_for_multiple_tool, wait_for_tool
 
-__all__ = ["LASTING", "NAMES", "WaitToolHost", "wait_tools"]
+__all__ = ["LASTING", "NAMES", "WAITING", "WaitToolHost", "wait_tools"]
+
+WAITING = ("await", "wait_for", "wait_for_multiple")
+"""The tools whose calls only wait for handles; `await` is in `tools/builtin`."""
 
 LASTING = ("execute_agent_async", "execute_workflow_async")
 """Tools whose handles run something: after a crash they are recovered like any tool's."""
