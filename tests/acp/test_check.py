@@ -82,7 +82,7 @@ DEFECTS = {
     "answers-notifications": {"unknown-notification": "never answered"},
     "fragile": {"malformed": "exit code 1"},
     "any-version": {"version-negotiation": "65535"},
-    "chatty": {"only-messages": "no JSON object"},
+    "chatty": {"only-messages": "not a JSON object"},
 }
 
 ALSO = {"response-before-signal": {"two-prompts"}}

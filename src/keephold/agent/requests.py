@@ -226,7 +226,7 @@ def _words(error: Exception) -> str:
 
 TEACHING = """\
 Tools that take `action` can run in the background. {"action": "spawn", "id": "<a name you choose>", …} starts one and \
-answers at once; it goes on while you do other things. Spawn several in one response, and `await` them in the same \
+answers at once; it runs while you do other things. Spawn several in one response, and `await` them in the same \
 response: `await` with {"all": [ids]} or {"any": [ids]}, and `timeout_secs`, answers when they have finished. Do not \
 poll in a loop.
 `fetch` shows new output, `apply` sends input or answers a question of the tool, `abort` ends it. Tools without \

@@ -14,7 +14,7 @@ async def new_session(scenes: Scenes) -> None:
             raise Failed("two sessions have the same id", probe.log[-4:])
 
 
-@check("sessions", "unknown-session", "a prompt for a session that there is not is answered with an error")
+@check("sessions", "unknown-session", "a prompt for an unknown session is answered with an error")
 async def unknown_session(scenes: Scenes) -> None:
     async with scenes.agent() as probe:
         prompt = [{"type": "text", "text": scenes.settings.prompt}]
@@ -38,7 +38,7 @@ async def load_session(scenes: Scenes) -> None:
             raise Failed("turn_complete belongs to a prompt and must not be replayed", signals)
 
 
-@check("sessions", "resume-session", "session/resume goes on with a session")
+@check("sessions", "resume-session", "session/resume resumes a session")
 async def resume_session(scenes: Scenes) -> None:
     recording = await scenes.plain()
     if "resume" not in recording.session_capabilities:
@@ -183,7 +183,7 @@ async def missing_params(scenes: Scenes) -> None:
             raise Failed("a prompt without a session was answered with a result", [request, answer])
 
 
-@check("robustness", "malformed", "lines that are no messages do not end the connection")
+@check("robustness", "malformed", "invalid lines do not end the connection")
 async def malformed(scenes: Scenes) -> None:
     async with scenes.agent() as probe:
         for line in _LINES:
@@ -191,7 +191,7 @@ async def malformed(scenes: Scenes) -> None:
             try:
                 await scenes.session(probe)
             except (Died, Silent, Failed) as problem:
-                raise Failed(f"after a line that is no message: {problem}", [sent]) from None
+                raise Failed(f"after an invalid line: {problem}", [sent]) from None
 
 
 @check("robustness", "only-messages", "the agent writes nothing but JSON-RPC messages to its standard output")
@@ -200,6 +200,6 @@ async def only_messages(scenes: Scenes) -> None:
     theirs = [entry for entry in recording.log if not entry.ours]
     for entry in theirs:
         if not isinstance(entry.message, dict):
-            raise Failed("a line is no JSON object; what is for people belongs on standard error", [entry])
+            raise Failed("a line is not a JSON object; write logs to standard error", [entry])
         if entry.message.get("jsonrpc") != "2.0":
             raise Failed('a message must have "jsonrpc": "2.0"', [entry])

@@ -14,7 +14,7 @@ _RANK = {"pending": 0, "in_progress": 1, "completed": 2, "failed": 2}
 async def prompt(scenes: Scenes) -> None:
     recording = await scenes.try_plain()
     if not recording.prompts:
-        raise Skipped("there is no session; see `new-session`")
+        raise Skipped("no session could be made; see `new-session`")
     if recording.problem is not None:
         raise Failed(recording.problem, recording.prompts)
     response = recording.response(recording.prompts[0])
@@ -25,7 +25,7 @@ async def prompt(scenes: Scenes) -> None:
         raise Failed(f"stopReason must be one of {', '.join(STOP_REASONS)}", [response])
 
 
-@check("updates", "updates-before-response", "what the agent has to say comes before the answer to the prompt")
+@check("updates", "updates-before-response", "the agent's message comes before the answer to the prompt")
 async def updates_before_response(scenes: Scenes) -> None:
     recording, request, response = await _plain(scenes)
     updates = recording.updates(request)
@@ -274,16 +274,14 @@ async def permission_request(scenes: Scenes) -> None:
             raise Failed(f"an option has an optionId, a name and a kind of {', '.join(KINDS)}", [question])
 
 
-@check("permission", "permission-allow", "a turn goes on to its end when permission is given")
+@check("permission", "permission-allow", "a turn runs to its end when permission is given")
 async def permission_allow(scenes: Scenes) -> None:
     question, response = _asked(await scenes.allowed())
     if stop_reason(response) in ("cancelled", "error"):
         raise Failed(f"permission was given, and the turn ended with {stop_reason(response)!r}", [question, response])
 
 
-@check(
-    "permission", "permission-reject", "a tool call that was refused is not completed, and the turn goes on to its end"
-)
+@check("permission", "permission-reject", "a tool call that was refused is not completed, and the turn runs to its end")
 async def permission_reject(scenes: Scenes) -> None:
     recording = await scenes.rejected()
     question, response = _asked(recording)

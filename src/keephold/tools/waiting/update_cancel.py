@@ -36,7 +36,7 @@ UPDATE_PARAMETERS = object_schema(
 )
 UPDATE_RETURNS = reply("success handleId type status progress? priority? metadata?")
 CANCEL_PARAMETERS = object_schema(
-    {"handleId": _HANDLE, "reason": {"type": "string", "description": "Why; whoever waits for it is told."}},
+    {"handleId": _HANDLE, "reason": {"type": "string", "description": "Why; shown to those that wait for it."}},
     ["handleId"],
 )
 CANCEL_RETURNS = reply("success handleId type status error? elapsedMs elapsedTime startTime endTime")
