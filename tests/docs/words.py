@@ -34,7 +34,7 @@ _BANNED = {
     "a place": r"\ba place\b",
     "look on": r"\blook(?:s|ing)? on\b",
     "stand before": r"\bst(?:and|ands|ood) before\b",
-    "is no (is not a)": r"\b(?:is|are|was|were) no (?!longer|more|one\b|\d)[a-z]",
+    "is no (is not a)": r"(?<!there )\b(?:is|are|was|were) no (?!longer|more|one\b|\d)[a-z]",
     "is none": r"\bthat (?:is|are) none\b",
 }
 _TABLES = {"GROUPS", "PAGES", "CODES", "HELP", "_KEYS", "_NOT_FOR", "_RULES", "_SAID", "_WHY"}

@@ -93,7 +93,7 @@ class _Paper:
         self._done: list[str] = []
         self._row: list[str] = []
         self._column = 0  # `_width` itself if the row is full: the next character begins another
-        self._already_handled = 0  # how many characters of sequences were not printed, and not made up for by blanks
+        self._unprinted = 0  # how many characters of sequences were not printed, and not made up for by blanks
 
     def print(self, text: str, start: int, hidden: bool) -> str:
         """Return all of the text from `start`, `hidden` until the alternate screen is left."""
@@ -195,7 +195,7 @@ class _Paper:
 
     def _obey(self, token: str) -> bool:
         """Do what a control asks for; return whether it hides what follows."""
-        self._already_handled += len(token)
+        self._unprinted += len(token)
         if token[0] == "\r":
             self._column = 0
         elif token[0] == "\b":
@@ -264,15 +264,15 @@ class _Paper:
         self._blank(start, stop)
 
     def _blank(self, start: int, stop: int) -> None:
-        self._already_handled += len("".join(self._row[start:stop]))
-        visible = min(max(0, stop - start), self._already_handled)
-        self._already_handled -= visible
+        self._unprinted += len("".join(self._row[start:stop]))
+        visible = min(max(0, stop - start), self._unprinted)
+        self._unprinted -= visible
         self._row[start:stop] = [" "] * visible + [_GONE] * (stop - start - visible)
 
     def _insert_blanks(self, at: int, count: int) -> int:
         """Return as many blanks as wanted, or as fit into a text that may not be longer than the data."""
-        count = min(count, self._already_handled)
-        self._already_handled -= count
+        count = min(count, self._unprinted)
+        self._unprinted -= count
         self._row[at:at] = [" "] * count
         return count
 
