@@ -1,11 +1,11 @@
-"""The store seam: what happened, written as one before anyone may see it.
+"""The protocol of a store: operations are written as one transaction before anyone may see them.
 
 Everything that must survive is an operation. `commit` writes a list of operations as one transaction and then calls
 back; nothing is visible before that (durable before visible). Commits finish in the order they were given. Reads show
-what has been committed, by any process.
+what any process has committed.
 
-A store knows the process that opened it by `owner`: an id with a lock that dies with the process (E6). What the process
-runs is owned by it; every operation about a call carries the call's fencing number, and a stale one is refused.
+A store knows the process that opened it by `owner`: an id with a lock that ends with the process (E6). The process owns
+the calls it runs. Every operation about a call carries the call's fencing number, and a stale one is refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -176,12 +176,12 @@ __all__ = [
 ]
 
 Done = Callable[[Sequence[Any]], None]
-"""Gets the results of a commit, one for each operation; None where there is nothing to tell."""
+"""Gets the results of a commit, one for each operation; None where an operation has no result."""
 Failed = Callable[[Exception], None]
 """Gets the `KeepholdError` that says why a commit was refused: then nothing of it was written."""
 Heard = Callable[[frozenset[str] | None], None]
-"""Gets what another process changed: uids of handles, key ids, and conversations with news of no handle; None: anything
-may have changed."""
+"""Gets what another process changed: uids of handles, key ids, and conversations with notifications of no handle; None:
+anything may have changed."""
 
 
 class Committing(Protocol):

@@ -20,12 +20,12 @@ NOTIFICATION_CHARACTERS = 4000
 
 
 def hook_is_due(parking: Parking, ended_by: EndedBy) -> bool:
-    """Whether the end of a parked call is a cancel that its hook must hear of (D2)."""
+    """Whether the end of a parked call is a cancel for which its hook must be called (D2)."""
     return parking.hook and parking.on_cancel == "cancel_external_work" and ended_by in CANCELS
 
 
 def resolution_of(outcome: Outcome) -> Resolution:
-    """How a call ended, as the resolution of the key it had taken."""
+    """Return the resolution of a call's own key for how the call ended."""
     if not isinstance(outcome, Failure):
         return Resolution("ok", outcome.value if isinstance(outcome, Ok) else None)
     if outcome.code in ("aborted", "cancelled"):
@@ -36,7 +36,7 @@ def resolution_of(outcome: Outcome) -> Resolution:
 
 
 def timed_out(parking: Parking | None) -> Failure:
-    """What is said of a parked call whose deadline has passed."""
+    """Return the outcome of a parked call whose deadline has passed."""
     said = None if parking is None else parking.timed_out
     return TIMED_OUT if said is None else Failure(said, TIMED_OUT.code)
 
@@ -52,7 +52,7 @@ def end_notice(state: Stopped, carriers: tuple[Carrier, ...] = CARRIERS) -> Noti
 
 
 def words(id: str, tool: str, state: State) -> str:
-    """The message of the news that a handle is in this state now."""
+    """Return the message of the notification that a handle is in this state now."""
     match state:
         case Stopped(outcome=Failure(message)):
             how = f"stopped: {message}" if state.deliberate else f"failed: {message}"
@@ -66,14 +66,14 @@ def words(id: str, tool: str, state: State) -> str:
 
 
 def clip(message: str) -> str:
-    """A message as news may have it: no longer than that (O2), and nothing but text (K4)."""
+    """Return a message as a notification may have it: of bounded length (O2), and without control characters (K4)."""
     message = to_utf8(strip_controls(message)).decode()
     over = len(message) - NOTIFICATION_CHARACTERS
     return message if over <= 0 else f"{message[:NOTIFICATION_CHARACTERS]} ...{over} characters truncated..."
 
 
 def ended(resolution: Resolution, at: float) -> Ended:
-    """The end of a parked call whose key was resolved. The payload of `err` has been checked before it was stored."""
+    """Return the end of a parked call whose key was resolved. The payload of `err` was checked before it was stored."""
     ended_by: EndedBy = "self"
     outcome: Outcome
     match resolution.status:

@@ -1,9 +1,9 @@
-"""The store's events: what happened, in the one order in which it was committed, for whoever looks on.
+"""The store's events: what happened, in the one order in which it was committed.
 
-An operation is written together with its events, or neither is. What an operation tells by itself is said here, for
-all stores; what it brings about besides (news that is queued, a parked call that it stops) the store drafts where it
-does that, with the words of this file. No result and no output is in an event, and no key but where a tool put one into
-the words of its question, which news tells: whoever shows events masks it.
+An operation is written together with its events, or neither is. `events_of` makes an operation's own events, for all
+stores. For what an operation causes besides (a queued notification, a parked call that it stops), the store calls the
+other functions of this module. Events hold no result, no output, and no key, except a key that a tool put into the text
+of its question, which notifications repeat: the code that shows events masks it.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from keephold.store import ops
 from keephold.store.rows import Carrier, Level, Parking, QueuedNotification
 
 EVENTS_LIMIT = 1_000_000
-"""How many events are kept, whatever their age."""
+"""How many events are kept, of any age."""
 NOTIFICATION_TYPES = ("notification.queued", "notification.delivered", "notification.removed")
 
 Draft = tuple[str, str | None, str | None, dict[str, Any]]
-"""An event that has no number yet: its type, its conversation (None: that of its handle), the uid of its handle, if it
-is of one, and its data."""
+"""An event that has no number yet: its type, its conversation (None: that of its handle), the uid of its handle if it
+has one, and its data."""
 
 
 class StoredEvent(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class StoredEvent(msgspec.Struct, frozen=True):
 
 
 def events_of(op: ops.Op, result: Any) -> Sequence[Draft]:
-    """What an operation tells that was not refused and had that result.
+    """Return the events of an operation that was not refused and had that result.
 
     For `Registered` the result is None, or the state that its record came with, should that have changed since.
     """
@@ -54,7 +54,7 @@ def stopped(uid: str, conversation: str | None, state: Stopped) -> Draft:
 
 
 def parked(uid: str, conversation: str | None, parking: Parking) -> Draft:
-    """A call waits for its completion, and nobody runs it."""
+    """A call is parked: it has no owner and waits for its completion."""
     return "handle.parked", conversation, uid, {"deadline": parking.deadline}
 
 
@@ -64,12 +64,12 @@ def resolved(uid: str, conversation: str | None, key_id: str, status: str) -> Dr
 
 
 def revoked(uid: str, conversation: str | None, key_id: str) -> Draft:
-    """A key is worth nothing any more."""
+    """A key was revoked."""
     return "key.revoked", conversation, uid, {"key_id": key_id}
 
 
 def queued(number: int, conversation: str, uid: str | None, kind: str, level: Level, message: str) -> Draft:
-    """News waits. The same number again: it says something else now."""
+    """A notification was queued. The same number again: its message has changed."""
     return (
         "notification.queued",
         conversation,
@@ -78,18 +78,18 @@ def queued(number: int, conversation: str, uid: str | None, kind: str, level: Le
     )
 
 
-def delivered(news: QueuedNotification, carrier: Carrier) -> Draft:
-    """News was handed out."""
-    return "notification.delivered", news.conversation, news.uid, {**_news(news), "carrier": carrier}
+def delivered(each: QueuedNotification, carrier: Carrier) -> Draft:
+    """A notification was delivered."""
+    return "notification.delivered", each.conversation, each.uid, {**_described(each), "carrier": carrier}
 
 
-def removed(news: QueuedNotification, by: Literal["shown", "dropped", "expired"]) -> Draft:
-    """News is none any more: what it tells of was shown, too much waited, or its handle is gone."""
-    return "notification.removed", news.conversation, news.uid, {**_news(news), "by": by}
+def removed(each: QueuedNotification, by: Literal["shown", "dropped", "expired"]) -> Draft:
+    """A notification was removed: its handle was shown or deleted, or the queue was full."""
+    return "notification.removed", each.conversation, each.uid, {**_described(each), "by": by}
 
 
-def _news(news: QueuedNotification) -> dict[str, Any]:
-    return {"number": news.number, "kind": news.kind, "level": news.level, "message": news.message}
+def _described(each: QueuedNotification) -> dict[str, Any]:
+    return {"number": each.number, "kind": each.kind, "level": each.level, "message": each.message}
 
 
 def _state(uid: str, state: State) -> Draft:
@@ -183,9 +183,9 @@ _TELLS: dict[type, Callable[[Any, Any], Sequence[Draft]]] = {
     ops.TurnBegan: _turn_began,
     ops.TurnEnded: _turn_ended,
     ops.Emitted: _emitted,
-    ops.Responded: lambda _, result: [delivered(news, "response") for news in result],
-    ops.Delivered: lambda op, result: [delivered(news, op.carrier) for news in result],
-    ops.HandedOut: lambda op, _: [delivered(news, "message") for news in op.notifications],
+    ops.Responded: lambda _, result: [delivered(each, "response") for each in result],
+    ops.Delivered: lambda op, result: [delivered(each, op.carrier) for each in result],
+    ops.HandedOut: lambda op, _: [delivered(each, "message") for each in op.notifications],
     ops.TranscriptAppended: _said,
     ops.Forgotten: _forgotten,
 }

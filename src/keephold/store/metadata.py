@@ -1,4 +1,4 @@
-"""What all stores agree on about what handles are looked for by: their metadata, how that is changed, and text."""
+"""How every store matches and changes metadata, and matches text."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,18 +7,18 @@ _FOLDED = {ord(upper): upper.lower() for upper in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
 
 
 def folded(text: str) -> str:
-    """The text as it is searched for: ASCII letters are small, as SQLite makes them."""
+    """Return the text as it is searched for: ASCII letters in lower case, as SQLite makes them."""
     return text.translate(_FOLDED)
 
 
 def merged(metadata: Mapping[str, Any] | None, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata with these keys in it; a key whose value is None goes."""
+    """Return the metadata with these changes; a key whose value is None is removed."""
     removed = {key for key, value in changes.items() if value is None}
     return {key: value for key, value in {**(metadata or {}), **changes}.items() if key not in removed}
 
 
 def holds(metadata: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> bool:
-    """Whether all these keys are there, with these values."""
+    """Whether the metadata has all these keys with these values."""
     return all(key in (metadata or ()) and same(metadata[key], value) for key, value in wanted.items())  # type: ignore[index]
 
 

@@ -1,28 +1,29 @@
-"""What all stores agree on about news (N): what a reply takes back, what goes when too much waits, and the order."""
+"""How every store treats notifications (N): what a reply takes back, what a full queue drops, and the order of
+delivery."""
 
 from collections.abc import Iterable
 
 from keephold.store.rows import Level, QueuedNotification, Shown
 
 CONTENT = "tool.content"
-"""One is queued for a handle (N6)."""
+"""The kind of which at most one is queued for a handle (N6)."""
 DROPS: tuple[Level, ...] = ("info", "warning", "error")
-"""What goes first when too much waits (N6); `critical` never does."""
+"""Which level a full queue drops first (N6); `critical` is never dropped."""
 TAKES: dict[Shown, tuple[str, ...] | None] = {
     "running": (CONTENT,),
     "waiting": ("tool.waiting", CONTENT),
     "asked": ("tool.waiting",),
     "stopped": None,
 }
-"""Which kinds of news of a handle are none any more when it was shown like that (N3). None: all."""
+"""Which kinds of a handle's notifications a reply takes back by showing the handle like that (N3). None: all."""
 
 
 def dropped(conversation: str, count: int, at: float) -> QueuedNotification:
-    """The line that stands in the place of what went (N6)."""
+    """Return the line that stands for dropped notifications (N6)."""
     went = "1 earlier notification was dropped." if count == 1 else f"{count} earlier notifications were dropped."
     return QueuedNotification(0, conversation, "keephold.dropped", "info", went, at)
 
 
-def in_order(news: Iterable[QueuedNotification]) -> tuple[QueuedNotification, ...]:
-    """As it is delivered: `critical` first, else by number (N4)."""
-    return tuple(sorted(news, key=lambda each: (each.level != "critical", each.number)))
+def in_order(notifications: Iterable[QueuedNotification]) -> tuple[QueuedNotification, ...]:
+    """Return notifications in the order of delivery: `critical` first, else by number (N4)."""
+    return tuple(sorted(notifications, key=lambda each: (each.level != "critical", each.number)))

@@ -1,7 +1,7 @@
 """The operations: everything that changes what a store keeps. `Store.commit` writes a list of them as one.
 
-Those with `fence` are refused with `lease_lost` when the call has another fencing number by now, and with
-`already_stopped` when it has stopped.
+Those with `fence` are refused with `lease_lost` if the call has another fencing number by now, and with
+`already_stopped` if it has stopped.
 """
 
 from typing import Any, Literal
@@ -29,11 +29,13 @@ from keephold.store.rows import (
 
 
 class TurnBegan(msgspec.Struct, frozen=True):
-    """A conversation has a turn of ours. Refused with `turn_open` unless its open turn is `was` (None: there is none)
-    and, where it is given, that of `was_owner`: of two who resume a turn at once, one is first.
+    """Begin or resume a turn, which this process owns. Refused with `turn_open` unless the conversation's open turn is
+    `was` (None: it has none) and, where it is given, belongs to `was_owner`: of two processes that resume a turn at
+    once, one is first.
 
-    If `was` is not this very turn, it is over: its open batch will never be answered. News that it was handed last,
-    with nothing since to show that it arrived, is queued again (N3), unless `answers` gives it to whoever resumes it.
+    If `was` is another turn, that one ends: its open batch will never be answered. Notifications that were handed to it
+    last, with nothing since to show that they arrived, are queued again (N3), unless `answers` gives them to the
+    process that resumes the turn.
     """
 
     conversation: str
@@ -44,7 +46,7 @@ class TurnBegan(msgspec.Struct, frozen=True):
 
 
 class TurnEnded(msgspec.Struct, frozen=True):
-    """A turn is over. The result is whether it was open."""
+    """End a turn. The result is whether it was open."""
 
     conversation: str
     turn: str
@@ -52,22 +54,22 @@ class TurnEnded(msgspec.Struct, frozen=True):
 
 
 class Registered(msgspec.Struct, frozen=True, gc=False):
-    """A handle exists, and is ours. Refused with `batch_rejected` if its id is active in its conversation (S6).
+    """Register a handle, which this process owns. Refused with `batch_rejected` if its id is active in its conversation
+    (S6).
 
-    One that comes without an owner and with terms to wait on (`Parking`) is nobody's: it is parked from the start. The
-    same commit takes its key (`WaitOpened`).
+    A record with `Parking` and without an owner is parked from the start. The same commit takes its key (`WaitOpened`).
     """
 
     record: Record
     once: bool = False
-    """Refused also if there is a handle of that id in any state (W7)."""
+    """Refused also if a handle of that id exists in any state (W7)."""
 
 
 class Changed(msgspec.Struct, frozen=True, gc=False):
-    """An event of the state machine happened to a handle. Refused with `already_stopped` if it has stopped.
+    """Apply an event of the state machine to a handle. Refused with `already_stopped` if it has stopped.
 
-    The end of a call also resolves what it still waited for: its completion key by the outcome (D1). Of a parked call
-    it is news (D9) even if none is given and, if the call was cancelled, makes its hook due (D2).
+    The end of a call also resolves its open completion key by the outcome (D1). The end of a parked call is notified
+    (D9) even without a `notice` and, if the call was cancelled, makes its hook due (D2).
     """
 
     uid: str
@@ -77,11 +79,11 @@ class Changed(msgspec.Struct, frozen=True, gc=False):
     """The state after the event."""
     output: KeptOutput | None = None
     notice: Notice | None = None
-    """Queued for the handle's conversation as news of the handle (N3)."""
+    """Queued in the handle's conversation as a notification of the handle (N3)."""
 
 
 class Rewritten(msgspec.Struct, frozen=True):
-    """A person edited what runs (P5): these are the call's arguments, and what they need, from now on."""
+    """Replace the call's arguments and resources, because a user edited them (P5)."""
 
     uid: str
     fence: int
@@ -90,10 +92,10 @@ class Rewritten(msgspec.Struct, frozen=True):
 
 
 class Annotated(msgspec.Struct, frozen=True):
-    """What is said about a handle that has not stopped: None leaves a thing as it is, keys of `metadata` are changed
-    one by one, and None as the value removes a key. The result is its `Record`.
+    """Annotate a handle that has not stopped: None leaves a field as it is, keys of `metadata` are changed one by one,
+    and None as the value removes a key. The result is its `Record`.
 
-    No fencing number is asked for: whoever may name the handle may. Refused like those that have one.
+    It needs no fencing number, because any process may annotate; it is refused like operations that have one.
     """
 
     uid: str
@@ -103,10 +105,10 @@ class Annotated(msgspec.Struct, frozen=True):
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """A call of a dead owner is ours. Its fence is one higher, and its attempt too, unless the call had not started or
-    was between two attempts. The result is its `Record`; None: not any more.
+    """Take over a call of a dead owner. Its fence is one higher, and its attempt too, unless the call had not started
+    or was between two attempts. The result is its `Record`, or None if another process was first.
 
-    `was` is the owner it was seen with. A claim of a waiting call withdraws its question: it is running.
+    `was` is the owner it was seen with. Claiming a waiting call withdraws its question: the call is running.
     """
 
     uid: str
@@ -114,18 +116,18 @@ class Claimed(msgspec.Struct, frozen=True):
 
 
 class Released(msgspec.Struct, frozen=True):
-    """Nobody has it any more. A call that has not stopped is parked since it took its key (R1, `external`), and stops
-    now if its completion was there first; of a cancelled one somebody else will call the hook. The result is its state.
-    """
+    """Give up ownership of a call. One that has not stopped has been parked since it took its key (R1, `external`), and
+    stops now if its completion came first; the hook of a cancelled one is left to another process. The result is its
+    state."""
 
     uid: str
     fence: int
 
 
 class Attempted(msgspec.Struct, frozen=True):
-    """An attempt failed and another is to come at `next_at` (R5), or, with None, begins now.
+    """Record that an attempt failed and the next is due at `next_at` (R5), or, with None, begins now.
 
-    Recorded errors are forgotten when the next attempt is planned.
+    Recorded errors are deleted when the next attempt is planned.
     """
 
     uid: str
@@ -135,23 +137,23 @@ class Attempted(msgspec.Struct, frozen=True):
 
 
 class Journaled(msgspec.Struct, frozen=True, gc=False):
-    """Something that a replay must find again (E). The same kind and name twice in one call is a bug, and refused."""
+    """Record a line that a replay must find again (E). The same kind and name twice in one call is refused."""
 
     uid: str
     fence: int
     kind: EntryKind
     name: str
     digest: bytes
-    """What the step was given, as a hash (E3)."""
+    """A hash of the step's input (E3)."""
     value: bytes
     """JSON: the value of a success, an `Error` otherwise."""
     ok: bool = True
     input: bytes = b""
-    """JSON: what the step was given, for people to read; empty: that is not known."""
+    """JSON: the step's input, for people to read; empty: unknown."""
 
 
 class Wrote(msgspec.Struct, frozen=True):
-    """What a call has printed so far, so that its next attempt finds it after a crash (E10)."""
+    """Keep a call's output so far, so that its next attempt finds it after a crash (E10)."""
 
     uid: str
     fence: int
@@ -159,9 +161,9 @@ class Wrote(msgspec.Struct, frozen=True):
 
 
 class WaitOpened(msgspec.Struct, frozen=True):
-    """A key was taken. `parking`: the call counts as parked from here on if its owner dies (R1, `external`).
+    """Record that a key was taken. `parking`: the call counts as parked from now on if its owner dies (R1, `external`).
 
-    The result is whether the key is new: the same one is taken again by a replay.
+    The result is whether the key is new: a replay takes the same one again.
     """
 
     uid: str
@@ -174,8 +176,8 @@ class WaitOpened(msgspec.Struct, frozen=True):
 
 
 class Parked(msgspec.Struct, frozen=True):
-    """The tool has returned and its call waits for its completion; nobody owns it. The result is the state it has now:
-    it is stopped already if the completion was there first."""
+    """Park a call whose tool has returned: it waits for its completion and has no owner. The result is its state, which
+    is stopped already if the completion came first."""
 
     uid: str
     fence: int
@@ -185,7 +187,7 @@ class Parked(msgspec.Struct, frozen=True):
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """Somebody resolves a wait. The result is a `Resolving`; the first one counts. A parked call is stopped by it."""
+    """Resolve a wait. The result is a `Resolving`; the first resolution counts, and stops a parked call."""
 
     key_id: str
     resolution: Resolution
@@ -193,7 +195,7 @@ class Resolved(msgspec.Struct, frozen=True):
 
 
 class Revoked(msgspec.Struct, frozen=True):
-    """The conversation's open keys are worth nothing any more. Calls parked on them are stopped.
+    """Revoke the conversation's open keys. Calls parked on them are stopped.
 
     The result is a tuple of the `(uid, state)` of those, and the key ids of the others.
     """
@@ -203,7 +205,7 @@ class Revoked(msgspec.Struct, frozen=True):
 
 
 class Emitted(msgspec.Struct, frozen=True):
-    """A process event (E8). The result is its number, counted from 1 in its process."""
+    """Add a process event (E8). The result is its number, counted from 1 in its process."""
 
     process: str
     type: str
@@ -212,17 +214,18 @@ class Emitted(msgspec.Struct, frozen=True):
 
 
 class Exposed(msgspec.Struct, frozen=True):
-    """A one-shot call becomes a handle that its conversation can name (D10). The result is whether there is one."""
+    """Turn a one-shot call into a handle that its conversation can name (D10). The result is whether the call
+    exists."""
 
     uid: str
     id: str
 
 
 class Responded(msgspec.Struct, frozen=True):
-    """A batch was answered; `cursors` says up to where each handle's output was shown (C5).
+    """Record the responses of a batch; `cursors` says up to where each handle's output was shown (C5).
 
-    News of what it showed is taken back, as by `TakenBack`. Then whatever may ride on one of `carry` is delivered and
-    kept beside the responses; the result is a tuple of that `News`, as of `Delivered`.
+    Notifications of what the responses showed are taken back, as by `TakenBack`. Then those that may ride on one of
+    `carry` are delivered and kept beside the responses; the result is a tuple of them, as of `Delivered`.
     """
 
     conversation: str
@@ -235,17 +238,17 @@ class Responded(msgspec.Struct, frozen=True):
 
 
 class HookCalled(msgspec.Struct, frozen=True):
-    """The hook of a cancelled call has run (D2)."""
+    """Record that the hook of a cancelled call has run (D2)."""
 
     uid: str
 
 
 class Notified(msgspec.Struct, frozen=True):
-    """News for a conversation (N1).
+    """Queue a notification for a conversation (N1).
 
-    Of kind `tool.content` one is queued for a handle: the next takes its place, with its own message and time (N6).
-    At most `NOTIFICATION_LIMIT` wait in a conversation. Beyond it the oldest `info` is dropped, then the oldest
-    `warning`, then `error`; `critical` never. One line of kind `keephold.dropped` says how many were dropped.
+    A handle has at most one of kind `tool.content`: the next replaces its message and time (N6). At most
+    `NOTIFICATION_LIMIT` wait in a conversation. Beyond it the oldest `info` is dropped, then the oldest `warning`, then
+    `error`; `critical` never. One line of kind `keephold.dropped` says how many were dropped.
     """
 
     conversation: str
@@ -258,17 +261,17 @@ class Notified(msgspec.Struct, frozen=True):
 
 
 class TakenBack(msgspec.Struct, frozen=True):
-    """News of what was shown is no news (N3). By uid, as what a handle was shown: `stopped` takes back all news of it,
-    `waiting` its `tool.waiting` and `tool.content`, `running` its `tool.content`, `answered` its `tool.waiting`."""
+    """Remove notifications of what a reply has shown (N3), by uid and how the handle was shown: `stopped` removes all,
+    `waiting` its `tool.waiting` and `tool.content`, `running` its `tool.content`, `asked` its `tool.waiting`."""
 
     conversation: str
     shown: tuple[tuple[str, Shown], ...]
 
 
 class Delivered(msgspec.Struct, frozen=True):
-    """Whatever is queued and may ride on that carrier is delivered (N4): it is queued no more.
+    """Deliver the queued notifications that may ride on that carrier (N4), and remove them from the queue.
 
-    The result is a tuple of that `News`: `critical` first, else in the order of the numbers.
+    The result is a tuple of them: `critical` first, else in the order of the numbers.
     """
 
     conversation: str
@@ -276,15 +279,15 @@ class Delivered(msgspec.Struct, frozen=True):
 
 
 class HandedOut(msgspec.Struct, frozen=True):
-    """The open turn was handed this news by other means than the queue. Should its process die before anything shows
-    that it arrived, it is queued (N3)."""
+    """Record that the open turn was handed these notifications by other means than the queue. If its process dies
+    before anything shows that they arrived, they are queued (N3)."""
 
     conversation: str
     notifications: tuple[QueuedNotification, ...]
 
 
 class Inquired(msgspec.Struct, frozen=True):
-    """An inquiry is over (Q6): what was asked, and the answer or why there is none."""
+    """Record an inquiry (Q6): its request, and its answer or why there is none."""
 
     id: str
     conversation: str
@@ -297,19 +300,19 @@ class Inquired(msgspec.Struct, frozen=True):
 
 
 class TranscriptAppended(msgspec.Struct, frozen=True):
-    """Lines are added to a conversation's transcript, in order; the conversation is made if there is none. The result
-    is the number of its last line, 0 if it has none."""
+    """Append lines to a conversation's transcript, and make the conversation if it does not exist. The result is the
+    number of its last line, 0 if it has none."""
 
     conversation: str
     turn: str
     at: float
     lines: tuple[tuple[str, bytes], ...]
-    """Of each its kind, and JSON."""
+    """The kind of each line, and JSON."""
 
 
 class Described(msgspec.Struct, frozen=True):
-    """What is said about a conversation, which is made if there is none: keys of `metadata` are changed one by one, and
-    None as the value removes a key."""
+    """Change a conversation's metadata, and make the conversation if it does not exist: keys are changed one by one,
+    and None as the value removes a key."""
 
     conversation: str
     at: float
@@ -317,14 +320,14 @@ class Described(msgspec.Struct, frozen=True):
 
 
 class Forgotten(msgspec.Struct, frozen=True):
-    """The transcript and the description of a conversation go. Its handles, turns and news stay. The result is whether
-    it had any."""
+    """Delete the transcript and the description of a conversation. Its handles, turns and notifications stay. The
+    result is whether it had any."""
 
     conversation: str
 
 
 class Requested(msgspec.Struct, frozen=True):
-    """Something that only the owner of a handle can do for us (several processes on one store)."""
+    """Ask another process for something that only the owner of a handle can do."""
 
     id: str
     uid: str
@@ -333,20 +336,20 @@ class Requested(msgspec.Struct, frozen=True):
 
 
 class Replied(msgspec.Struct, frozen=True):
-    """The answer to a request."""
+    """Answer a request."""
 
     id: str
     body: bytes
 
 
 class RequestClosed(msgspec.Struct, frozen=True):
-    """Nobody waits for this request any more."""
+    """Close a request that nobody waits for any more."""
 
     id: str
 
 
 class SecretAdded(msgspec.Struct, frozen=True):
-    """From now on keys are made with this secret (D3)."""
+    """Make keys with this secret from now on (D3)."""
 
     id: str
     secret: bytes
@@ -354,14 +357,14 @@ class SecretAdded(msgspec.Struct, frozen=True):
 
 
 class Collected(msgspec.Struct, frozen=True):
-    """Let go of what stopped before `before` in conversations without a turn, leaving tombstones (S5).
+    """Delete handles that stopped before `before` in conversations without a turn, leaving tombstones (S5).
 
-    The result is how many handles went; ask again while it is `limit`. Their output files are gone, too. Handles of one
-    conversation, of some kinds or of some statuses go alone; else what was said in turns of that age goes as well, and
-    events of that age, and those beyond the newest `EVENTS_LIMIT`: ten times `limit` of them at once.
+    The result is how many handles were deleted; repeat while it is `limit`. Their output files are deleted, too. With a
+    conversation, kinds or statuses only such handles are deleted. Otherwise inquiries and turns of that age are deleted
+    as well, events of that age, and events beyond the newest `EVENTS_LIMIT`: ten times `limit` of them at once.
 
-    What is to be archived is read by `Store.expiring`, archived, and then let go with `only`: nothing goes unread, even
-    if more has expired since. Transcripts and descriptions stay until they are `Forgotten`.
+    To archive handles, read them with `Store.expiring`, archive them, and delete them with `only`: then none is deleted
+    unread, even if more have expired since. Transcripts and descriptions stay until they are `Forgotten`.
     """
 
     before: float
@@ -373,11 +376,11 @@ class Collected(msgspec.Struct, frozen=True):
     statuses: tuple[Status, ...] = ()
     """Empty: any."""
     only: tuple[str, ...] | None = None
-    """Of all these no others than those of these uids."""
+    """Only handles of these uids."""
 
     @property
     def partial(self) -> bool:
-        """Whether it is about some of the handles, whatever their age."""
+        """Whether the operation is about some handles only, at any age."""
         return self.conversation is not None or bool(self.kinds or self.statuses)
 
 

@@ -1,4 +1,4 @@
-"""What a store keeps, as its reads give it: handles, waits, journals, turns, events, news, requests, transcripts."""
+"""The rows of a store, as its reads return them: handles, waits, journals, turns, notifications, transcripts."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -9,28 +9,29 @@ from keephold.handles.state import Failure, Progress, State, Stopped
 
 Kind = Literal["tool", "agent", "workflow", "timer", "hook", "custom"]
 WAIT_KINDS: tuple[Kind, ...] = ("agent", "workflow", "timer", "hook", "custom")
-"""Those of the wait tools (W)."""
+"""The kinds of the wait tools (W)."""
 Status = Literal["pending", "completed", "failed", "timeout"]
 """A state as the wait tools see it (W1)."""
 LIVE = ("pending", "running", "waiting")
 """The states of a handle that has not stopped."""
 Sort = Literal["created", "stopped", "tool", "id"]
-"""What a list of handles is sorted by, then by uid."""
+"""How a list of handles is sorted; handles with equal keys are sorted by uid."""
 What = tuple[str, Kind, bool]
 """The tool of a handle, its kind, and whether it was spawned."""
 Given = tuple[str, str, str, bool, str | None]
-"""What a call was answered: its id, its result, what a model gets, whether that is an error, and its code."""
+"""The answer to a call: its id, its result, the model's text, whether that is an error, and its code."""
 EntryKind = Literal["step", "sleep", "event", "ask", "input", "trace"]
 Level = Literal["info", "warning", "error", "critical"]
 Carrier = Literal["response", "message", "turn"]
-"""What news may ride on (N4): a tool response, a user's message in the turn, the start of the next turn."""
+"""Where a notification may be delivered (N4): with a tool response, a user's message in the turn, the start of the next
+turn."""
 CARRIERS: tuple[Carrier, ...] = ("response", "message", "turn")
 Shown = Literal["running", "waiting", "asked", "stopped"]
-"""As what a reply showed a handle (N3); `asked`: its question, and nothing else."""
+"""How a reply showed a handle (N3); `asked`: its question, and nothing else."""
 
 
 class Parking(msgspec.Struct, frozen=True, omit_defaults=True):
-    """On what terms a call waits for its completion from outside (D2)."""
+    """The terms on which a call waits for its completion from outside (D2)."""
 
     deadline: float | None = None
     """A time of day."""
@@ -41,9 +42,9 @@ class Parking(msgspec.Struct, frozen=True, omit_defaults=True):
     hold: bool = False
     """Its outcome must pass a runtime that has the tool before anyone sees it (P1's `result`)."""
     carriers: tuple[Carrier, ...] = CARRIERS
-    """What the news of its end may ride on (D9, N4)."""
+    """Where the notification of its end may be delivered (D9, N4)."""
     timed_out: str | None = None
-    """What is said when its deadline passes; None: the usual words."""
+    """The message when its deadline passes; None: the usual one."""
 
 
 class KeptOutput(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -58,7 +59,7 @@ class KeptOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     data: bytes = b""
     file: str | None = None
     times: bytes = b""
-    """When what was printed: the `Timeline` of a terminal's output, dumped."""
+    """The times of the output: the `Timeline` of a terminal, dumped."""
 
 
 class Record(msgspec.Struct, kw_only=True, gc=False):
@@ -81,7 +82,7 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
     progress: Progress | None = None
     resources: tuple[str, ...] = ()
     owner: str | None = None
-    """Who runs it. None: nobody, it is parked or has stopped."""
+    """The process that runs it. None: it is parked or has stopped."""
     fence: int = 1
     attempt: int = 1
     next_attempt_at: float | None = None
@@ -91,7 +92,7 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
 
 
 class HandleQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which handles to read, and in which order. A field that is None does not narrow the list."""
+    """Which handles to read, and in which order. A field without a value does not narrow the list."""
 
     conversation: str | None = None
     state: str | None = None
@@ -125,7 +126,7 @@ EVERY_SPAWNED = HandleQuery()
 
 
 def made_at(uid: str) -> float:
-    """When a handle was made, which its uid begins with; 0: that is no uid of ours."""
+    """Return when a handle was made, which its uid begins with; 0 if keephold did not make the uid."""
     try:
         return int(uid[:12], 16) / 1000
     except ValueError:
@@ -133,7 +134,7 @@ def made_at(uid: str) -> float:
 
 
 def status_of(state: State) -> Status:
-    """The status of a handle in that state (W1)."""
+    """Return the status of a handle in that state (W1)."""
     if not isinstance(state, Stopped):
         return "pending"
     outcome = state.outcome
@@ -145,7 +146,7 @@ def status_of(state: State) -> Status:
 _TIMEOUTS = ("timeout", "tool_completion_timeout")
 
 TOMBSTONE_SECS, TOMBSTONES = 90 * 86_400.0, 10_000
-"""How long it is known that a handle existed, and of how many of a conversation (S5)."""
+"""How long tombstones are kept, and how many of a conversation (S5)."""
 
 
 class Expired(msgspec.Struct, frozen=True):
@@ -176,7 +177,7 @@ class WaitRow(msgspec.Struct, frozen=True):
 
 
 class Resolving(msgspec.Struct, frozen=True):
-    """What a resolution came to. `uid` and `state` tell of a call that it stopped."""
+    """The result of a resolution. `uid` and `state` are those of a call that it stopped."""
 
     status: Literal["accepted", "already_resolved", "unknown_or_revoked"]
     terminal: Resolution | None = None
@@ -194,17 +195,17 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     value: bytes
     ok: bool
     input: bytes = b""
-    """JSON: what a step was given. Empty: that is not known."""
+    """JSON: the step's input. Empty: unknown."""
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """A batch is about to run: all that is needed to answer it later, should this process not live to (B9)."""
+    """A batch that is about to run: all that is needed to answer it later, should this process die first (B9)."""
 
     conversation: str
     turn: str
     batch: int
     calls: tuple[tuple[str, str, dict[str, Any] | str, str | None], ...]
-    """Of each call its id, its tool's name, its arguments as given, and the uid of the handle it makes, if any."""
+    """For each call its id, its tool's name, its arguments as given, and the uid of the handle it makes, if any."""
 
 
 class QueuedNotification(msgspec.Struct, frozen=True, gc=False):
@@ -226,16 +227,16 @@ class OpenTurn(msgspec.Struct, frozen=True):
     turn: str
     owner: str | None
     batches: int
-    """How many it has had."""
+    """How many batches the turn has had."""
     batch: Opened | None = None
 
     def waits_for(self, record: Record) -> bool:
-        """Whether the call is of the batch that was never answered (B9)."""
+        """Whether the call belongs to the batch that was never answered (B9)."""
         return self.turn == record.turn and self.batch is not None and self.batch.batch == record.batch
 
 
 class TurnRow(msgspec.Struct, frozen=True):
-    """A turn, open or over. `number` grows from one turn of a conversation to the next."""
+    """A turn, open or ended. `number` grows from one turn of a conversation to the next."""
 
     number: int
     turn: str
@@ -243,7 +244,7 @@ class TurnRow(msgspec.Struct, frozen=True):
     began_at: float
     ended_at: float | None
     batches: int
-    """How many it has had."""
+    """How many batches the turn has had."""
 
 
 class ConversationSummary(msgspec.Struct, frozen=True):
@@ -255,8 +256,8 @@ class ConversationSummary(msgspec.Struct, frozen=True):
     live: int
     """How many of those have not stopped."""
     updated: float
-    """When its newest handle was made, its newest turn began or ended, or something was last said in it or about it:
-    the latest of these."""
+    """The latest of: its newest handle was made, its newest turn began or ended, its transcript or description
+    changed."""
     described: dict[str, Any] | None = None
     """Its description; None: it has neither that nor a transcript."""
 
@@ -272,12 +273,12 @@ class ProcessEvent(msgspec.Struct, frozen=True):
 
 
 NOTIFICATION_LIMIT = 1000
-"""How much news waits in a conversation (N6)."""
+"""How many notifications a conversation's queue holds (N6)."""
 
 
 class Notice(msgspec.Struct, frozen=True, gc=False):
-    """News that comes with a change of a handle (N1). Without a message the store says in its own words what the change
-    was: most news is taken back before anybody reads it."""
+    """The notification of a handle's change (N1). If it has no message, the store writes one when somebody reads it:
+    most notifications are taken back before."""
 
     kind: str
     level: Level
@@ -286,14 +287,14 @@ class Notice(msgspec.Struct, frozen=True, gc=False):
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """What a batch was answered, and the news that rode on it (N4)."""
+    """The responses of a batch, and the notifications delivered with them (N4)."""
 
     responses: tuple[Given, ...]
     notifications: tuple[QueuedNotification, ...] = ()
 
 
 class InquiryRow(msgspec.Struct, frozen=True):
-    """One inquiry that is over (Q6). `error` says why there is no answer."""
+    """One finished inquiry (Q6). `error` says why it was not answered."""
 
     id: str
     conversation: str
@@ -322,7 +323,7 @@ class ConversationRow(msgspec.Struct, frozen=True):
     id: str
     created: float
     updated: float
-    """The latest time that came with anything said in it or about it."""
+    """When its transcript or its description was last changed."""
     metadata: dict[str, Any]
     lines: int
     """How many its transcript has."""

@@ -8,7 +8,7 @@ from keephold.store.memory import MemoryStore
 
 
 def open_store(url: str) -> Store:
-    """The store a URL names (Y1). Nothing is opened or made yet."""
+    """Return the store that a URL names (Y1). Nothing is opened or made yet."""
     if url == "memory:":
         return MemoryStore()
     kind, _, rest = url.partition("://")

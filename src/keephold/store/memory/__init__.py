@@ -1,4 +1,4 @@
-"""The store that survives nothing: the same promises as any other, kept in dicts, with no wait."""
+"""The store that keeps nothing after the process ends: the same promises as any other, kept in dicts."""
 
 from keephold.store.memory.store import MemoryStore
 

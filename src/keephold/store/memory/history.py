@@ -23,7 +23,7 @@ of a new handle; and its notes."""
 
 
 class History:
-    """What was noted, the events made of it, and the turns there were."""
+    """The notes, the events made of them, and the turns there were."""
 
     __slots__ = ("_last", "_log", "_records", "_stored", "noted", "turns", "write", "write_all")
 
@@ -34,7 +34,7 @@ class History:
         """Not made into events yet."""
         self.write, self.write_all = self._log.append, self._log.extend
         self.turns: dict[str, dict[str, TurnRow]] = {}
-        """By conversation and turn, oldest first; of one that is open only its beginning counts."""
+        """By conversation and turn, oldest first; only the beginning of an open turn counts."""
         self._records = records
         self._stored: deque[StoredEvent] = deque(maxlen=KEPT)
         self._last = 0

@@ -1,4 +1,4 @@
-"""What each operation does to the tables of the memory store.
+"""How each operation changes the tables of the memory store.
 
 Every function that `OPERATIONS` lists checks its operation, raises `KeepholdError` to refuse it, and then applies it.
 Records are kept as given and changed in place.
@@ -147,7 +147,7 @@ def claimed(t: Tables, op: base.Claimed) -> Record | None:
     record.owner = t.owner
     record.fence += 1
     if record.next_attempt_at is None and not isinstance(record.state, Pending):
-        record.attempt += 1  # one was cut short
+        record.attempt += 1  # an attempt was cut short
     if isinstance(record.state, Waiting):
         record.state = Running(record.state.created, record.state.started)
     return record

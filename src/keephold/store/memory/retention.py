@@ -8,7 +8,7 @@ from keephold.store.memory.tables import ConversationTables, Tables, stopped_at,
 
 
 def line_up(t: Tables) -> None:
-    """All that stopped and may go, in order of the times: what a turn kept that is over, too."""
+    """Sort all stopped records that may be deleted by their times, with those that an ended turn kept."""
     for conversation in [each for each in t.keeping if t.conversation(each).turn is None]:
         known = t.conversation(conversation)
         t.stopped.extendleft(reversed(known.kept or ()))
@@ -21,13 +21,13 @@ def line_up(t: Tables) -> None:
 
 
 def may_be_deleted(t: Tables, record: Record) -> bool:
-    """Whether it is there, with nothing to be done about it and no turn that keeps it."""
+    """Whether the record is still there, has no hook due, and no turn keeps it."""
     there = t.records.get(record.uid) is record and record.uid not in t.hooks
     return there and t.conversation(record.conversation).turn is None
 
 
 def delete_expired(t: Tables, op: Collected) -> int:
-    """Let go of what the operation wants of what stopped before then; how many those were."""
+    """Delete the records that the operation selects among those that stopped before its time; return how many."""
     line_up(t)
     passed: list[Record] = []
     gone, is_wanted = 0, wanted(op)
@@ -35,7 +35,7 @@ def delete_expired(t: Tables, op: Collected) -> int:
         record = t.stopped.popleft()
         known = t.conversation(record.conversation)
         if t.records.get(record.uid) is not record or record.uid in t.hooks:
-            continue  # gone, or it comes back here when its hook has been called
+            continue  # deleted already, or it is listed again when its hook has been called
         if known.turn is not None:
             known.kept = [] if known.kept is None else known.kept
             known.kept.append(record)

@@ -157,8 +157,6 @@ class MemoryStore:
 
     # Reads. They are coroutines because other stores' reads have to be; none waits.
 
-    # Handles
-
     async def handle(self, uid: str) -> Record | None:
         return self._t.records.get(uid)
 
@@ -276,7 +274,7 @@ class MemoryStore:
             else:
                 found[uid] = self._t.records[uid]
                 heappop(deadlines)
-        for record in found.values():  # due until somebody has ended it
+        for record in found.values():  # due until a process has ended them
             assert record.parking is not None and record.parking.deadline is not None
             heappush(deadlines, (record.parking.deadline, record.uid))
         return list(found.values()), following
@@ -333,7 +331,7 @@ class MemoryStore:
         return [_current_turn(self._t, conversation, row) for row in islice(chosen, limit)]
 
     async def answers(self, conversation: str, turn: str, batch: int) -> Answers | None:
-        return None  # whoever could ask for them has got them: nothing survives this process
+        return None  # every caller has them already: nothing survives this process
 
     async def process_events(self, process: str, after: int = 0, limit: int = 1000) -> list[ProcessEvent]:
         events = self._t.events.get(process, {})
@@ -433,7 +431,7 @@ def _sorted_records(t: Tables, sort: Sort, after: str | None, *, newest: bool) -
 
 
 def _records_after(t: Tables, uid: str | None) -> Iterable[Record]:
-    """The records after the one of that uid, which may be gone by now: a uid begins with the time it was made."""
+    """Return the records after the one of that uid, which may be deleted: a uid begins with the time it was made."""
     if not uid:
         return t.records.values()
     records = iter(t.records.values())
@@ -444,7 +442,7 @@ def _records_after(t: Tables, uid: str | None) -> Iterable[Record]:
 
 
 def _needs_attention(t: Tables, record: Record) -> bool:
-    """Whether something has to be done about it that nobody has taken on."""
+    """Whether the record needs something done that no process has taken on."""
     if record.uid in t.hooks:
         return record.owner is None
     return is_parked(record) and is_resolved(t, record.uid)
@@ -458,7 +456,7 @@ def _open_waits(t: Tables) -> Iterator[WaitRow]:
 
 
 def _current_turn(t: Tables, conversation: str, row: TurnRow) -> TurnRow:
-    """An open turn has had batches since it was noted."""
+    """Return the row of a turn, with the batches an open one has had since it was noted."""
     turn = None if row.ended_at is not None else t.conversation(conversation).turn
     return row if turn is None else replace(row, owner=turn.owner, batches=turn.batches)
 

@@ -33,7 +33,7 @@ _ABSENT: Any = object()
 
 
 class ConversationTables:
-    """What one conversation has. Tables that most never need stay None."""
+    """The tables of one conversation. Tables that most never need stay None."""
 
     __slots__ = ("carried", "kept", "labels", "names", "newest_tombs", "queue", "tombs", "turn")
 
@@ -43,7 +43,7 @@ class ConversationTables:
         self.labels: dict[str, Record] = {}
         self.queue: Queue | None = None
         self.carried: tuple[Carrier, tuple[QueuedNotification, ...]] | None = None
-        """What the open turn was handed last, and its carrier, until something shows that it arrived (N3)."""
+        """Notifications handed to the open turn last, and their carrier, until something shows they arrived (N3)."""
         self.kept: list[Record] | None = None
         """Past their retention, kept because a turn is open."""
         self.tombs: dict[str, tuple[str | None, float]] | None = None
@@ -97,7 +97,7 @@ class Tables:
         self.inquiries: dict[str, list[InquiryRow]] = {}
         """By conversation, oldest first."""
         self.over: dict[tuple[str, str], float] = {}
-        """When a turn was over, by conversation and turn, of conversations with inquiries."""
+        """When a turn ended, by conversation and turn, of conversations with inquiries."""
         self.numbers = 0
         self.descriptions: dict[str, ConversationRow] = {}
         self.lines: dict[str, list[TranscriptLine]] = {}

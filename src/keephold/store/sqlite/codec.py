@@ -1,4 +1,4 @@
-"""How values become columns and columns values: JSON by msgspec, MessagePack where there are bytes inside."""
+"""Encode values as columns and decode columns: JSON by msgspec, MessagePack where there are bytes inside."""
 
 import json
 from typing import Any
@@ -44,7 +44,7 @@ encode_kept = msgspec.msgpack.Encoder().encode
 
 
 def encode(value: object) -> bytes:
-    """The value as JSON. Half of a surrogate pair, which has no UTF-8, becomes a question mark."""
+    """Return the value as JSON. Half of a surrogate pair, which has no UTF-8, becomes a question mark."""
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError:
@@ -52,12 +52,12 @@ def encode(value: object) -> bytes:
 
 
 def text(value: str) -> str:
-    """The text as SQLite takes it: half of a surrogate pair becomes a question mark here, too."""
+    """Return the text as SQLite takes it: half of a surrogate pair becomes a question mark here, too."""
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def carrier_bits(carriers: tuple[Carrier, ...]) -> int:
-    """The column `carriers`: a bit for each."""
+    """Return the column `carriers`: a bit for each."""
     return _BITS_OF_ALL if carriers is CARRIERS else sum({1 << CARRIERS.index(carrier) for carrier in carriers})
 
 
@@ -101,9 +101,9 @@ def record(row: Row) -> Record:
     )
 
 
-def answers(responses: bytes, news: bytes | None) -> Answers:
-    """What a batch was answered, and the news that rode on it."""
-    return Answers(decode_answers(responses), () if news is None else decode_notification(news))
+def answers(responses: bytes, notifications: bytes | None) -> Answers:
+    """Return a batch's responses and the notifications delivered with them."""
+    return Answers(decode_answers(responses), () if notifications is None else decode_notification(notifications))
 
 
 def summary_row(row: Row) -> ConversationSummary:
@@ -127,13 +127,13 @@ def entry_row(row: Row) -> Entry:
 
 
 def notification_row(row: Row) -> QueuedNotification:
-    """A row of the queries `news` and `deliver`."""
+    """A row of the queries `notifications` and `deliver`."""
     number, conversation, kind, level, message, at, uid, bits = row
     return QueuedNotification(number, conversation, kind, level, message, at, uid, _CARRIERS[bits])
 
 
 def dropped_row(row: Row) -> QueuedNotification:
-    """The row of the query `news` that counts what was dropped."""
+    """The row of the query `notifications` that counts dropped ones."""
     _, conversation, _, _, count, at, *_ = row
     return dropped(conversation, count, at)
 

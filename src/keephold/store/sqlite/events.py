@@ -1,4 +1,4 @@
-"""The events of a transaction: written last in it, so that each has the number that its commit has in the order."""
+"""The events of a transaction: written last in it, so that their numbers are in the order of the commits."""
 
 import time
 from collections.abc import Sequence
@@ -13,20 +13,21 @@ from keephold.store.sqlite.sql import SQL
 from keephold.store.sqlite.transaction import Transaction
 
 _ADD = {many: f"{SQL['add_event']}{', (?, ?, ?, ?, ?)' * (many - 1)}" for many in (32, 16, 8, 4, 2, 1)}
-"""By how many events it writes, a statement."""
+"""A statement, by how many events it writes."""
 _NOTIFICATIONS = f"type IN ({', '.join(repr(each) for each in NOTIFICATION_TYPES)})"
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def write_events(tx: Transaction) -> None:
-    """Write what the operations have drafted. Whoever writes an event rings, for steps not each time."""
+    """Write the events that operations have drafted. Events wake other processes; for steps alone that is not
+    urgent."""
     drafts = tx.events
     if not drafts:
         return
     at = time.time()
     values = [value for type, place, uid, data in drafts for value in (at, type, place, uid, encode(data))]
     first = 0
-    for many, statement in _ADD.items():  # few of them: each lets go of the interpreter, and waits for it
+    for many, statement in _ADD.items():  # few statements: each releases the interpreter's lock and waits for it
         while 5 * many <= len(values) - first:
             tx.run(statement, tuple(values[first : first + 5 * many]))
             first += 5 * many
@@ -37,14 +38,14 @@ def write_events(tx: Transaction) -> None:
 
 
 def remove_events(tx: Transaction, op: Collected) -> None:
-    """Let go of what is as old as that, and of what is too much, the oldest first: some of it at a time (S5)."""
+    """Delete events of that age, and those beyond the limit, oldest first and some at a time (S5)."""
     row = tx.row(SQL["kept_events"], ())
     assert row is not None
     first, last = row
     if first is None:
         return
     surplus = max(last - EVENTS_LIMIT - first + 1, 0)
-    some = max(10 * op.limit, surplus // 4)  # in the end as many go as come, however many those are
+    some = max(10 * op.limit, surplus // 4)  # so that in the long run as many are deleted as are written, at any rate
     tx.run(SQL["remove_old_events"], (first + some, op.before))
     if surplus:
         tx.run(SQL["remove_events"], (first + min(some, surplus),))
@@ -59,7 +60,7 @@ def between(
     newest: bool,
     before: int | None,
 ) -> Query:
-    """The query for these events."""
+    """Return the query for these events."""
     conditions, bound = ["seq > ?"], [after]
     of_handle = "uid = ? AND type <> 'handle.stepped'"
     place = "conversation = ?" if notifications else "place = ?"

@@ -1,4 +1,4 @@
-"""Which handles are asked for, as SQL: what a list is narrowed by decides where it is looked up.
+"""The SQL for lists: the conditions of a list decide which index it is read from.
 
 A page of a long list must cost what a page costs. So a list is put together from parts, each of which is in order in an
 index of its own; SQLite merges them and stops when the page is full.
@@ -15,17 +15,17 @@ from keephold.store.sqlite.codec import decode, encode
 from keephold.store.sqlite.sql import SQL
 
 Query = tuple[str, tuple[Any, ...]]
-"""SQL, or a part of it, and what to bind."""
+"""SQL, or a part of it, and its bindings."""
 
 _PARKED = "h.owner IS NULL AND h.parking IS NOT NULL AND h.stopped_at IS NULL"
 _TIMER = "h.kind = 'timer' AND NOT h.stateful AND h.stopped_at IS NULL"
 _HAS = "(instr(lower(h.id), ?) OR instr(lower(h.tool), ?) OR instr(lower(h.uid), ?))"
 _KEYS: dict[Sort, str] = {"stopped": "coalesce({}.stopped_at, 0)", "tool": "{}.tool", "id": "{}.id"}
-"""What a list is sorted by that is not in the order of the uids."""
+"""Sort keys other than the order of the uids."""
 
 
 def compare(*both: Any) -> bool:
-    """What SQL calls `holds`, of the metadata that is there and what is wanted."""
+    """Implement SQL's `holds`: whether stored metadata has the wanted keys and values."""
     metadata, wanted = map(decode, both)
     return holds(metadata, wanted)
 
@@ -89,7 +89,7 @@ def _states(query: HandleQuery) -> tuple[str, ...]:
 def _in_conversation(
     conversation: str, states: tuple[str, ...], kind: Kind | None, status: Status | None, timers: bool
 ) -> list[Query]:
-    """The spawned handles of a conversation are in order for each status and kind."""
+    """Return parts for a conversation's spawned handles, which are in order for each status and kind."""
     statuses = get_args(Status) if status is None else (status,)
     statuses = tuple(each for each in statuses if any((state in LIVE) is (each == "pending") for state in states))
     kinds = get_args(Kind) if kind is None else (kind,)
@@ -113,7 +113,8 @@ def _parked_in(
     status: Status | None,
     timers: bool,
 ) -> list[Query]:
-    """What is parked in a conversation: some of what was spawned and lives, and one-shot calls, which have an index."""
+    """Return parts for what is parked in a conversation: some of its live spawned handles, and one-shot calls, by an
+    index."""
     alive = tuple(each for each in states if each in LIVE)
     spawned = [] if stateful is False else _in_conversation(conversation, alive, kind, status, timers=False)
     if stateful and not timers:
@@ -127,7 +128,7 @@ def _parked_in(
 def _anywhere(
     conversation: str | None, states: tuple[str, ...], stateful: bool | None, timers: bool, *, narrowed: bool
 ) -> list[Query]:
-    """What has not stopped is in order for each state; so is what was spawned and has stopped."""
+    """Return parts for any conversation: live handles are in order for each state, and so are stopped spawned ones."""
     spawned = {True: " AND h.stateful", False: " AND NOT h.stateful", None: ""}[stateful]
     alive = not set(states) - set(LIVE)
     if timers or narrowed or not (alive or (conversation is None and stateful)):
@@ -137,7 +138,7 @@ def _anywhere(
         if len(states) > len(LIVE):
             return [(f"{where}{spawned}", bound)]
         return [(f"{where}{spawned} AND h.state_name IN ({_marks(states)})", (*bound, *states))]
-    # `+` keeps SQLite from the index of conversations: what lives is less than what a conversation has had.
+    # `+` keeps SQLite from the index of conversations: live handles are fewer than a conversation's handles.
     within = ("", ()) if conversation is None else (" AND +h.conversation = ?", (conversation,))
     parts: list[Query] = []
     for state in states:
@@ -151,7 +152,7 @@ def _anywhere(
 def _ended(
     narrowing: list[Query], common: list[Query], after: str | None, limit: int, order: str, beyond: str
 ) -> Query:
-    """What was spawned and has stopped, by when it did: that is in order in an index."""
+    """List spawned handles that have stopped by when they did, which an index has in order."""
     wanted = [("h.stateful AND h.stopped_at IS NOT NULL", ()), *narrowing, *common]
     if after:
         last = "(SELECT x.stopped_at FROM handles x WHERE x.uid = ?)"
@@ -168,14 +169,14 @@ def _ended(
 def _sorted(
     parts: list[Query], common: list[Query], key: str, after: str | None, limit: int, order: str, beyond: str
 ) -> Query:
-    """In another order than that of an index: all of them are looked at."""
+    """List in an order that no index has: SQLite looks at all handles."""
     of_it = key.format("h")
     if after:
         last = f"(SELECT {key.format('x')} FROM handles x WHERE x.uid = ?)"
         common = [*common, (f"({of_it}, h.uid) {beyond} ({last}, ?)", (after, after))]
     union, bound = _union(parts, common, f", {of_it} AS key")
     chosen = (
-        f"SELECT number FROM ({union}) ORDER BY key {order}, uid {order} LIMIT ?"  # before the rest of them is read
+        f"SELECT number FROM ({union}) ORDER BY key {order}, uid {order} LIMIT ?"  # before the other columns are read
     )
     return f"{SQL['records']} WHERE h.number IN ({chosen}) ORDER BY {of_it} {order}, h.uid {order}", (*bound, limit)
 
@@ -199,14 +200,14 @@ def _all(conditions: list[Query]) -> Query:
 
 
 def conversations(metadata: Mapping[str, Any] | None, before: tuple[float, str] | None, limit: int) -> Query:
-    """The query for a page of conversations."""
+    """Return the query for a page of conversations."""
     start = (math.inf, "") if before is None else before
     wanted: Query = ("", ()) if metadata is None else (" AND holds(metadata, ?)", (encode(metadata),))
     return f"{SQL['conversations']}{wanted[0]} ORDER BY updated DESC, id DESC LIMIT ?", (*start, *wanted[1], limit)
 
 
 def expired(op: Collected) -> Query:
-    """The query for what the operation is about, by `number`, what stopped first first."""
+    """Return the query for the handles that the operation deletes, by `number`, the first to have stopped first."""
     conditions = [SQL["expired"]]
     bound: list[Any] = [op.before]
     if op.conversation is not None:

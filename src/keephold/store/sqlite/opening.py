@@ -1,8 +1,9 @@
-"""Opening a store's file: what is it, may we use it, and is its schema ours? Nothing is changed until all is well.
+"""Opening a store's file: check what it is, whether this process may use it, and whether its schema is known. Nothing
+is changed before that.
 
-Whoever opens a file with `open` and closes it lets go of all locks that SQLite holds on it in this process (POSIX says
-so), and another process could then remove the WAL under our hands. So a file that this process has open already is not
-looked at again.
+If a process opens a file with `open` and closes it, POSIX releases all locks that SQLite holds on that file in the
+process, and another process could then remove the WAL. So a file that this process has open already is not examined
+again.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ def unusable(message: str) -> KeepholdError:
 
 
 def connect(path: Path) -> apsw.Connection:
-    """A connection that commits to the disk."""
+    """Return a connection that commits to the disk."""
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=200)
     try:
         connection.set_busy_timeout(BUSY_MS)
@@ -51,7 +52,7 @@ def connect(path: Path) -> apsw.Connection:
 
 
 def reader(path: Path) -> apsw.Connection:
-    """A connection that cannot write."""
+    """Return a connection that cannot write."""
     connection = connect(path)
     connection.execute("PRAGMA query_only = ON")
     connection.create_scalar_function("holds", compare, 2, deterministic=True)
@@ -60,7 +61,7 @@ def reader(path: Path) -> apsw.Connection:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """What the system or SQLite says, as an error for the reader."""
+    """Turn errors of the system and of SQLite into errors for the reader."""
     try:
         yield
     except (apsw.CorruptError, apsw.NotADBError) as error:
@@ -82,7 +83,7 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def claim(path: Path) -> None:
-    """This process has the file open from here on; raises, having changed nothing, if it is not one of ours."""
+    """Note that this process has the file open. Raises, having changed nothing, if the file is not a store."""
     with _ours_lock:
         if not _ours[path]:
             with explained(path):
@@ -91,7 +92,7 @@ def claim(path: Path) -> None:
 
 
 def disclaim(path: Path) -> None:
-    """Call when all connections are closed."""
+    """Undo `claim`. Call it when all connections are closed."""
     with _ours_lock:
         _ours[path] -= 1
 
@@ -124,15 +125,15 @@ def _examine(path: Path) -> None:
 
 
 def _check_alone(path: Path) -> None:
-    """SQLite would take what an earlier database left behind for changes to a new one."""
+    """Refuse a database that is missing while its journal exists: SQLite would apply that journal to a new database."""
     for end in ("-wal", "-journal"):
         left = Path(f"{path}{end}")
-        if _holds(left) and not _holds(path):  # or somebody has made it meanwhile
+        if _holds(left) and not _holds(path):  # or another process has made it meanwhile
             raise unusable(f"store `{path}` is gone but `{left}` is there; put the database back, or remove that file")
 
 
 def _holds(file: Path) -> bool:
-    """Whether the file is there, with something in it."""
+    """Whether the file exists and is not empty."""
     try:
         return file.stat().st_size > 0
     except FileNotFoundError:
@@ -140,7 +141,7 @@ def _holds(file: Path) -> bool:
 
 
 def _file_system(place: Path) -> str:
-    """The type of the file system that the place is on."""
+    """Return the type of the file system that holds the path."""
     best, found = -1, ""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines():
@@ -152,7 +153,8 @@ def _file_system(place: Path) -> str:
 
 
 def check_version(path: Path) -> None:
-    """Raise if a newer keephold has been here. Leaves the file, and the WAL of a crashed process, as they are."""
+    """Raise if a newer keephold has upgraded the file. Leaves the file, and the WAL of a crashed process, as they
+    are."""
     if not path.exists() or not path.stat().st_size:
         return
     wal = Path(f"{path}-wal")
@@ -169,7 +171,7 @@ def check_version(path: Path) -> None:
 
 
 def prepare(path: Path) -> apsw.Connection:
-    """Make the file if it is not there, bring its schema up to date, and connect. Call it in the turnstile."""
+    """Make the file if it does not exist, upgrade its schema, and connect. Call it in the turnstile."""
     with explained(path):
         if not path.exists() or not path.stat().st_size:
             _create(path)
@@ -187,8 +189,8 @@ def prepare(path: Path) -> apsw.Connection:
 
 
 def _create(path: Path) -> None:
-    """Make it under another name, whole, so that a crash leaves nothing that looks like a broken store."""
-    new = path.with_name(f"{path.name}.new")  # nobody else makes one: we are in the turnstile
+    """Make the file under another name first, so that a crash leaves nothing that looks like a broken store."""
+    new = path.with_name(f"{path.name}.new")  # no other process makes one: this one is in the turnstile
     _remove(new)
     os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # secrets live in it
     try:
@@ -234,7 +236,7 @@ def require_current(connection: apsw.Connection, path: Path) -> None:
 
 
 def _migrate(connection: apsw.Connection, path: Path) -> None:
-    """Apply what is newer than the file, all of it or nothing."""
+    """Apply the migrations that are newer than the file, all of them or none."""
     if _version(connection, path) == max(migrations()):
         return
     scripts = migrations()
@@ -253,7 +255,7 @@ def _migrate(connection: apsw.Connection, path: Path) -> None:
 
 
 class StoreFiles:
-    """The files of a store. Making one and closing it may wait for other processes and for the disk."""
+    """The open files of a store. Opening and closing them may wait for other processes and for the disk."""
 
     def __init__(self, path: Path, output: Path) -> None:
         self.path = path
@@ -280,7 +282,7 @@ class StoreFiles:
             self._taken = taken.pop_all()
 
     def _register(self, connection: apsw.Connection) -> None:
-        """Enter us, and clean up after the dead."""
+        """Register this process as an owner, and remove dead ones."""
         swept = self.owners.sweep()
         connection.execute("BEGIN IMMEDIATE")
         dead = set(swept) | {str(owner) for (owner,) in connection.execute(SQL["counted_owners"])}
@@ -295,10 +297,10 @@ class StoreFiles:
             Path(bell + STREAM).unlink(missing_ok=True)
 
     def reconnect(self) -> None:
-        """Put a new connection in the place of the one that failed."""
+        """Replace a connection that failed."""
         self.connection.close(True)
         self.connection = connect(self.path)
 
     def close(self) -> None:
-        """Call when nobody uses the connections any more."""
+        """Close everything, in reverse order. Call it when nobody uses the connections any more."""
         self._taken.close()

@@ -1,4 +1,4 @@
-"""What each operation writes, as SQL, and how a list of operations is written.
+"""The SQL of each operation, and how a list of operations is written.
 
 Functions that `_WRITE` lists check their operation, raise `KeepholdError` to refuse it, and run its statements.
 """
@@ -45,7 +45,7 @@ from keephold.store.sqlite.listing import expired
 from keephold.store.sqlite.sql import RECORDS, SQL
 from keephold.store.sqlite.transaction import CallRow, Transaction, lease_lost
 
-# Calls: they come, change, end, and change owners
+# Calls: they are registered, change, stop, and change owners
 
 _CHANGE, _STOP, _REGISTER, _RECORD_STEP = SQL["change"], SQL["stop"], SQL["register"], SQL["record_step"]
 
@@ -101,25 +101,25 @@ def _taken(tx: Transaction, uid: str | None, conversation: str, id: str) -> Keep
 
 
 def changed(tx: Transaction, op: base.Changed) -> None:
-    state, told = op.state, op.notice
+    state, notice = op.state, op.notice
     if type(state) is not Stopped:
         tx.run(_CHANGE, (name(state), encode(state), op.uid, op.fence))
         if not tx.changes():
             tx.own(op.uid, op.fence)
-        if told is not None:
+        if notice is not None:
             conversation, id, tool = tx.rows(SQL["conversation"], (op.uid,))[0]
-            tell_of(tx, (conversation, id, tool), op.uid, state, told, op.event.at)
+            queue_change(tx, (conversation, id, tool), op.uid, state, notice, op.event.at)
     elif stopped := tx.rows(_STOP, (encode(state), status_of(state), state.stopped, op.uid, op.fence)):
         keyed, conversation, id, tool = stopped[0]
         if keyed:
             resolve_by_end(tx, op.uid, state)
-        if told is not None:
-            tell_of(tx, (conversation, id, tool), op.uid, state, told, state.stopped)
+        if notice is not None:
+            queue_change(tx, (conversation, id, tool), op.uid, state, notice, state.stopped)
     else:
         call = tx.own(op.uid, op.fence)
-        if state.ended_by == "timeout" and call.resolved:  # held: what was accepted is not undone by a late clock
+        if state.ended_by == "timeout" and call.resolved:  # held: a late clock does not undo an accepted completion
             raise lease_lost(op.uid)
-        stop_parked(tx, call, state, hook=True, told=told)
+        stop_parked(tx, call, state, hook=True, notice=notice)
     if op.output is not None:
         tx.keep_output(op.uid, op.output)
     tx.touched.add(op.uid)
@@ -183,7 +183,7 @@ def attempted(tx: Transaction, op: base.Attempted) -> None:
 
 
 def journaled(tx: Transaction, ops: list[base.Journaled]) -> None:
-    """Lines of journals, of any calls. Whose line it is that is refused, if one is, shows when they come one by one."""
+    """Write journal lines of any calls. If one is refused, the writer finds out which by writing them one by one."""
     before = tx.total_changes()
     lines = [(op.kind, op.name, op.digest, op.value, op.ok, op.input or None, op.uid, op.fence) for op in ops]
     try:
@@ -218,7 +218,7 @@ def parked(tx: Transaction, op: base.Parked) -> State:
 
 
 def _settle(tx: Transaction, call: CallRow, at: float | None) -> State:
-    """What a call that is parked now comes to: its completion may have been there first."""
+    """Stop a call that was just parked if its completion came first; return its state."""
     state = call.state
     parking = call.parking
     if parking is None or call.stopped_at is not None:
@@ -241,10 +241,10 @@ def _settle(tx: Transaction, call: CallRow, at: float | None) -> State:
 
 
 def stop_parked(
-    tx: Transaction, call: CallRow, state: Stopped, *, hook: bool, told: Notice | None = None, resolved: bool = False
+    tx: Transaction, call: CallRow, state: Stopped, *, hook: bool, notice: Notice | None = None, resolved: bool = False
 ) -> None:
-    """The end of a parked call settles its key and is always news (D9). `hook`: if it is a cancel, that is due (D2).
-    `resolved`: its key brought the end, and is settled."""
+    """Stop a parked call, resolve its key, and queue the notification (D9). `hook`: if it is a cancel, its hook is due
+    (D2). `resolved`: the resolution of its key brought the end."""
     parking = call.parking
     assert parking is not None
     due = hook and hook_is_due(parking, state.ended_by)
@@ -252,8 +252,8 @@ def stop_parked(
     tx.run(SQL["stop_parked"], (encode(state), status_of(state), state.stopped, owner, due, resolved, call.number))
     if not resolved:
         resolve_by_end(tx, call.uid, state)
-    notice = told or end_notice(state, parking.carriers)
-    tell_of(tx, (call.conversation, call.id, call.tool), call.uid, state, notice, state.stopped)
+    notice = notice or end_notice(state, parking.carriers)
+    queue_change(tx, (call.conversation, call.id, call.tool), call.uid, state, notice, state.stopped)
     tx.touched.add(call.uid)
 
 
@@ -311,7 +311,7 @@ def revoked(tx: Transaction, op: base.Revoked) -> tuple[tuple[tuple[str, State],
 
 
 def _end_parked(tx: Transaction, call: CallRow, end: Ended, *, resolved: bool = False) -> State:
-    """End a parked call from outside. Its hook is not called: the outside said so itself."""
+    """End a parked call from outside. Its hook is not called, because the outside itself ended it."""
     state = transition(call.state, end)
     assert isinstance(state, Stopped)
     tx.events.append(events.stopped(call.uid, call.conversation, state))
@@ -324,19 +324,19 @@ def _end_parked(tx: Transaction, call: CallRow, end: Ended, *, resolved: bool = 
 _NOTIFY, _WAITING = SQL["notify"], SQL["waiting"]
 
 
-def tell(
-    tx: Transaction, conversation: str, told: Notice | base.Notified | QueuedNotification, at: float, uid: str | None
+def queue(
+    tx: Transaction, conversation: str, notice: Notice | base.Notified | QueuedNotification, at: float, uid: str | None
 ) -> None:
-    """Queue it. This is in the commit of every stop that is news: it must cost little, however much waits."""
+    """Queue a notification. Every stop that is notified does this in its commit, so it must be cheap for any queue."""
     tx.touched.add(conversation if uid is None else uid)
-    message = text(told.message or "")
-    if told.kind == CONTENT and uid is not None:
+    message = text(notice.message or "")
+    if notice.kind == CONTENT and uid is not None:
         renewed = tx.row(SQL["renew"], (message, at, uid, CONTENT, conversation))
         if renewed is not None:
-            tx.events.append(events.queued(renewed[0], conversation, uid, told.kind, renewed[1], message))
+            tx.events.append(events.queued(renewed[0], conversation, uid, notice.kind, renewed[1], message))
             return
-    tx.run(_NOTIFY, (conversation, told.kind, told.level, message, at, uid, carrier_bits(told.carriers)))
-    tx.events.append(events.queued(tx.last_row(), conversation, uid, told.kind, told.level, message))
+    tx.run(_NOTIFY, (conversation, notice.kind, notice.level, message, at, uid, carrier_bits(notice.carriers)))
+    tx.events.append(events.queued(tx.last_row(), conversation, uid, notice.kind, notice.level, message))
     row = tx.row(_WAITING, (conversation,))
     assert row is not None
     if row[0] > NOTIFICATION_LIMIT:
@@ -347,16 +347,16 @@ Named = tuple[str, str, str]
 """A handle's conversation, its id, and its tool."""
 
 
-def tell_of(tx: Transaction, named: Named, uid: str, state: State, told: Notice, at: float) -> None:
-    """Queue the news of a change of a handle, in its own words or in ours."""
+def queue_change(tx: Transaction, named: Named, uid: str, state: State, notice: Notice, at: float) -> None:
+    """Queue the notification of a handle's change, with its own message or the usual one."""
     conversation, id, tool = named
-    if told.message is None:
-        told = replace(told, message=words(id, tool, state))
-    tell(tx, conversation, told, at, uid)
+    if notice.message is None:
+        notice = replace(notice, message=words(id, tool, state))
+    queue(tx, conversation, notice, at, uid)
 
 
 def _drop(tx: Transaction, conversation: str, surplus: int, at: float) -> None:
-    """Let go of that many, or of all that may go. A store of version 0.1, which had no limit, may hold many more."""
+    """Drop that many, or as many as may be dropped. A store of version 0.1, which had no limit, may hold many more."""
     gone = 0
     for level in DROPS:
         if gone < surplus:
@@ -366,7 +366,7 @@ def _drop(tx: Transaction, conversation: str, surplus: int, at: float) -> None:
 
 
 def take_back(tx: Transaction, conversation: str, shown: Iterable[tuple[str, Shown]]) -> None:
-    """News of what was shown is no news (N3)."""
+    """Remove notifications of what was shown (N3)."""
     for uid, state in shown:
         kinds = TAKES[state]
         if kinds is None:
@@ -377,24 +377,24 @@ def take_back(tx: Transaction, conversation: str, shown: Iterable[tuple[str, Sho
 
 
 def expire(tx: Transaction, uid: str) -> None:
-    """The handle of the news is gone (S5)."""
+    """Remove the notifications of a deleted handle (S5)."""
     _remove(tx, "expired", "remove_notifications", uid)
 
 
 def _remove(
     tx: Transaction, by: Literal["shown", "dropped", "expired"], query: str, *bindings: Any
 ) -> list[QueuedNotification]:
-    gone = sorted((notification_row(row) for row in tx.rows(SQL[query], bindings)), key=lambda news: news.number)
-    tx.events += [events.removed(news, by) for news in gone]
+    gone = sorted((notification_row(row) for row in tx.rows(SQL[query], bindings)), key=lambda each: each.number)
+    tx.events += [events.removed(each, by) for each in gone]
     return gone
 
 
 def deliver(tx: Transaction, conversation: str, carriers: tuple[Carrier, ...]) -> tuple[QueuedNotification, ...]:
-    """What may ride on one of them, in order. It is queued no more."""
-    queue = tx.row(SQL["queue"], (conversation,)) if carriers else None
-    if queue is None:
+    """Take from the queue what may ride on one of the carriers, in order."""
+    row = tx.row(SQL["queue"], (conversation,)) if carriers else None
+    if row is None:
         return ()
-    count, at = queue
+    count, at = row
     found = []
     if count:
         found.append(dropped(conversation, count, at))
@@ -404,16 +404,16 @@ def deliver(tx: Transaction, conversation: str, carriers: tuple[Carrier, ...]) -
 
 
 def queue_again(tx: Transaction, conversation: str, *, resumed: bool) -> None:
-    """What the open turn was handed last may not have arrived: its process is dead (N3)."""
+    """Queue again what a dead process's open turn was handed last, because it may not have arrived (N3)."""
     row = tx.row(SQL["carried"], (conversation,))
     if row is None or (resumed and row[1] == "response"):
         return
     for each in decode_notification(row[0]):
-        tell(tx, conversation, each, each.at, each.uid)
+        queue(tx, conversation, each, each.at, each.uid)
 
 
 def notified(tx: Transaction, op: base.Notified) -> None:
-    tell(tx, op.conversation, op, op.at, op.uid)
+    queue(tx, op.conversation, op, op.at, op.uid)
 
 
 def taken_back(tx: Transaction, op: base.TakenBack) -> None:
@@ -425,9 +425,9 @@ def handed_out(tx: Transaction, op: base.HandedOut) -> None:
 
 
 def delivered(tx: Transaction, op: base.Delivered) -> tuple[QueuedNotification, ...]:
-    news = deliver(tx, op.conversation, (op.carrier,))
-    tx.run(SQL["carry"], (encode(news) if news else None, op.carrier, op.conversation))
-    return news
+    notifications = deliver(tx, op.conversation, (op.carrier,))
+    tx.run(SQL["carry"], (encode(notifications) if notifications else None, op.carrier, op.conversation))
+    return notifications
 
 
 # Turns, their batches and inquiries; events, requests, secrets; transcripts
@@ -463,15 +463,15 @@ def opened(tx: Transaction, op: base.Opened) -> None:
 
 def responded(tx: Transaction, op: base.Responded) -> tuple[QueuedNotification, ...]:
     take_back(tx, op.conversation, op.shown)
-    news = deliver(tx, op.conversation, op.carry)
-    carried = encode(news) if news else None
+    notifications = deliver(tx, op.conversation, op.carry)
+    carried = encode(notifications) if notifications else None
     tx.run(SQL["answer_batch"], (encode(op.responses), carried, op.conversation, op.turn, op.batch))
     tx.run(SQL["close_batch"], (op.conversation, op.turn, op.batch))
-    if news and tx.changes():
+    if notifications and tx.changes():
         tx.run(SQL["carry"], (carried, "response", op.conversation))
     for uid, cursor in op.cursors:
         tx.run(SQL["show_output"], (uid, cursor))
-    return news
+    return notifications
 
 
 def inquired(tx: Transaction, op: base.Inquired) -> None:
@@ -564,7 +564,7 @@ def collected(tx: Transaction, op: base.Collected) -> int:
 
 
 def _remove_litter(tx: Transaction) -> None:
-    """Files whose handles went in an earlier transaction, should a crash have come before their own removal."""
+    """Delete output files of handles that an earlier transaction deleted, in case of a crash before that."""
     for (file,) in tx.rows(SQL["litter"], ()):
         (tx.directory / file).unlink(missing_ok=True)
         tx.run(SQL["remove_litter"], (file,))
@@ -615,12 +615,12 @@ _WRITE: dict[type, Callable[[Transaction, Any], Any]] = {
 
 
 def write(tx: Transaction, ops: Sequence[Op]) -> list[Any]:
-    """Run the statements of all of them; their results, in order."""
+    """Run the statements of all operations and return their results."""
     return [_one(tx, op) for op in ops]
 
 
 def _one(tx: Transaction, op: Op) -> Any:
-    """One operation. What it tells comes before what it brings about."""
+    """Run one operation. Its own event comes before those that it causes."""
     place = len(tx.events)
     result = _WRITE[type(op)](tx, op)
     tx.events[place:place] = events.events_of(op, result)
@@ -628,7 +628,7 @@ def _one(tx: Transaction, op: Op) -> Any:
 
 
 def write_group(tx: Transaction, group: Sequence[Sequence[Op]]) -> list[list[Any]]:
-    """The same for the commits of a group, with neighbouring lines of journals written by one statement."""
+    """Run the operations of several commits, writing neighbouring journal lines by one statement."""
     results: list[list[Any]] = []
     lines: list[Journaled] = []
     for ops in group:

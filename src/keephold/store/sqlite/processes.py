@@ -32,7 +32,7 @@ _NEW = ".new-"
 
 
 class Owners:
-    """The directory of lock files beside the store, and our own lock in it."""
+    """The directory of lock files beside the store, and this process's own lock in it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -40,7 +40,7 @@ class Owners:
         self._lock = -1
 
     def enter(self, bell: str = "") -> None:
-        """Take our lock, and say where our bell is."""
+        """Take the lock, and write down where this process listens."""
         self.directory.mkdir(mode=0o700, exist_ok=True)
         new, own = self.directory / f"{_NEW}{self.me}", self.directory / self.me
         while self._lock < 0:
@@ -50,7 +50,7 @@ class Owners:
                 os.ftruncate(lock, 0)
                 os.write(lock, os.fsencode(bell))
                 new.rename(own)
-            except FileNotFoundError:  # swept up before we had it locked
+            except FileNotFoundError:  # removed by a sweep before it was locked
                 os.close(lock)
             except BaseException:
                 os.close(lock)
@@ -59,7 +59,7 @@ class Owners:
                 self._lock = lock
 
     def leave(self) -> None:
-        """Let go of our lock. From here on we are dead to the others."""
+        """Release the lock: from now on other processes see this one as dead."""
         if self._lock >= 0:
             (self.directory / self.me).unlink(missing_ok=True)
             os.close(self._lock)
@@ -69,16 +69,16 @@ class Owners:
         return owner == self.me or _locked(self.directory / owner)
 
     def bell(self, owner: str) -> str:
-        """Where an owner hears; empty if that is not known."""
+        """Return where an owner listens; empty if unknown."""
         return _bell(self.directory / owner)
 
     def bells(self) -> list[str]:
-        """Where everyone whose file is there, but us, hears."""
+        """Return where every other process listens."""
         files = [file for file in self.directory.iterdir() if file.name != self.me and not file.name.startswith(_NEW)]
         return [bell for bell in map(_bell, files) if bell]
 
     def sweep(self) -> dict[str, str]:
-        """Remove the files of the dead, and say whose they were, and where they heard."""
+        """Remove the files of dead processes. Returns their ids and where they listened."""
         dead = {}
         for file in list(self.directory.iterdir()):
             if file.name != self.me and not _locked(file):
@@ -90,7 +90,7 @@ class Owners:
 def _bell(file: Path) -> str:
     try:
         return os.fsdecode(file.read_bytes())
-    except OSError:  # it has just gone
+    except OSError:  # the file was just removed
         return ""
 
 
@@ -109,20 +109,20 @@ def _locked(file: Path) -> bool:
 
 
 _LONGEST = 4096
-"""Bytes of a datagram; what would be longer says only that something has changed."""
+"""Bytes of a datagram; a longer one says only that something has changed."""
 _ANYTHING = b"*"
 _BETWEEN = "\0"
-"""Names of conversations may have spaces in them."""
+"""A separator: names of conversations may have spaces in them."""
 _SETTLED = 50_000_000
 """Nanoseconds. A directory that changed less long ago may change again without a newer time."""
 _PATH_BYTES = 107
 """How long the path of a socket may be."""
 STREAM = ".s"
-"""A process has a second socket, for its streams; it is called as its bell, and this."""
+"""The suffix of a process's second socket, for its streams."""
 
 
 def directory(name: str) -> Path:
-    """The user's own place for sockets of names as long as this one."""
+    """Return the user's own directory for sockets whose names are as long as this one."""
     runtime, own = os.environ.get("XDG_RUNTIME_DIR"), f"keephold-{os.getuid()}"
     places = [Path(runtime) / "keephold"] if runtime else []
     places += [Path(tempfile.gettempdir()) / own, Path("/tmp") / own]
@@ -139,7 +139,8 @@ def directory(name: str) -> Path:
 
 
 class Bell:
-    """Our bell, and the ways to the others'. `listen`, `deafen` are for the loop's thread, `ring` for the writer's."""
+    """This process's bell, and how to ring others. Call `listen` and `deafen` on the loop's thread, `ring` on the
+    writer's."""
 
     def __init__(self, store: Path, owners: Owners) -> None:
         name = f"{hashlib.sha256(os.fsencode(store)).hexdigest()[:16]}-{owners.me}"
@@ -193,7 +194,7 @@ class Bell:
         for bell in self._bells:
             try:
                 self._socket.sendto(told, bell)
-            except (OSError, ValueError):  # nobody there, or it has more to read than it can: rows are the truth
+            except (OSError, ValueError):  # no process listens, or it has more to read than fits: rows are the truth
                 continue
 
     def _answer(self) -> None:
@@ -217,7 +218,7 @@ PATIENCE = 5.0
 
 
 class Turnstile:
-    """One writer's place in the queue. Used by one thread at a time."""
+    """One writer's position in the queue. Used by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -237,7 +238,7 @@ class Turnstile:
         self.leave()
 
     def enter(self) -> None:
-        """Wait for our turn, as long as `PATIENCE`."""
+        """Wait for the turn, for at most `PATIENCE`."""
         if self.enter_now():
             return
         gate, until = self._gate, time.monotonic() + PATIENCE
@@ -248,7 +249,7 @@ class Turnstile:
             fcntl.flock(gate, fcntl.LOCK_UN)
 
     def enter_now(self) -> bool:
-        """Take our turn if nobody is before us; whether that was so."""
+        """Take the turn if no writer is before this one; return whether it did."""
         gate = self._gate
         try:
             fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -263,11 +264,11 @@ class Turnstile:
             fcntl.flock(gate, fcntl.LOCK_UN)
 
     def leave(self) -> None:
-        """Let the next one in."""
+        """Let the next writer in."""
         fcntl.flock(self._turn, fcntl.LOCK_UN)
 
     def _wait(self, lock: int, until: float) -> None:
-        """Not with a blocking `flock`: nothing would end that if the other process is stopped in the middle."""
+        """Poll, because nothing would end a blocking `flock` if the other process is stopped in the middle."""
         pause = 0.00005
         while True:
             try:

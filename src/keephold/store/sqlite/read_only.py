@@ -62,8 +62,8 @@ class ReadOnlyStore(Reads):
 
 
 def _connected(path: Path) -> apsw.Connection:
-    """Return a connection that reads. An older schema is refused: to upgrade it is to write, and to take the store away
-    from an older keephold that may be using it."""
+    """Return a connection that reads. An older schema is refused: upgrading it would be a write, and would take the
+    store away from an older keephold that may be using it."""
     opening.claim(path)
     with contextlib.ExitStack() as undo:
         undo.callback(opening.disclaim, path)

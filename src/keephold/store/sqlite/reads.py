@@ -1,5 +1,4 @@
-"""Reading what has been committed, by any process: point queries on a connection of the loop's own, and in a thread
-what looks at very much."""
+"""The reads of a SQLite store: point queries on a connection of the loop's own, and scans in a thread."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -57,7 +56,7 @@ from keephold.store.sqlite.threads import Scanner
 
 
 class Reads:
-    """Everything that `SqliteStore` reads."""
+    """All reads of `SqliteStore` and `ReadOnlyStore`."""
 
     owner: str
     _reading: apsw.Connection | None = None
@@ -68,7 +67,7 @@ class Reads:
         return self._owners is not None and self._owners.alive(owner)
 
     def stream(self, owner: str) -> str | None:
-        """Where the runtime of an owner listens for people; None if that is not known."""
+        """Return where the runtime of an owner listens for streams; None if unknown."""
         bell = "" if self._owners is None else self._owners.bell(owner)
         return bell + STREAM if bell else None
 
@@ -81,7 +80,7 @@ class Reads:
             raise _unreadable(error) from error
 
     async def _scanned(self, query: str, bindings: Iterable[Any]) -> list[Row]:
-        """Rows for which very many are looked at: the loop goes on meanwhile."""
+        """Run a query that looks at very many rows in a thread, so that the loop is not blocked."""
         if self._reading is None:
             raise _not_open()
         try:

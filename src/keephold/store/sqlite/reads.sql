@@ -1,7 +1,7 @@
--- What SqliteStore reads for others. See `queries.sql`.
+-- The reads of SqliteStore that serve callers. See `queries.sql`.
 
 -- name: records
--- The columns of a handle, for all the queries that give handles; they add WHERE and ORDER BY.
+-- The columns of a handle, for all queries that return handles; they add WHERE and ORDER BY.
 SELECT h.uid, h.id, h.tool, h.conversation, h.turn, h.batch, h.position, h.call_id, h.stateful, h.state, h.arguments,
     h.kind, h.priority, h.metadata, h.progress, h.resources, h.owner, h.fence, h.attempt, h.next_attempt_at, h.parking,
     h.cursor, o.kept
@@ -12,7 +12,7 @@ FROM handles h LEFT JOIN outputs o ON o.handle = h.number
 WHERE h.uid = ?;
 
 -- name: where_named
--- The newest handle that bears an id.
+-- The newest handle of an id.
 WHERE h.conversation = ? AND h.id = ? AND h.stateful ORDER BY h.number DESC LIMIT 1;
 
 -- name: where_called
@@ -20,11 +20,11 @@ WHERE h.conversation = ? AND h.id = ? AND h.stateful ORDER BY h.number DESC LIMI
 WHERE h.conversation = ? AND h.call_id = ? AND NOT h.stateful ORDER BY h.number DESC LIMIT 1;
 
 -- name: where_owned
--- What an owner has.
+-- The calls of an owner.
 WHERE h.owner = ? AND h.owner IS NOT NULL AND h.uid > ? ORDER BY h.uid LIMIT ?;
 
 -- name: where_free
--- Cancelled calls whose hook is due and held calls that are resolved, when nobody has them.
+-- Cancelled calls whose hook is due and held calls that are resolved, without an owner.
 WHERE h.number IN (
     SELECT number FROM handles WHERE owner IS NULL AND hook_due AND uid > ?1
     UNION ALL
@@ -37,7 +37,7 @@ WHERE h.number IN (
 WHERE h.owner IS NULL AND h.parking IS NOT NULL AND h.stopped_at IS NULL AND h.resources IS NOT NULL ORDER BY h.uid;
 
 -- name: where_due
--- Parked calls whose deadline has come.
+-- Parked calls whose deadline has passed.
 WHERE h.owner IS NULL AND h.parking IS NOT NULL AND h.stopped_at IS NULL AND NOT h.resolved AND h.deadline IS NOT NULL
   AND h.deadline <= ?
 ORDER BY h.deadline LIMIT ?;
@@ -47,13 +47,13 @@ ORDER BY h.deadline LIMIT ?;
 WHERE h.uid IN (SELECT value FROM json_each(?) AS found);
 
 -- name: next_due
--- When the next deadline will come.
+-- The next deadline.
 SELECT min(deadline) FROM handles
 WHERE owner IS NULL AND parking IS NOT NULL AND stopped_at IS NULL AND NOT resolved AND deadline IS NOT NULL
   AND deadline > ?;
 
 -- name: call_owners
--- Everyone who owns a call: one step in the index for each, not for each call.
+-- Every owner of a call: one step in the index for each, not for each call.
 WITH RECURSIVE found (owner) AS (
     SELECT min(owner) FROM handles WHERE owner IS NOT NULL
     UNION ALL
@@ -72,7 +72,7 @@ SELECT 'timer', 'pending', count(*) FROM handles
 WHERE conversation = ? AND kind = 'timer' AND NOT stateful AND stopped_at IS NULL HAVING count(*);
 
 -- name: ended
--- How many spawned handles have stopped since then. Values, which may be large, are not looked into: errors have none.
+-- How many spawned handles have stopped since then. Large values are not parsed: errors have none.
 SELECT tool, status, CASE status WHEN 'completed' THEN 'self' ELSE CAST(state AS TEXT) ->> '$.ended_by' END AS ended_by,
     count(*)
 FROM handles INDEXED BY handles_ended
@@ -92,22 +92,22 @@ SELECT kind, name, digest, value, ok, coalesce(input, x'') FROM journal WHERE ha
 ORDER BY number;
 
 -- name: journal_count
--- How many lines a call's journal has, traces aside.
+-- How many lines a call's journal has, without traces.
 SELECT count(*) FROM journal WHERE handle = (SELECT number FROM handles WHERE uid = ?) AND kind <> 'trace';
 
 -- name: journal_end
--- So many lines of a journal before the last so many, newest first, traces aside. They are chosen in the index.
+-- Lines of a journal before its last ones, newest first, without traces. They are chosen in the index.
 SELECT kind, name, digest, value, ok, coalesce(input, x'') FROM journal WHERE number IN (
     SELECT number FROM journal WHERE handle = (SELECT number FROM handles WHERE uid = ?) AND kind <> 'trace'
     ORDER BY number DESC LIMIT ? OFFSET ?
 ) ORDER BY number DESC;
 
 -- name: waits
--- What a call waits for.
+-- The waits of a call.
 SELECT key_id, uid, conversation, kind, name, secret_id, resolution, revoked FROM waits WHERE uid = ? ORDER BY number;
 
 -- name: open_waits_beyond
--- Waits that are open, of calls that have not stopped, of conversations after that one.
+-- Open waits of calls that have not stopped, of conversations after that one.
 SELECT w.key_id, w.uid, w.conversation, w.kind, w.name, w.secret_id, w.resolution, w.revoked
 FROM waits w INDEXED BY waits_open CROSS JOIN handles h ON h.uid = w.uid
 WHERE w.resolution IS NULL AND NOT w.revoked AND h.stopped_at IS NULL AND w.conversation > ?
@@ -122,7 +122,7 @@ WHERE w.resolution IS NULL AND NOT w.revoked AND h.stopped_at IS NULL AND w.conv
 ORDER BY w.number LIMIT ?;
 
 -- name: place_of_wait
--- Where a wait is in the order of open ones.
+-- The position of a wait in the order of open ones.
 SELECT conversation, number FROM waits WHERE key_id = ?;
 
 -- name: count_open_waits
@@ -154,7 +154,7 @@ SELECT process, sequence, type, payload, at FROM process_events WHERE process = 
 ORDER BY sequence LIMIT ?;
 
 -- name: notifications
--- What is queued for a conversation. Number 0 is the count of what was dropped.
+-- The notifications queued in a conversation. Number 0 is the count of dropped ones.
 SELECT 0, conversation, NULL, NULL, dropped, dropped_at, NULL, NULL FROM queues WHERE conversation = ?1 AND dropped
 UNION ALL
 SELECT number, conversation, kind, level, message, at, uid, carriers FROM notifications WHERE conversation = ?1
@@ -173,11 +173,11 @@ SELECT id, conversation, turn, uid, at, request, answer, error FROM inquiries WH
 ) ORDER BY number DESC;
 
 -- name: requests
--- What others want of us.
+-- Requests to this process.
 SELECT id, uid, body FROM requests WHERE receiver = ? AND reply IS NULL ORDER BY number;
 
 -- name: reply_to
--- The answer to a request of ours.
+-- The reply to a request of this process.
 SELECT reply FROM requests WHERE id = ?;
 
 -- name: described
@@ -185,11 +185,11 @@ SELECT reply FROM requests WHERE id = ?;
 SELECT id, created, updated, metadata, lines FROM conversations WHERE id = ?;
 
 -- name: conversations
--- Conversations before a place in the order of a list.
+-- Conversations before a position in the list's order.
 SELECT id, created, updated, metadata, lines FROM conversations WHERE (updated, id) < (?, ?);
 
 -- name: transcript
--- What was said in a conversation after a line.
+-- Lines of a transcript after a number.
 SELECT line, turn, kind, body, at FROM transcripts
 WHERE conversation = (SELECT number FROM conversations WHERE id = ?) AND line > ? ORDER BY line LIMIT ?;
 
@@ -200,7 +200,7 @@ SELECT seq, at, type, coalesce(conversation, (SELECT h.conversation FROM handles
 FROM events
 
 -- name: count
--- How many spawned handles there are: all of them, those of each state that is not the last one, and the parked ones.
+-- How many spawned handles there are: all, those of each state that is not final, and the parked ones.
 SELECT 'stopped', coalesce(sum(handles), 0) FROM spawned
 UNION ALL
 SELECT state_name, count(*) FROM handles WHERE stopped_at IS NULL AND stateful GROUP BY state_name
@@ -209,7 +209,7 @@ SELECT 'parked', count(*) FROM handles
 WHERE owner IS NULL AND parking IS NOT NULL AND stopped_at IS NULL AND stateful;
 
 -- name: asking
--- How many calls ask something, by their owners.
+-- How many calls have an open question, by owner.
 SELECT owner, count(*) FROM handles
 WHERE state_name = 'waiting' AND stopped_at IS NULL AND owner IS NOT NULL GROUP BY owner;
 

@@ -5,8 +5,8 @@
     <db>-owners/    a locked file for each process that has the store open
     <db>-gate, <db>-turn    where writers queue
 
-Commits are gathered while the loop makes its pass, and written by the loop where that takes a moment, else by the
-writer's thread; reads run on the loop, but for those that look at very much, which have a thread.
+Commits are gathered during a pass of the loop. The loop writes them itself if that is quick, otherwise the writer's
+thread does. Reads run on the loop, except scans, which have a thread.
 """
 
 import asyncio
@@ -24,14 +24,15 @@ from keephold.store.sqlite.threads import Scanner, in_thread
 from keephold.store.sqlite.writer import Commit, Fault, Writer
 
 _NOTICE, _SELDOM, _PAUSE = 0.001, 0.05, 0.0001
-"""Seconds after which a busy loop makes a pause for the writer; the same if it is not busy; how long the pause is."""
+"""Seconds after which a busy loop pauses for the writer; the longest interval if it is not busy; how long a pause
+is."""
 
 
 class SqliteStore(Reads):
-    """Keeps everything in the file at `path`, and makes it if it is not there.
+    """Keeps everything in the file at `path`, and makes it if it does not exist.
 
-    `fault` is for tests: it is called by whoever writes, with "before" when the statements of a transaction have
-    been run and with "after" when it is committed and nobody has been told.
+    `fault` is for tests: the writer calls it with "before" when the statements of a transaction have been run, and with
+    "after" when it is committed and no callback has run.
     """
 
     durable = True
@@ -46,7 +47,7 @@ class SqliteStore(Reads):
         self._fault = fault
         self._pending: list[Commit] = []
         self._held = False
-        """What was gathered waits for what the thread is at."""
+        """Gathered commits wait until the thread has finished its transaction."""
         self._unsettled = 0
         self._watching = False
         self._place: StoreFiles | None = None
@@ -54,7 +55,7 @@ class SqliteStore(Reads):
 
     @property
     def commits(self) -> int:
-        """Transactions done since it was opened."""
+        """Transactions done since the store was opened."""
         return 0 if self._place is None else self._writer.commits
 
     async def open(self, heard: Heard) -> None:
@@ -87,7 +88,7 @@ class SqliteStore(Reads):
         place.bell.deafen()
         self._reading = None
         await self._scanner.close()
-        # The last connection of all writes the WAL back into the database, which takes its time.
+        # The last connection of all writes the WAL back into the database, which takes time.
         await in_thread(self._loop, place.close)
 
     def commit(self, ops: Sequence[Op], done: Done, failed: Failed, *, keep: bool = False) -> None:
@@ -101,8 +102,8 @@ class SqliteStore(Reads):
         pending.append(Commit(ops, done, failed, keep))
 
     def _flush(self, *, now: bool = False) -> None:
-        """Have written what was gathered. While the thread is at something, what the loop could write itself is held
-        back, or it would be the thread's as long as something is always under way; `now`: not even that."""
+        """Write the gathered commits. While the thread is writing, commits that the loop could write itself are held
+        back; otherwise the thread would get them for as long as it is busy. `now`: do not hold them back."""
         if self._unsettled and not now and self._is_quick(self._pending):
             self._held = True
             return
@@ -112,7 +113,7 @@ class SqliteStore(Reads):
         idle = not self._unsettled and self.trouble is None
         self._unsettled += len(pending)
         if idle and not any(commit.ops for commit in pending):
-            self._tell(pending, None)  # barriers, and nothing is in front of them
+            self._tell(pending, None)  # only barriers, and nothing is before them
             return
         try:
             if not idle or not self._writer.write_now(pending, lambda: self._tell(pending, None)):
@@ -131,8 +132,8 @@ class SqliteStore(Reads):
     def _watch(self, delay: float, since: float, worked: float) -> None:
         """Let the writer have the interpreter now and then.
 
-        A loop that never sleeps lets go of the interpreter's lock in each pass, but only as long as it takes to look
-        for events. The writer does not get it that way and waits until the loop has nothing to do: seconds, measured.
+        A loop that never sleeps releases the interpreter's lock in each pass, but only as long as it takes to poll for
+        events. The writer does not get the lock that way and waits until the loop is idle: seconds, measured.
         """
         self._watching = self._unsettled > 0
         if not self._watching:
@@ -144,7 +145,7 @@ class SqliteStore(Reads):
             self._watch_on(min(2 * delay, _SELDOM))
 
     def _no_more(self, written: asyncio.Future[None]) -> None:
-        """The writer has ended. If that is a bug of ours, nobody else would hear of it."""
+        """Report that the writer has ended because of a bug; nobody else would notice."""
         if error := written.exception():
             self.trouble = (
                 f"the thread that writes `{self.path}` has ended ({error!r}); close the store and open it again"
@@ -152,7 +153,7 @@ class SqliteStore(Reads):
             self._loop.call_exception_handler({"message": self.trouble, "exception": error})
 
     def _deliver(self, commits: list[Commit], trouble: str | None) -> None:
-        """In the writer thread: let the loop tell."""
+        """Have the loop call back. Called in the writer thread."""
         self._loop.call_soon_threadsafe(self._tell, commits, trouble)
 
     def _tell(self, commits: list[Commit], trouble: str | None) -> None:
@@ -164,7 +165,7 @@ class SqliteStore(Reads):
                     commit.done(commit.results)
                 else:
                     commit.failed(commit.error)
-            except Exception as error:  # whoever comes after must be told all the same
+            except Exception as error:  # the callbacks of later commits must run all the same
                 self._complain(error)
         if self.on_commit and any(commit.told and commit.error is None for commit in commits):
             try:
@@ -180,6 +181,6 @@ class SqliteStore(Reads):
 
 
 def _let_go(opened: asyncio.Future[StoreFiles]) -> None:
-    """Nobody waits for it any more."""
+    """Close files that were opened for a caller who was cancelled."""
     if not opened.cancelled() and opened.exception() is None:
         opened.result().close()

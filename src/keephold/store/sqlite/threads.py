@@ -1,4 +1,4 @@
-"""Work in threads of their own, so that the loop does not stand. A thread of the loop's pool would stay when the work
+"""Work in threads of their own, so that the loop is not blocked. A thread of the loop's pool would stay when the work
 is done."""
 
 import asyncio
@@ -44,7 +44,7 @@ Asked = tuple[asyncio.Future[list[Row]], str, tuple[Any, ...]]
 
 
 class Scanner:
-    """Reads that look at very much, one after another. Its connection and thread are there from the first one on."""
+    """Runs scans one after another. Its connection and thread exist from the first scan on."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, path: Path) -> None:
         self._loop = loop
@@ -53,7 +53,7 @@ class Scanner:
         self._ended: asyncio.Future[None] | None = None
 
     async def rows(self, query: str, bindings: Iterable[Any]) -> list[Row]:
-        """What the query gives. Raises `apsw.Error`."""
+        """Return the query's rows. Raises `apsw.Error`."""
         if self._ended is None:
             self._ended = in_thread(self._loop, self._run)
         future: asyncio.Future[list[Row]] = self._loop.create_future()
@@ -61,7 +61,7 @@ class Scanner:
         return await future
 
     async def close(self) -> None:
-        """Whoever asked before is answered first."""
+        """Finish pending scans, then close."""
         if self._ended is not None:
             self._asked.put(None)
             await self._ended
@@ -71,7 +71,7 @@ class Scanner:
         try:
             while asked := self._asked.get():
                 future, query, bindings = asked
-                if future.cancelled():  # whoever wanted it has gone
+                if future.cancelled():  # the caller was cancelled
                     continue
                 try:
                     connection = connection or reader(self._path)

@@ -1,4 +1,4 @@
-"""What the operations of one transaction share: the connection, what they touched, and their common checks."""
+"""The state that the operations of one transaction share: the connection, what they touched, and common checks."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from keephold.store.sqlite.sql import SQL
 
 
 class CallRow(NamedTuple):
-    """What decides about an operation on a call: a row of the query `call`."""
+    """The columns that decide about an operation on a call: a row of the query `call`."""
 
     number: int
     uid: str
@@ -62,22 +62,22 @@ class Transaction:
         self.owner = owner
         self.directory = directory
         self.line: tuple[str, str, str] | None = None
-        """A line of a journal, by uid, kind and name, that is there if and only if the transaction happened."""
+        """A journal line, by uid, kind and name, that exists if and only if the transaction was committed."""
         self.forgetful = False
-        """Lines of journals were removed."""
+        """Journal lines were removed."""
         self.touched: set[str] = set()
-        """Uids, key ids and conversations that other processes may want to hear of."""
+        """Uids, key ids and conversations that other processes may want to know."""
         self.events: list[Draft] = []
-        """What happened, in order; written at the end of the transaction."""
+        """Drafts of events, in order; written at the end of the transaction."""
         self.urgent = True
-        """Others want to hear of it at once."""
+        """Other processes are woken at once."""
         self.files: set[str] = set()
         """Output files that must be on the disk before the commit."""
         self.litter: list[str] = []
         """Output files to be removed after it."""
 
     def add(self, other: "Transaction") -> None:
-        """What another part of the same transaction touched."""
+        """Add what another part of the same transaction touched."""
         self.line = other.line or self.line
         self.forgetful |= other.forgetful
         self.touched |= other.touched
@@ -97,7 +97,7 @@ class Transaction:
         return None if row is None else CallRow._make(row)
 
     def own(self, uid: str, fence: int | None) -> CallRow:
-        """The call, if whoever holds this fencing number may change it; None: anybody."""
+        """Return the call if the holder of this fencing number may change it; None stands for any holder."""
         call = self.call(uid)
         if call is None or fence not in (None, call.fence):
             raise lease_lost(uid)

@@ -1,4 +1,4 @@
-"""When the store cannot write: which errors mean that, and how they are told."""
+"""Errors that mean that the store cannot write, and the sentences for them."""
 
 import errno
 from pathlib import Path
@@ -23,16 +23,16 @@ STORAGE: tuple[type[Exception], ...] = (
     apsw.PermissionsError,
     apsw.ProtocolError,
     apsw.InternalError,
-    apsw.SQLError,  # the schema is not ours any more
+    apsw.SQLError,  # another program has changed the schema
     apsw.ConnectionClosedError,
     OSError,
     MemoryError,
 )
-"""What is no fault of the commit that met it."""
+"""Errors that the failed commit did not cause."""
 
 
 def sentence(path: Path, error: BaseException) -> str:
-    """What is wrong, and what would be right."""
+    """Say what is wrong, and what to do."""
     if isinstance(error, KeepholdError):
         return error.message
     said = str(error) or type(error).__name__

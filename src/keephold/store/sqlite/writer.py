@@ -1,16 +1,16 @@
-"""Writing: one thread, and whatever has come while it was at the last transaction goes into the next one.
+"""Writing: one thread, which writes all commits that arrived during its last transaction as the next one.
 
 Where a disk is quick, going to the thread and back costs more than the disk does, and two threads that both want the
-interpreter cost each other more still. What comes when nothing else is under way is then written where it is given, on
-the loop's thread (`write_now`), if by what was measured that takes a moment: `QUICK` for what stands alone, `MOMENT`
-for a group. The connection belongs to the loop while nothing is unsettled, and to the thread else.
+interpreter cost each other more still. A commit that arrives when nothing else is under way is then written on the
+loop's thread (`write_now`), if by recent measurements that takes a moment: `QUICK` for a single commit, `MOMENT` for a
+group. The connection belongs to the loop while nothing is unsettled, and to the thread otherwise.
 
 A group of commits is written as one transaction, with one fsync. Each commit stands for itself all the same: if one is
-refused, the group is taken back and written again with a savepoint around each.
+refused, the group is rolled back and written again with a savepoint around each.
 
-A transaction that fails may have happened nevertheless (the disk wrote and the answer got lost). After a failure a new
-connection looks for evidence of it: a line that it wrote in a journal or, if there is none, the count in a row of this
-process. To count every transaction would be simpler, but one page more to write in the most frequent ones.
+A transaction that fails may have been committed nevertheless (the disk wrote and the answer got lost). After a failure
+a new connection looks for evidence of it: a line that it wrote in a journal or, if there is none, the count in a row of
+this process. Counting every transaction would be simpler, but one page more to write in the most frequent ones.
 """
 
 import contextlib
@@ -37,17 +37,18 @@ from keephold.store.sqlite.write_errors import STORAGE, sentence, unavailable
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between attempts while the store cannot write."""
 LAST_ATTEMPTS = 5.0
-"""Seconds that a closing store goes on trying."""
+"""Seconds that a closing store keeps trying."""
 
 QUICK, MOMENT = 0.001, 0.004
-"""Seconds that a commit, or a group of them, may take on the loop's thread, which stands still meanwhile. A group comes
-of as many requests, which took the loop longer."""
+"""Seconds that a commit, or a group of them, may take on the loop's thread, which is blocked meanwhile. A group comes
+from as many requests, which took the loop longer."""
 
 FEW, LARGE = 128, 1 << 18
-"""Operations, and bytes of what they bring, that the loop's thread writes at most, however quick it has been."""
+"""Operations, and bytes in them, that the loop's thread writes at most, however quick it has been."""
 
 SELDOM = 0.1
-"""Seconds between two rings of what is not urgent. If the last one is left out, the others' sweep finds it."""
+"""Seconds between two rings that are not urgent. If the last one is left out, the sweep of other processes finds the
+change."""
 
 WAL_PAGES = 4000
 """16 MiB: pages that change again and again are written back less often."""
@@ -60,7 +61,7 @@ Fault = Callable[[str], None]
 
 
 class Commit:
-    """What was given to `Store.commit`, and what came of it."""
+    """The arguments of `Store.commit`, and the result."""
 
     __slots__ = ("done", "error", "failed", "keep", "ops", "results", "told")
 
@@ -73,15 +74,15 @@ class Commit:
 
 
 Deliver = Callable[[list[Commit], str | None], None]
-"""Takes commits that are settled, in order, and why the store cannot write, if it cannot."""
+"""Receives settled commits, in order, and why the store cannot write, if it cannot."""
 
 
 Evidence = tuple[str, tuple[Any, ...]]
-"""A query, and what to bind, that gives a row if and only if the transaction happened."""
+"""A query and its bindings that return a row if and only if the transaction was committed."""
 
 
 class NotWritten(Exception):
-    """A transaction did not happen; with `evidence`, that could not be found out."""
+    """A transaction was not committed; with `evidence`, that could not be found out."""
 
     def __init__(self, why: str, evidence: Evidence | None = None) -> None:
         super().__init__(why)
@@ -89,37 +90,37 @@ class NotWritten(Exception):
 
 
 class Writer:
-    """Everything here is for the writer thread, but for `give`, `is_quick` and `write_now`."""
+    """Methods are for the writer thread, except `give`, `is_quick` and `write_now`."""
 
     def __init__(self, place: StoreFiles, directory: Path, deliver: Deliver, fault: Fault | None) -> None:
         self.commits = 0
         """Transactions done."""
         self._counted = 0
-        """As many as the row of this process says."""
+        """The number of transactions in the row of this process."""
         self._place, self._path, self._owner, self._directory = place, place.path, place.owners.me, directory
         self._turnstile, self._deliver, self._fault = place.turnstile, deliver, fault
         self._hooked: apsw.Connection | None = None
         self._wal_pages = 0
         self._syncing = self._stating = 0.0
-        """How long recent commits took, on average: each to be brought to the disk, and an operation before that."""
+        """How long recent commits took, on average: each to reach the disk, and each operation before that."""
         self._rung = 0.0
         self._queue: SimpleQueue[list[Commit] | NotNow | None] = SimpleQueue()
         self._waiting: list[Commit] = []
         self._closing = False
         self._trouble: str | None = None
         self._not_now: NotNow | None = None
-        """What could not be written on the loop's thread: the first that waits."""
+        """Commits that could not be written on the loop's thread: they are the first in the queue."""
         self._interrupt: BaseException | None = None
-        """What interrupted the loop's thread while it wrote something that is written."""
+        """An exception that interrupted the loop's thread after it had written something."""
         self._in_doubt: tuple[int, Evidence] | None = None
-        """So many of the commits that wait may be written already, and what would tell."""
+        """How many of the waiting commits may be written already, and the evidence for it."""
 
     def give(self, commits: "list[Commit] | NotNow | None") -> None:
-        """Commits to write; None: there will be no more. For any thread."""
+        """Queue commits; None: there will be no more. For any thread."""
         self._queue.put(commits)
 
     def is_quick(self, commits: list[Commit]) -> bool:
-        """Whether these may be written on the loop's thread. For that thread."""
+        """Whether these commits may be written on the loop's thread. For that thread."""
         count = sum(len(commit.ops) for commit in commits)
         slow = self._syncing + count * self._stating > (QUICK if len(commits) == 1 else MOMENT)
         if slow or self._wal_pages > WAL_PAGES or not 0 < count <= FEW:
@@ -128,8 +129,9 @@ class Writer:
         return not any(isinstance(op, _NOT_NOW) or _has_file(op) for op in ops) and sum(map(_bytes, ops)) <= LARGE
 
     def write_now(self, commits: list[Commit], tell: Callable[[], None]) -> bool:
-        """Write these on the loop's thread, and tell; False: they must be given. For when nothing is unsettled."""
-        self._syncing *= 0.999  # or one slow moment would be for ever
+        """Write these commits on the loop's thread, and call back; False: they must be given. For when nothing is
+        unsettled."""
+        self._syncing *= 0.999  # or one slow moment would count indefinitely
         self._stating *= 0.999
         try:
             if not self.is_quick(commits) or not self._turnstile.enter_now():
@@ -140,9 +142,9 @@ class Writer:
             if isinstance(interrupt, Exception) or interrupt is None:
                 self.give(NotNow(commits, problem))
                 return True
-            self.give(commits)  # nothing is wrong with the disk
+            self.give(commits)  # the disk works
             raise interrupt from None
-        except (Busy, OSError):  # of `flock`: the thread will see what is wrong
+        except (Busy, OSError):  # of `flock`: the thread will find out what is wrong
             return False
         tell()
         self._ring(tx)
@@ -152,7 +154,7 @@ class Writer:
         return True
 
     def run(self) -> None:
-        """Write what is given until there will be no more."""
+        """Write commits until there will be no more."""
         pause, last = FIRST_PAUSE, math.inf
         while self._waiting or not self._closing:
             self._take(pause)
@@ -168,7 +170,7 @@ class Writer:
                 self._fail(problem, everything=time.monotonic() >= last)
 
     def _take(self, pause: float) -> None:
-        """Get what was given: wait for something or, while the store cannot write, wait out the pause."""
+        """Get new commits: wait for some or, while the store cannot write, wait out the pause."""
         queue = self._queue
         if self._trouble is None:
             if not self._waiting and not self._closing:
@@ -191,9 +193,9 @@ class Writer:
             self._waiting += given
 
     def _fail(self, problem: NotWritten, *, everything: bool) -> None:
-        """Tell those that do not want to wait; the others wait in their places.
+        """Fail commits that do not want to wait; the others wait in their places.
 
-        Those that may be written already wait in any case: to be told that nothing happened would be a guess.
+        Commits that may be written already wait in any case: to report that nothing was written would be a guess.
         """
         if problem.evidence is not None and self._in_doubt is None:
             self._in_doubt = len(self._waiting), problem.evidence
@@ -208,7 +210,7 @@ class Writer:
         self._deliver(told, problem.why)
 
     def _fail_first(self) -> None:
-        """The first that wait failed on the loop's thread; what has come after them has not been tried yet."""
+        """Take over commits that failed on the loop's thread; later ones have not been tried yet."""
         tried, self._not_now = self._not_now, None
         assert tried is not None
         count = len(tried.commits)
@@ -217,7 +219,7 @@ class Writer:
         self._waiting += later
 
     def _write(self) -> None:
-        """Write what waits, as one transaction, and tell; or raise `NotWritten`."""
+        """Write the waiting commits as one transaction, and call back; or raise `NotWritten`."""
         if self._in_doubt is not None:
             self._settle(*self._in_doubt)
         waiting = self._waiting
@@ -227,7 +229,7 @@ class Writer:
         else:
             if self._trouble is None:
                 self._waiting = []
-                if waiting:  # nothing but barriers
+                if waiting:  # only barriers
                     self._deliver(waiting, None)
                 return
         tx = self._transact(waiting)
@@ -238,8 +240,8 @@ class Writer:
             self._write_back()
 
     def _write_back(self) -> None:
-        """Bring what the WAL holds into the database, as far as nobody reads it, so that the WAL begins anew."""
-        with contextlib.suppress(apsw.Error):  # the next one will do
+        """Move the WAL into the database, as far as nobody reads it, so that the WAL starts over."""
+        with contextlib.suppress(apsw.Error):  # the next checkpoint will do
             self._place.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         self._wal_pages = 0
 
@@ -248,7 +250,7 @@ class Writer:
         return apsw.SQLITE_OK
 
     def _settle(self, count: int, evidence: Evidence) -> None:
-        """Find out about the transaction that may have happened."""
+        """Find out whether the uncertain transaction was committed."""
         try:
             self._place.reconnect()
             happened = self._happened(evidence)
@@ -260,7 +262,8 @@ class Writer:
             self._deliver(written, self._trouble)
 
     def _transact(self, commits: list[Commit], *, at_once: bool = False) -> Transaction:
-        """Write them as one, in our turn; `at_once`: it has come, and nobody is waited for."""
+        """Write the commits as one transaction, in this process's turn; `at_once`: it has the turn, and waits for
+        nobody."""
         evidence = None
         try:
             if not at_once:
@@ -302,7 +305,7 @@ class Writer:
         else:
             self._has_happened(tx.line is None)
         self._syncing += 0.1 * (time.perf_counter() - stated - self._syncing)
-        if at_once:  # in the thread it takes as long as the loop lets it
+        if at_once:  # in the thread it takes as long as the loop allows
             each = (stated - began) / sum(len(commit.ops) for commit in commits)
             self._stating += 0.1 * (each - self._stating)
         for file in tx.litter:
@@ -311,7 +314,7 @@ class Writer:
         return tx
 
     def _ring(self, tx: Transaction) -> None:
-        """Tell other processes what they may want to hear of."""
+        """Wake other processes that may need the change."""
         if tx.touched and (tx.urgent or time.monotonic() > self._rung + SELDOM):
             self._rung = time.monotonic()
             self._place.bell.ring(tx.touched)
@@ -322,7 +325,7 @@ class Writer:
         return SQL["counted"], (self._owner, self._counted + 1)
 
     def _happened(self, evidence: Evidence) -> bool:
-        """Whether the transaction was committed. Ask a connection that knows nothing of it."""
+        """Whether the transaction was committed. Pass a connection that did not take part in it."""
         query, bindings = evidence
         if not self._place.connection.execute(query, bindings).fetchall():
             return False
@@ -334,16 +337,16 @@ class Writer:
         self._counted += counted
 
     def _statements(self, connection: apsw.Connection, commits: list[Commit], at_once: bool) -> Transaction:
-        """Everything of a transaction but its beginning and its end."""
+        """Run everything of a transaction except its beginning and its end."""
         tx = Transaction(connection, self._owner, self._directory)
         try:
             for commit, results in zip(commits, write_group(tx, [commit.ops for commit in commits]), strict=True):
                 commit.results, commit.error, commit.told = results, None, bool(tx.events)
         except STORAGE:
             raise
-        except Exception as refused:  # one of them is: find out which
+        except Exception as refused:  # one of them is refused: find out which
             connection.execute("ROLLBACK")
-            if at_once:  # to begin again may take long
+            if at_once:  # beginning again may take long
                 raise Busy from refused
             connection.execute("BEGIN IMMEDIATE")
             tx = self._one_by_one(connection, commits)
@@ -359,7 +362,7 @@ class Writer:
         return tx
 
     def _one_by_one(self, connection: apsw.Connection, commits: list[Commit]) -> Transaction:
-        """Write what can be written, and let the others know why they cannot."""
+        """Write the commits that can be written, and note why the others cannot."""
         all_of_them = Transaction(connection, self._owner, self._directory)
         for commit in commits:
             tx = Transaction(connection, self._owner, self._directory)
@@ -378,7 +381,7 @@ class Writer:
         return all_of_them
 
     def _sync(self, files: set[str]) -> None:
-        """Output that a commit speaks of is on the disk before the commit is."""
+        """Sync the output files that a commit names, before it is committed."""
         for file in (*files, "."):
             try:
                 descriptor = os.open(self._directory / file, os.O_RDONLY | os.O_CLOEXEC)
@@ -391,7 +394,7 @@ class Writer:
 
 
 class Busy(Exception):
-    """The loop's thread would have to wait: for another connection that writes just now, or to begin once more."""
+    """The loop's thread would have to wait: for another connection that is writing, or to begin again."""
 
 
 class NotNow:
@@ -404,7 +407,7 @@ class NotNow:
 
 
 def _begin_at_once(connection: apsw.Connection) -> None:
-    """Begin without waiting for anyone: the loop must never wait for another program."""
+    """Begin without waiting: the loop must never wait for another program."""
     connection.set_busy_timeout(0)
     try:
         connection.execute("BEGIN IMMEDIATE")
@@ -415,13 +418,13 @@ def _begin_at_once(connection: apsw.Connection) -> None:
 
 
 def _has_file(op: Op) -> bool:
-    """Whether the operation speaks of a file that must be on the disk first."""
+    """Whether the operation names a file that must be on the disk first."""
     output = getattr(op, "output", None)
     return output is not None and output.file is not None
 
 
 def _bytes(op: Op) -> int:
-    """About how much an operation brings, of what is known to be long at times without looking through it."""
+    """Estimate how many bytes an operation brings, from fields that can be long."""
     if isinstance(op, Journaled):
         return len(op.value) + len(op.input)
     if isinstance(op, TranscriptAppended):
@@ -433,11 +436,11 @@ def _bytes(op: Op) -> int:
 
 
 def _may_rise(error: BaseException) -> bool:
-    """Whether a transaction that is not there now may be there after a crash: it is in the WAL, and only the fsync went
-    wrong. The next transaction is written over it."""
+    """Whether a transaction that is not visible now may appear after a crash: it is in the WAL, and only the fsync
+    failed. The next transaction overwrites it."""
     return getattr(error, "extendedresult", None) == apsw.SQLITE_IOERR_FSYNC
 
 
 def _cannot(error: Exception) -> KeepholdError:
-    """A value that no store can keep: a bug of whoever made it."""
+    """A value that no store can keep: a bug of the code that made it."""
     return KeepholdError(f"this cannot be stored: {type(error).__name__}: {error}", code="not_storable")

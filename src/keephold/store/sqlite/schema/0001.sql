@@ -74,7 +74,7 @@ CREATE INDEX handles_called ON handles (conversation, call_id) WHERE NOT statefu
 CREATE INDEX handles_conversation ON handles (conversation, uid);
 CREATE INDEX handles_state ON handles (state_name, uid);
 CREATE INDEX handles_owned ON handles (owner, uid) WHERE owner IS NOT NULL;
--- A call is parked when nobody has it, it has terms to wait on, and it has not stopped.
+-- A call is parked when it has no owner, has terms to wait on, and has not stopped.
 CREATE INDEX handles_parked ON handles (uid) WHERE owner IS NULL AND parking IS NOT NULL AND stopped_at IS NULL;
 CREATE INDEX handles_parked_in ON handles (conversation, uid)
     WHERE owner IS NULL AND parking IS NOT NULL AND stopped_at IS NULL;
@@ -119,7 +119,7 @@ CREATE TABLE waits (
     revoked INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX waits_of ON waits (uid);
--- Not only of open ones: a resolution would have to change the index, too.
+-- All of them, not only open ones: otherwise a resolution would have to change the index, too.
 CREATE INDEX waits_in ON waits (conversation);
 
 CREATE TABLE process_events (
@@ -131,7 +131,7 @@ CREATE TABLE process_events (
     PRIMARY KEY (process, sequence)
 ) WITHOUT ROWID;
 
--- News that is queued; delivered news is gone, its number is not used again.
+-- Queued notifications; delivered ones are deleted, and their numbers are not used again.
 CREATE TABLE notifications (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     conversation TEXT NOT NULL,
@@ -155,7 +155,7 @@ CREATE TABLE requests (
 );
 CREATE INDEX requests_open ON requests (receiver) WHERE reply IS NULL;
 
--- What is left of a handle after its retention (S5).
+-- Tombstones: the rest of a handle after its retention (S5).
 CREATE TABLE tombstones (
     number INTEGER PRIMARY KEY,
     uid TEXT NOT NULL UNIQUE,
@@ -167,7 +167,7 @@ CREATE INDEX tombstones_named ON tombstones (conversation, id, number) WHERE id 
 CREATE INDEX tombstones_newest ON tombstones (conversation, number);
 CREATE INDEX tombstones_age ON tombstones (at);
 
--- Output files whose handles are gone: removed after the commit that says so, and again if that was cut short.
+-- Output files whose handles are deleted: removed after the commit that says so, and again if that was cut short.
 CREATE TABLE litter (
     file TEXT PRIMARY KEY
 ) WITHOUT ROWID;

@@ -3,7 +3,7 @@
 ALTER TABLE handles ADD COLUMN status TEXT NOT NULL DEFAULT 'pending';
 ALTER TABLE handles ADD COLUMN progress BLOB;
 
--- What SQLite does not take for JSON is a value that is nested too deeply for it, and no error has one.
+-- SQLite refuses JSON that is nested too deeply for it, and no error is.
 UPDATE handles SET status = CASE
     WHEN NOT json_valid(CAST(state AS TEXT)) OR CAST(state AS TEXT) ->> '$.outcome.type' <> 'error' THEN 'completed'
     WHEN CAST(state AS TEXT) ->> '$.ended_by' = 'timeout'

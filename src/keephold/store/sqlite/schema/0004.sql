@@ -1,4 +1,4 @@
--- What was said in conversations, and about them. It is nobody's to let go of but the user's: retention leaves it alone.
+-- Transcripts and descriptions of conversations. Only the user deletes them: retention leaves them alone.
 
 CREATE TABLE conversations (
     number INTEGER PRIMARY KEY,

@@ -1,6 +1,6 @@
--- What happened, in one order, for whoever looks on; and lists that people page through.
+-- Events, in one order; and indexes for lists that people page through.
 
--- Written in the transaction that does what they tell of. The newest one stays whatever its age, so that no number is
+-- Written in the transaction that they describe. The newest one stays at any age, so that no number is
 -- used again; AUTOINCREMENT would write a second row for each.
 CREATE TABLE events (
     seq INTEGER PRIMARY KEY,
@@ -10,26 +10,26 @@ CREATE TABLE events (
     uid TEXT,
     data BLOB NOT NULL
 );
--- Not of steps, which are many, and in the journal of their call.
+-- Without steps, which are many, and in the journal of their call.
 CREATE INDEX events_of ON events (uid, seq) WHERE uid IS NOT NULL AND type <> 'handle.stepped';
--- In the order they come, so that it is written at its end only; that of one conversation is picked out of it.
+-- In the order of arrival, so that it is written at its end only; that of one conversation is picked out of it.
 CREATE INDEX events_news ON events (seq, conversation)
     WHERE type IN ('news.queued', 'news.delivered', 'news.removed');
 
--- What a step was given. Its digest decides about replays; this is for people to read.
+-- The input of a step. Its digest decides about replays; this is for people to read.
 ALTER TABLE journal ADD COLUMN input BLOB;
 
 CREATE INDEX turns_in ON turns (conversation, number);
--- Those that can be resolved; most have been.
+-- Waits that can be resolved; most have been.
 DROP INDEX waits_in;
 CREATE INDEX waits_open ON waits (conversation, number) WHERE resolution IS NULL AND NOT revoked;
 
--- Pages of long lists are merged from these: what lives by its state, what was spawned and has stopped. A one-shot call
+-- Pages of long lists are merged from these: live handles by state, and stopped spawned ones. A one-shot call
 -- that has stopped is in neither, so its end costs less than it did.
 DROP INDEX handles_state;
 CREATE INDEX handles_live ON handles (state_name, uid, stateful) WHERE stopped_at IS NULL;
 CREATE INDEX handles_over ON handles (uid) WHERE stateful AND stopped_at IS NOT NULL;
--- What has just happened.
+-- Handles by when they stopped.
 CREATE INDEX handles_ended ON handles (stopped_at, uid) WHERE stateful AND stopped_at IS NOT NULL;
 -- With `stateful` in it, so that spawned ones can be counted.
 DROP INDEX handles_parked;
@@ -40,7 +40,7 @@ DROP INDEX handles_parked_in;
 CREATE INDEX handles_parked_in ON handles (conversation, uid)
     WHERE NOT stateful AND owner IS NULL AND parking IS NOT NULL AND stopped_at IS NULL;
 
--- How many spawned handles a conversation has. What has not stopped is counted when somebody asks; to count what has
+-- How many spawned handles a conversation has. Live ones are counted when somebody asks; counting stopped ones
 -- would take 3 ms for 100,000.
 CREATE TABLE spawned (
     conversation TEXT PRIMARY KEY,

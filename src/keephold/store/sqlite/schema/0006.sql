@@ -1,4 +1,4 @@
--- Notifications were called news until this version.
+-- Rename columns, events and indexes to the word notification.
 
 ALTER TABLE batches RENAME COLUMN news TO notifications;
 DROP INDEX events_news;
