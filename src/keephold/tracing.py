@@ -58,7 +58,6 @@ def use(provider: TracerProvider | None) -> None:
 
 
 def tracer() -> Tracer | None:
-    """Return the tracer; None if tracing is off."""
     provider = _provider if _provider is not None else trace.get_tracer_provider()
     if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
         return None

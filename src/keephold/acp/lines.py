@@ -50,7 +50,6 @@ class LineReader:
         self._polled = True
 
     def start(self) -> None:
-        """Begin to read."""
         self._reading = True
         try:
             self._loop.add_reader(self._fd, self._read)
@@ -163,7 +162,6 @@ class LineWriter:
 
     @property
     def backlog(self) -> int:
-        """Bytes that the other side has not taken yet."""
         return len(self._waiting)
 
     def write(self, data: bytes) -> None:

@@ -52,7 +52,6 @@ class RpcError(KeepholdError):
 
 
 def unknown_method(method: str) -> RpcError:
-    """Return the error for an unknown method."""
     return RpcError(METHOD_NOT_FOUND, f"Method not found: {method}", {"method": method})
 
 
@@ -88,7 +87,6 @@ def id_of(message: dict[str, Any]) -> Id:
 
 
 def error_of(error: Any) -> RpcError:
-    """Return the error of an answer."""
     if not isinstance(error, dict):
         return RpcError(INTERNAL_ERROR, f"an error of no known form: {error}")
     number = error.get("code")
@@ -97,12 +95,10 @@ def error_of(error: Any) -> RpcError:
 
 
 def invalid_params(why: str) -> RpcError:
-    """Return the error for invalid parameters."""
     return RpcError(INVALID_PARAMS, f"Invalid params: {why}")
 
 
 def internal(error: Exception) -> RpcError:
-    """Return the error for a request whose handler failed."""
     return RpcError(INTERNAL_ERROR, f"Internal error: {type(error).__name__}: {error}")
 
 

@@ -28,7 +28,7 @@ async def run_program(
 ) -> dict[str, Any]:
     """Run one program: prompt it until no further message was sent. Raises `ToolError`."""
     assert settings.command is not None
-    cwd = _directory(root, settings.cwd)
+    cwd = root / Path(settings.cwd).expanduser()  # noqa: ASYNC240 (reads the environment only)
     guard.ensure()
     run = _Run(call)
     try:
@@ -58,10 +58,6 @@ async def run_program(
     if stop in ("refusal", "max_turn_requests", "cancelled"):
         raise ToolError(f"Agent `{id}` did not finish: {stop}. It had said: {run.said}", code="model_failed")
     return {"response": run.said, "finishReason": "length" if stop == "max_tokens" else "stop"}
-
-
-def _directory(root: Path, cwd: str) -> Path:
-    return root / Path(cwd).expanduser()
 
 
 class _Run:

@@ -146,7 +146,6 @@ class Peer:
         self._writer = LineWriter(write_fd, most=most, lost=self._unwritable)
 
     def start(self) -> None:
-        """Begin to read."""
         self._reader.start()
 
     # Sending
@@ -224,7 +223,6 @@ class Peer:
 
     @property
     def backlog(self) -> int:
-        """Bytes that the other side has not taken yet."""
         return self._writer.backlog
 
     async def drain(self) -> None:

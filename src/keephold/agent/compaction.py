@@ -100,7 +100,6 @@ async def _summary(
 
 
 def _written(messages: Iterable[ModelMessage], size: int) -> Iterable[str]:
-    """Return the conversation as text."""
     for message in messages:
         for part in message.parts:
             match part:

@@ -46,7 +46,6 @@ class Assistant:
 
     @property
     def name(self) -> str:
-        """The model's name at its provider."""
         return self.model.model_name
 
 

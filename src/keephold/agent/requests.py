@@ -147,23 +147,14 @@ class ModelCall:
     async def _once(self) -> ModelResponse:
         self._shown, self._stream, self._half = False, None, ""
         assistant = self._assistant
+        options: dict[str, Any] = {
+            "model_settings": assistant.settings,
+            "model_request_parameters": self._parameters,
+            "instrument": False,
+        }
         if self._tell is None:
-            return _well_formed(
-                await model_request(
-                    assistant.model,
-                    self._messages,
-                    model_settings=assistant.settings,
-                    model_request_parameters=self._parameters,
-                    instrument=False,
-                )
-            )
-        async with model_request_stream(
-            assistant.model,
-            self._messages,
-            model_settings=assistant.settings,
-            model_request_parameters=self._parameters,
-            instrument=False,
-        ) as stream:
+            return _well_formed(await model_request(assistant.model, self._messages, **options))
+        async with model_request_stream(assistant.model, self._messages, **options) as stream:
             self._stream = stream
             async for event in stream:
                 match event:
@@ -203,7 +194,6 @@ class ModelCall:
         await asyncio.sleep(delay)
 
     def partial(self) -> str:
-        """Return the text received so far."""
         if self._stream is None or not self._shown:
             return ""
         return well_formed(response_text(self._stream.get()))
@@ -238,5 +228,4 @@ cut; `read_output` reads the rest. A call that the user skipped was declined: as
 
 
 def instructions(*own: str) -> str:
-    """Return the built-in instructions, followed by others."""
     return "\n\n".join(text.strip() for text in (TEACHING, *own) if text.strip())

@@ -41,7 +41,6 @@ class Spending:
         """The turn's own requests: `max_requests` limits rounds, not those of agents."""
 
     def start(self, context_tokens: int) -> None:
-        """Set the length of the history before this turn."""
         self.usage = msgspec.structs.replace(self.usage, context_tokens=context_tokens)
 
     def resume(self, own: Sequence[ModelResponse], of_agents: Sequence[ModelResponse]) -> None:
@@ -51,7 +50,6 @@ class Spending:
             self.usage = total(self.usage, usage_of(response))
 
     def add(self, response: ModelResponse) -> None:
-        """Count a response of the turn."""
         self._own_requests += 1
         taken = usage_of(response)
         self.count(taken)
@@ -88,7 +86,6 @@ class Spending:
 
 
 def usage_of(response: ModelResponse) -> Usage:
-    """Return the usage of one response."""
     usage = response.usage
     try:
         cost: float | None = float(response.cost().total_price)

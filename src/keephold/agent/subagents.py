@@ -85,7 +85,6 @@ class SubAgent:
         return {PERMISSION: QuestionPolicy(exclusive=True)} if self.settings.command is not None else {}
 
     def tool(self) -> Tool:
-        """Return the agent as a tool."""
         settings = self.settings
         description = settings.description or f"An agent named {self.id}."
 
@@ -169,7 +168,6 @@ class SubAgent:
 
 
 def as_message(sent: Any) -> str:
-    """Return input sent by `apply` as a message."""
     return sent if isinstance(sent, str) else to_json(sent).decode()
 
 
@@ -210,7 +208,6 @@ def _asked_model(request: AgentRequest) -> str | None:
 
 
 def _prompt(request: AgentRequest) -> str:
-    """Return the request as one text."""
     said = [f"{each.role}: {each.content}" for each in request.context]
     before = "What was said before:\n" + "\n".join(said) if said else ""
     documents = [f'<document name="{each.name or each.id or "document"}">\n{each.content}\n</document>'

@@ -76,7 +76,6 @@ class Transcript:
         """The number of the newest line that was read."""
 
     async def load(self) -> None:
-        """Read it from the store."""
         self._take(await self.read())
 
     async def refresh(self) -> None:
@@ -109,7 +108,6 @@ class Transcript:
                     self._append(message, line.number)
 
     async def read(self, after: int = 0) -> list[TranscriptLine]:
-        """Return the stored lines after that number."""
         store, lines = self._registry.store, list[TranscriptLine]()
         while page := await store.transcript(self._conversation, lines[-1].number if lines else after, _PAGE):
             lines += page
@@ -118,7 +116,6 @@ class Transcript:
         return lines
 
     async def responses(self) -> list[ModelResponse]:
-        """Return the model's stored responses."""
         said = [_MESSAGE.validate_json(line.body) for line in await self.read() if line.kind == "response"]
         return [message for message in said if isinstance(message, ModelResponse)]
 
@@ -167,11 +164,9 @@ class Transcript:
 
     @property
     def last(self) -> ModelMessage | None:
-        """The newest message."""
         return self.messages[-1] if self.messages else None
 
     def open_calls(self) -> list[ToolCallPart]:
-        """Return the model's calls that have no results."""
         return list(self.last.tool_calls) if isinstance(self.last, ModelResponse) else []
 
 
@@ -196,7 +191,6 @@ def request(parts: Sequence[ModelRequestPart], *, taken: int = 0, batch: int = 0
 
 
 def response_text(response: ModelResponse) -> str:
-    """Return the response's text."""
     return "".join(part.content for part in response.parts if isinstance(part, TextPart))
 
 

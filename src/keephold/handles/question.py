@@ -54,6 +54,20 @@ def question_key(question: Question, number: int) -> str:
     return f"{question.id}.{number}"
 
 
+def question_form(question: Question, problem: str | None) -> tuple[str, dict[str, Any]]:
+    """Return a question as a form of one field: its message, and the JSON schema of the answer."""
+    text = "\n\n".join(part for part in (problem, question.pre_amble, question.text) if part)
+    boolean = question.answer_type == "Boolean"
+    field: dict[str, Any] = {"type": "boolean" if boolean else "string"}
+    options = select_options(question)
+    if options is not None:
+        field["enum"] = options
+    if isinstance(question.default, bool if boolean else str):
+        field["default"] = question.default
+    field["description"] = question.text
+    return text, {"type": "object", "properties": {question.id: field}, "required": [question.id]}
+
+
 def select_options(question: Question) -> list[str] | None:
     """Return the options of a Select question, None for any other."""
     kind = question.answer_type

@@ -9,7 +9,8 @@ import contextlib
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from mcp.server.context import HandlerResult, ServerRequestContext
 from mcp.shared.exceptions import MCPError
@@ -31,8 +32,11 @@ from keephold.mcp.elicit import Elicit, ElicitationPrompter
 from keephold.mcp.results import result
 from keephold.runtime import Runtime
 from keephold.tools.base import Tool
-from keephold.turn.single_calls import CallQueue, QueuedCall
+from keephold.turn.single_calls import QueuedCall
 from keephold.turn.tool_call import ToolCall
+
+if TYPE_CHECKING:
+    from keephold.mcp.tasks import Tasks
 
 Context = ServerRequestContext[Any, Any]
 
@@ -48,35 +52,25 @@ _CANCELLED_SECS = 0.05
 """The time within which a cancellation arrives; after it, the client has left."""
 
 
+@dataclass(slots=True)
 class Served:
     """A call that is being served."""
 
-    def __init__(self, tool: Tool, visit: QueuedCall, asker: ElicitationPrompter | None, conversation: str) -> None:
-        self.tool = tool
-        self.conversation = conversation
-        self.visit = visit
-        self.asker = asker
+    tool: Tool
+    visit: QueuedCall
+    asker: ElicitationPrompter | None
+    conversation: str
 
     @property
     def handle(self) -> Handle | None:
         return self.visit.handle
 
 
-class Followed(Protocol):
-    """The task operations that `Calls` uses: a call that asks is followed like a task until its client returns."""
-
-    async def find(self, ctx: Context, task_id: str) -> Handle | None: ...
-    async def mark(self, handle: Handle, asker: ElicitationPrompter | None, elicits: bool) -> None: ...
-    async def answer(self, handle: Handle, responses: Mapping[str, Any]) -> None: ...
-    def requests(self, handle: Handle) -> dict[str, dict[str, Any]]: ...
-    async def outcome(self, handle: Handle) -> dict[str, Any]: ...
-    async def cancel(self, handle: Handle) -> None: ...
-
-
 class Calls:
     """The calls of one server."""
 
-    _tasks: Followed
+    tasks: "Tasks"
+    """A call that asks is followed like a task until its client returns."""
 
     def __init__(self, runtime: Runtime, conversation: str = "mcp") -> None:
         self.runtime = runtime
@@ -91,23 +85,16 @@ class Calls:
         principal = ctx.request.scope.get(PRINCIPAL) if ctx.request is not None else None
         return self._conversation if principal is None else f"{self._conversation}:{principal}"
 
-    def followed_by(self, tasks: Followed) -> None:
-        self._tasks = tasks
-
-    def desk(self, ctx: Context) -> CallQueue:
-        return self.runtime.call_queue(self.conversation(ctx))
-
     async def begin(
         self, ctx: Context, tool: Tool, params: CallToolRequestParams, park_after: float | None = 30
     ) -> Served:
-        """Queue a call."""
         asker = ElicitationPrompter() if elicits(ctx) else None
         if asker is not None and ctx.session.can_send_request:
             asker.ask_by(by_request(ctx))
         call = ToolCall(str(ctx.request_id), params.name, dict(params.arguments or {}))
         people = None if asker is None else self.runtime.people.joined(asker)
         try:
-            desk = self.desk(ctx)
+            desk = self.runtime.call_queue(self.conversation(ctx))
             visit = await desk.begin(call, park_after=park_after, people=people)
         except KeepholdError as error:  # the runtime is closing, or its store cannot be read
             raise MCPError(INTERNAL_ERROR, error.message) from None
@@ -121,9 +108,9 @@ class Calls:
         if params.request_state is None:
             return await self.answer(ctx, await self.begin(ctx, tool, params))
         said = {key: plain(each) for key, each in (params.input_responses or {}).items()}
-        handle = await self._tasks.find(ctx, params.request_state)
+        handle = await self.tasks.find(ctx, params.request_state)
         if handle is not None:
-            await self._tasks.answer(handle, said)
+            await self.tasks.answer(handle, said)
             return await self._follow(ctx, handle)
         served = self._asking.get(params.request_state)
         if served is None or served.conversation != self.conversation(ctx) or served.asker is None:
@@ -140,7 +127,7 @@ class Calls:
         watcher = _Progress()
         handle.watch(watcher)
         try:
-            while handle.active and not self._tasks.requests(handle):
+            while handle.active and not self.tasks.requests(handle):
                 await watcher.changed.wait()
                 watcher.changed.clear()
         except asyncio.CancelledError:
@@ -149,12 +136,12 @@ class Calls:
         finally:
             handle.unwatch(watcher)
         if handle.active:
-            return self._needs_input(self._tasks.requests(handle), handle.uid)
-        return await self._tasks.outcome(handle)
+            return self._needs_input(self.tasks.requests(handle), handle.uid)
+        return await self.tasks.outcome(handle)
 
     def _unfollowed(self, handle: Handle, request: tuple[int, Any]) -> None:
         if request in self._cancelled and handle.active:
-            self.runtime.registry.run_soon(self._tasks.cancel(handle))
+            self.runtime.registry.run_soon(self.tasks.cancel(handle))
 
     def _needs_input(self, requests: dict[str, Any], state: str) -> HandlerResult:
         return InputRequiredResult.model_validate({"inputRequests": requests, "requestState": state})
@@ -163,7 +150,8 @@ class Calls:
         """Return the answer to a call, or the input that it needs first."""
         asker, handle = served.asker, served.handle
         answered = asyncio.ensure_future(served.visit.response())
-        reporting = asyncio.create_task(report(ctx, handle)) if _wants_progress(ctx) and handle is not None else None
+        wanted = progress_token_from_params(ctx.params) is not None
+        reporting = asyncio.create_task(report(ctx, handle)) if wanted and handle is not None else None
         asked = None
         if asker is not None and not ctx.session.can_send_request:
             asked = asyncio.ensure_future(asker.asked.wait())
@@ -194,7 +182,7 @@ class Calls:
         spawn that needs approval, are known only here."""
         requests, handle = asker.requests(), served.handle
         if handle is not None and not handle.stateful:
-            await self._tasks.mark(handle, asker, True)
+            await self.tasks.mark(handle, asker, True)
             served.visit.leave()
             return self._needs_input(requests, handle.uid)
         state = secrets.token_urlsafe(16)
@@ -210,7 +198,6 @@ class Calls:
             served.visit.cancel()
 
     def cancelled(self, ctx: Context) -> None:
-        """Note that the client has cancelled one of its requests."""
         key = (_channel(ctx), (ctx.params or {}).get("requestId"))
         self._cancelled.add(key)
         asyncio.get_running_loop().call_later(10 * _CANCELLED_SECS, self._cancelled.discard, key)
@@ -257,7 +244,6 @@ def by_request(ctx: Context, meta: dict[str, Any] | None = None) -> Elicit:
 
 
 def plain(said: Any) -> Any:
-    """Return a client's response as JSON."""
     return said.model_dump(by_alias=True, exclude_none=True) if hasattr(said, "model_dump") else said
 
 
@@ -267,24 +253,16 @@ async def _until_gone(ctx: Context) -> None:
     await (gone.wait() if gone is not None else asyncio.Event().wait())
 
 
-def _wants_progress(ctx: Context) -> bool:
-    return progress_token_from_params(ctx.params) is not None
-
-
 class _Progress(Watcher):
     __slots__ = ("changed",)
 
     def __init__(self) -> None:
         self.changed = asyncio.Event()
 
-    def progressed(self, handle: Handle) -> None:
-        self.changed.set()
-
     def stopped(self, handle: Handle) -> None:
         self.changed.set()
 
-    def handle_changed(self, handle: Handle) -> None:
-        self.changed.set()
+    progressed = handle_changed = stopped
 
 
 async def report(ctx: Context, handle: Handle) -> None:
@@ -303,18 +281,13 @@ async def report(ctx: Context, handle: Handle) -> None:
                 return
             progress, elapsed = handle.progress, time.monotonic() - began
             last = max(elapsed if progress is None else progress.done, last + 1e-3)  # each must be greater
-            message = (
-                f"{handle.tool.name}: {elapsed:.0f} s"
-                if progress is None or progress.message is None
-                else progress.message
-            )
+            message = (progress and progress.message) or f"{handle.tool.name}: {elapsed:.0f} s"
             await ctx.session.report_progress(last, None if progress is None else progress.total, message)
     finally:
         handle.unwatch(watcher)
 
 
 def unknown(runtime: Runtime, name: str) -> HandlerResult:
-    """Answer a call of a tool that does not exist."""
     try:
         runtime.toolbox.find(name)
     except ToolError as error:

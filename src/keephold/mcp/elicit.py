@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from keephold.handles.handle import Handle
-from keephold.handles.question import Question, question_key, select_options
+from keephold.handles.question import Question, question_form, question_key
 from keephold.handles.state import Waiting
 from keephold.text import to_json
 from keephold.turn.prompts import (
@@ -155,7 +155,6 @@ class ElicitationPrompter:
 
 
 def elicitation(form: Form) -> dict[str, Any]:
-    """Return a form as an MCP request."""
     message, schema = form
     return {
         "method": "elicitation/create",
@@ -164,7 +163,6 @@ def elicitation(form: Form) -> dict[str, Any]:
 
 
 def form(prompt: Prompt) -> Form:
-    """Return a prompt as a form."""
     match prompt:
         case AskQuestion():
             return question_form(prompt.question, prompt.problem)
@@ -173,21 +171,8 @@ def form(prompt: Prompt) -> Form:
             text = f"{what} with {_shown(to_json(prompt.arguments).decode())}?"
             return text, _approval("Whether the call may run.")
         case DeliverResult():
-            text = f"May the assistant see this result of tool `{prompt.tool}`?\n\n{_shown(prompt.result)}"
-            return text, _approval("Whether the assistant may see it.")
-
-
-def question_form(question: Question, problem: str | None) -> Form:
-    """Return a question as a form of one field."""
-    text = "\n\n".join(part for part in (problem, question.pre_amble, question.text) if part)
-    options = select_options(question)
-    field: dict[str, Any] = {"type": "boolean" if question.answer_type == "Boolean" else "string"}
-    if options is not None:
-        field["enum"] = options
-    if question.default is not None:
-        field["default"] = question.default
-    field["description"] = question.text
-    return text, {"type": "object", "properties": {question.id: field}, "required": [question.id]}
+            text = f"May the model see this result of tool `{prompt.tool}`?\n\n{_shown(prompt.result)}"
+            return text, _approval("Whether the model may see it.")
 
 
 def _approval(what: str) -> dict[str, Any]:
@@ -195,14 +180,13 @@ def _approval(what: str) -> dict[str, Any]:
         "type": "object",
         "properties": {
             "approve": {"type": "boolean", "description": what},
-            "reason": {"type": "string", "description": "Why not, for the assistant."},
+            "reason": {"type": "string", "description": "Why not, for the model."},
         },
         "required": ["approve"],
     }
 
 
 def decision(prompt: Prompt, said: Mapping[str, Any]) -> Decision:
-    """Return the user's decision from the client's response."""
     content = said.get("content")
     content = content if isinstance(content, Mapping) else {}
     accepted = said.get("action") == "accept"

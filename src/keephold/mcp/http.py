@@ -70,7 +70,6 @@ _PRINCIPAL = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach the address."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -170,7 +169,6 @@ class Door:
     @staticmethod
     @lru_cache(256)
     def _name(host: str) -> str:
-        """Return a Host header without port and brackets."""
         return re.sub(r":\d+$", "", host).lower().strip("[]")
 
     def _principal(self, authorization: str) -> str | None:
@@ -194,7 +192,6 @@ def _noting_disconnect(scope: Scope, receive: Receive) -> Receive:
 
 
 def _place(origin: str) -> str | None:
-    """Return a page's host and port."""
     try:
         return urlsplit(origin).netloc.lower() or None
     except ValueError:

@@ -48,7 +48,6 @@ _LISTED = 1000
 
 
 def id_of(uri: str) -> str | None:
-    """Return the id of the handle whose resource this is."""
     return unquote(uri[len(LIST) + 1 :]) if uri.startswith(LIST + "/") else None
 
 
@@ -110,14 +109,7 @@ class Changes(Watcher):
     def stopped(self, handle: Handle) -> None:
         self._changed(handle)
 
-    def parked(self, handle: Handle) -> None:
-        self._changed(handle)
-
-    def handle_changed(self, handle: Handle) -> None:
-        self._changed(handle)
-
-    def progressed(self, handle: Handle) -> None:
-        self._changed(handle)
+    parked = handle_changed = progressed = stopped
 
 
 MOST = 10_000
@@ -252,14 +244,12 @@ class Subscriptions:
         connection.exit_stack.callback(self._joined.pop, id(connection), None)
 
     def tools_changed(self) -> None:
-        """Notify every client that the list of tools has changed."""
         run_soon = self._calls.runtime.registry.run_soon
         run_soon(self._bus.publish(ToolsListChanged()))
         for session in self._joined.values():
             run_soon(session.send_tool_list_changed())
 
     def close(self) -> None:
-        """End every stream in good order."""
         for stream in tuple(self._streams):
             stream.close()
 

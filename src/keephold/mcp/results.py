@@ -17,12 +17,10 @@ _NO_RESULT = ("aborted", "cancelled", "runtime_closed")
 
 
 def described(tools: Sequence[Tool], schema: Schema) -> list[Described]:
-    """Return the tools as `tools/list` has them."""
     return [_described(tool, shown) for tool, shown in zip(tools, tool_list(tools, schema), strict=True)]
 
 
 def may_be_task(tool: Tool) -> bool:
-    """Return whether calls of a tool may be tasks."""
     return tool.task != "never" and tool.launching is None and tool.source != "builtin"
 
 

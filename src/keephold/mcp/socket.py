@@ -29,7 +29,6 @@ class Listening:
         announce(store, self._path, config, conversation)
 
     async def close(self) -> None:
-        """Stop listening, and disconnect the clients."""
         if self._listening is None or self._store is None:
             return
         self._listening.close()

@@ -20,10 +20,10 @@ from pydantic import Field
 
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle, OnStop
-from keephold.handles.question import question_key
+from keephold.handles.question import question_form, question_key
 from keephold.handles.state import Failure, Outcome, Running, State, Stopped, Waiting
 from keephold.mcp.calls import Calls, Context, Served, elicits, plain, unknown
-from keephold.mcp.elicit import Elicit, ElicitationPrompter, elicitation, question_form
+from keephold.mcp.elicit import Elicit, ElicitationPrompter, elicitation
 from keephold.mcp.results import may_be_task, result
 from keephold.store.base import Annotated, TakenBack
 from keephold.turn.prompt_queue import PromptQueue
@@ -60,7 +60,7 @@ class Tasks(Extension):
         self._after = after
         self._askers: dict[str, ElicitationPrompter] = {}
         calls.runtime.people.finders.insert(0, self._found)  # first: it knows its tasks, an ACP agent takes any handle
-        calls.followed_by(self)
+        calls.tasks = self
 
     def methods(self) -> list[MethodBinding]:
         return [
@@ -235,7 +235,6 @@ class Tasks(Extension):
         return int(self._calls.runtime.registry.retention * 1000)
 
     def status(self, handle: Handle) -> str:
-        """Return one of the five statuses."""
         match handle.state:
             case Stopped(outcome=Failure(code=code)) if code in PROTOCOL_ERRORS:
                 return "failed"
@@ -244,7 +243,6 @@ class Tasks(Extension):
         return "input_required" if self.requests(handle) else "working"
 
     def requests(self, handle: Handle) -> dict[str, dict[str, Any]]:
-        """Return the input requests of a task."""
         asker = self._askers.get(handle.uid)
         if asker is not None:
             return asker.requests()
@@ -297,7 +295,6 @@ def protocol_error(outcome: Outcome) -> dict[str, Any]:
 
 
 def moment(at: float) -> str:
-    """Return a time as MCP writes it."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -171,7 +171,6 @@ class SessionCalls(Watcher):
         return call_id(turn, label, count)
 
     def called(self, calls: Sequence[ToolCall]) -> None:
-        """Show the model's calls; none has begun."""
         self._batch = []
         for call in calls:
             described = describe(call, self._tool(call.name))
@@ -214,12 +213,10 @@ class SessionCalls(Watcher):
     # The registry calls these: a failure to show something must not stop calls from running.
 
     def created(self, handle: Handle) -> None:
-        """A handle of the session, or of one of its sub-agents, was made."""
         with self._logged():
             self._created(handle)
 
     def changed(self, handle: Handle) -> None:
-        """A handle of a followed conversation has a new state."""
         with self._logged():
             shown = self._by_uid.get(handle.uid)
             if shown is not None:
@@ -253,7 +250,6 @@ class SessionCalls(Watcher):
         self.adopt(shown, handle)
 
     def adopt(self, shown: ShownCall, handle: Handle) -> None:
-        """Attach the handle to the call that made it."""
         shown.handle, shown.handle_id = handle, handle.id
         self._by_uid[handle.uid] = shown
         self._follow(handle.conversation)
@@ -312,7 +308,6 @@ class SessionCalls(Watcher):
             self._listen(shown, handle)
 
     def show_note(self, shown: ShownCall, note: str) -> None:
-        """Show how to answer the open question."""
         if not shown.over:
             shown.note = note
             self._send(tool_call_update(shown.id, {"content": self._content(shown)}))
@@ -360,7 +355,6 @@ class SessionCalls(Watcher):
             self._terminals.open(shown.handle, lambda id: self._opened(shown, id))
 
     def _opened(self, shown: ShownCall, id: str | None) -> None:
-        """The client has made a terminal, or could not."""
         if shown.handle is None or shown.handle.uid not in self._by_uid:  # the call has ended, or is not shown any more
             if id is not None:
                 self._terminals.release(id)

@@ -29,7 +29,6 @@ def prompt_content(blocks: Any) -> "str | Sequence[UserContent]":
 
 
 def title_of(blocks: Sequence[Any]) -> str:
-    """Return the title of a session whose first prompt this is."""
     texts = (block.get("text") for block in blocks if isinstance(block, dict) and block.get("type") == "text")
     said = next((text for text in texts if isinstance(text, str) and text.strip()), "")
     return clipped(said.strip().splitlines()[0], TITLE) if said.strip() else "A session"

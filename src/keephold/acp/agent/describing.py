@@ -65,7 +65,6 @@ def _arguments(call: ToolCall) -> dict[str, Any]:
 
 
 def check_kinds(tools: Iterable[Tool]) -> None:
-    """Raise `ConfigError` if a tool's kind is not one of ACP's."""
     problems = [
         f"tool `{tool.name}`: the hint `kind` must be one of {', '.join(KINDS)}, not {tool.hints['kind']!r}"
         for tool in tools
@@ -76,7 +75,6 @@ def check_kinds(tools: Iterable[Tool]) -> None:
 
 
 def kind_of(tool: Tool | None, action: str | None = None) -> str:
-    """Return the kind of a call."""
     if tool is None:
         return "other"
     said = tool.hints.get("kind")
@@ -131,7 +129,6 @@ def locations(tool: Tool, arguments: Mapping[str, Any]) -> Iterator[dict[str, An
 
 
 def absolute(tool: Tool, path: str) -> str:
-    """Return an absolute path for one that a call of the tool names."""
     return os.path.normpath(Path(getattr(tool.runtime, "cwd", None) or Path.cwd()) / path)
 
 

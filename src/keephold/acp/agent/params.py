@@ -31,7 +31,6 @@ def client_of(said: dict[str, Any], signal: Signal) -> Client:
 
 
 def string(params: Params, key: str) -> str:
-    """Return a required parameter."""
     value = params.get(key)
     if not isinstance(value, str) or not value:
         raise invalid_params(f"`{key}` must be a string")
@@ -39,7 +38,6 @@ def string(params: Params, key: str) -> str:
 
 
 def directory(params: Params) -> str:
-    """Return the working directory of a session."""
     cwd = string(params, "cwd")
     if not cwd.startswith("/"):
         raise invalid_params(f"`cwd` must be an absolute path, not `{cwd}`")
@@ -47,7 +45,6 @@ def directory(params: Params) -> str:
 
 
 def servers(params: Params) -> list[McpServer]:
-    """Return the MCP servers that a session brings."""
     given = params.get("mcpServers") or []
     if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
         raise invalid_params("`mcpServers` must be a list of servers")
@@ -93,12 +90,10 @@ def is_session(row: ConversationRow) -> bool:
 
 
 def next_cursor(row: ConversationRow) -> str:
-    """Return the cursor for the sessions after this one."""
     return base64.urlsafe_b64encode(msgspec.json.encode((row.updated, row.id))).decode()
 
 
 def listed(row: ConversationRow) -> dict[str, Any]:
-    """Return a session as `session/list` shows it."""
     title = row.metadata.get("title")
     told = {"sessionId": row.id, "cwd": row.metadata["cwd"], "updatedAt": time_of(row.updated)}
     return {**told, "title": title} if isinstance(title, str) else told

@@ -101,7 +101,6 @@ def _question(prompt: AskQuestion) -> Choice | None:
 
 
 def decided(request: Choice, result: Any) -> Decision:
-    """Return the user's decision from the answer to a permission request."""
     outcome = result.get("outcome") if isinstance(result, dict) else None
     kind = outcome.get("outcome") if isinstance(outcome, dict) else None
     if isinstance(outcome, dict) and kind == "selected" and outcome.get("optionId") in request.decisions:
@@ -111,18 +110,7 @@ def decided(request: Choice, result: Any) -> Decision:
     return Dismissed(f"the client answered with none of the options: {_clipped(repr(result))}")
 
 
-def form(question: Question, problem: str | None) -> dict[str, Any]:
-    """Return a question for a text as a form of one field."""
-    field: dict[str, Any] = {"type": "string", "description": question.text}
-    if isinstance(question.default, str):
-        field["default"] = question.default
-    words = "\n\n".join(part for part in (problem, question.pre_amble, question.text) if part)
-    schema = {"type": "object", "properties": {question.id: field}, "required": [question.id]}
-    return {"mode": "form", "message": words, "requestedSchema": schema}
-
-
 def filled_in(question: Question, result: Any) -> Decision:
-    """Return the user's answer in the form."""
     action = result.get("action") if isinstance(result, dict) else None
     if action == "accept":
         content = result.get("content")

@@ -195,7 +195,6 @@ class AgentServer:
             await peer.close()
 
     def stop(self) -> None:
-        """Stop serving."""
         if not self._stop.done():
             self._stop.set_result(None)
 

@@ -15,7 +15,7 @@ import msgspec
 from keephold.acp.agent import updates
 from keephold.acp.agent.calls import SessionCalls, Terminals
 from keephold.acp.agent.content import title_of
-from keephold.acp.agent.permissions import decided, elsewhere, filled_in, form, permission
+from keephold.acp.agent.permissions import decided, elsewhere, filled_in, permission
 from keephold.acp.agent.replay import SHOWN_LINE, TURN_COMPLETE_LINE, Replayed
 from keephold.acp.agent.shown import ShownCall
 from keephold.acp.rpc import BACKGROUND
@@ -33,6 +33,7 @@ from keephold.agent.events import (
     Used,
 )
 from keephold.errors import KeepholdError
+from keephold.handles.question import question_form
 from keephold.store import base as store
 from keephold.turn.lineage import root_of
 from keephold.turn.prompt_queue import LeftOpen
@@ -102,13 +103,11 @@ class AgentSession:
         self.calls = SessionCalls(runtime, self.id, self.update, self._terminals, self._record)
 
     def update(self, update: updates.Update) -> None:
-        """Send the client an update."""
         if not self._busy:
             update = {**update, "_meta": {BACKGROUND: True}}
         self._peer.notify("session/update", {"sessionId": self.id, "update": update})
 
     def modes(self) -> dict[str, Any]:
-        """Return the modes, and the current one."""
         return {"currentModeId": self.mode, "availableModes": MODES}
 
     def restore(self, before: Replayed, *, known: bool) -> None:
@@ -155,7 +154,6 @@ class AgentSession:
         return {"stopReason": stop}
 
     def cancel(self) -> None:
-        """Cancel the running turn, if any."""
         if self._busy:
             self._cancelled = True
             self.conversation.cancel()
@@ -175,7 +173,6 @@ class AgentSession:
         self.calls.close()
 
     async def _describe(self, blocks: Sequence[Any]) -> None:
-        """Name a session after its first prompt."""
         if not self._named:
             self._about["title"] = title_of(blocks)
         if self._about:
@@ -275,7 +272,9 @@ class AgentSession:
     async def _ask_text(self, prompt: AskQuestion, shown: ShownCall) -> Decision:
         question, handle = prompt.question, shown.handle
         if self._client.forms and not question.secret:
-            params = {"sessionId": self.id, "toolCallId": shown.id, **form(question, prompt.problem)}
+            message, schema = question_form(question, prompt.problem)
+            form = {"mode": "form", "message": message, "requestedSchema": schema}
+            params = {"sessionId": self.id, "toolCallId": shown.id, **form}
             said = await self._request("elicitation/create", params)
             return said if isinstance(said, Dismissed) else filled_in(question, said)
         runtime = self.conversation.runtime

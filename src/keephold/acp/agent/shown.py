@@ -89,12 +89,10 @@ def is_about(shown: ShownCall, prompt: Prompt) -> bool:
 
 
 def agent_name(conversation: str) -> str:
-    """Return the name of the sub-agent of this conversation (`turn/lineage.py`)."""
     return conversation.rpartition("/")[2].rpartition("@")[0] or "agent"
 
 
 def in_words(question: Question) -> str:
-    """Return a question as text for the user."""
     options = select_options(question)
     parts = [question.pre_amble, f"**{question.text}**"]
     if options is not None:
@@ -129,7 +127,6 @@ def ended(replies: Replies, handle: Handle, state: Stopped, most: int) -> End:
 
 
 def response_output(text: str) -> Any:
-    """Return the model's result as data if it is an object or a list."""
     if text[:1] in ("{", "["):
         try:
             return msgspec.json.decode(text)

@@ -7,32 +7,26 @@ Update = dict[str, Any]
 
 
 def text(value: str) -> dict[str, Any]:
-    """Return a text as a content block."""
     return {"type": "text", "text": value}
 
 
 def message(value: str) -> Update:
-    """A piece of the model's answer."""
     return {"sessionUpdate": "agent_message_chunk", "content": text(value)}
 
 
 def thought(value: str) -> Update:
-    """A piece of the model's reasoning."""
     return {"sessionUpdate": "agent_thought_chunk", "content": text(value)}
 
 
 def user_message(block: dict[str, Any]) -> Update:
-    """A message of the user, in a replay."""
     return {"sessionUpdate": "user_message_chunk", "content": block}
 
 
 def tool_call(id: str, fields: dict[str, Any]) -> Update:
-    """A new tool call."""
     return {"sessionUpdate": "tool_call", "toolCallId": id, **fields}
 
 
 def tool_call_update(id: str, fields: dict[str, Any]) -> Update:
-    """A change of a tool call."""
     return {"sessionUpdate": "tool_call_update", "toolCallId": id, **fields}
 
 
@@ -43,12 +37,10 @@ def usage(used: int, size: int, cost: float | None) -> Update:
 
 
 def session_info(title: str, at: float) -> Update:
-    """The session's title, and the time of its last activity."""
     return {"sessionUpdate": "session_info_update", "title": title, "updatedAt": time_of(at)}
 
 
 def current_mode(mode: str) -> Update:
-    """The session's mode."""
     return {"sessionUpdate": "current_mode_update", "currentModeId": mode}
 
 
@@ -58,7 +50,6 @@ def turn_complete(request: str, stop_reason: str) -> Update:
 
 
 def shown_text(value: str) -> dict[str, Any]:
-    """Text as content of a tool call."""
     return {"type": "content", "content": text(value)}
 
 
@@ -68,7 +59,6 @@ def shown_diff(path: str, old: str | None, new: str) -> dict[str, Any]:
 
 
 def shown_terminal(id: str) -> dict[str, Any]:
-    """A terminal of the client as content of a tool call."""
     return {"type": "terminal", "terminalId": id}
 
 
@@ -86,5 +76,4 @@ def options(*choices: tuple[str, str, str]) -> list[dict[str, str]]:
 
 
 def time_of(at: float) -> str:
-    """Return a time as ACP writes it."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

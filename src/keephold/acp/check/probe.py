@@ -27,7 +27,6 @@ class WireEntry(msgspec.Struct, frozen=True):
 
     @property
     def method(self) -> str | None:
-        """The method of a request or notification."""
         found = self.message.get("method") if isinstance(self.message, dict) else None
         return found if isinstance(found, str) else None
 
@@ -78,7 +77,6 @@ class Probe:
         self._reader.start()
 
     async def close(self) -> None:
-        """End the agent."""
         self._reader.stop()
         self._writer.close()
         await self._process.end()
@@ -86,12 +84,10 @@ class Probe:
     # Sending
 
     def send(self, message: dict[str, Any]) -> WireEntry:
-        """Send a message."""
         message = {"jsonrpc": "2.0", **message}
         return self.send_line(json.dumps(message), message)
 
     def send_line(self, line: str, message: Any = None) -> WireEntry:
-        """Send a line, valid or not."""
         entry = self._note(True, line if message is None else message)
         self._writer.write(line.encode() + b"\n")
         return entry
@@ -104,19 +100,16 @@ class Probe:
         return self.send({"id": id, "method": method, "params": params})
 
     async def ask(self, method: str, params: Any, id: int | str | None = None) -> dict[str, Any]:
-        """Send a request and return the whole answer."""
         message: dict[str, Any] = (await self.answer(self.request(method, params, id))).message
         return message
 
     # Receiving
 
     def answered(self, request: WireEntry) -> WireEntry | None:
-        """Return the answer to a request, if it has come."""
         id = request.message["id"]
         return next((entry for entry in self.log[request.number + 1 :] if is_answer(entry, id)), None)
 
     async def answer(self, request: WireEntry) -> WireEntry:
-        """Wait for the answer to a request."""
         return await self.until(lambda: self.answered(request), f"answer {request.method}")
 
     async def until(self, look: Callable[[], T | None], what: str) -> T:
@@ -176,10 +169,8 @@ def choose(request: WireEntry, *kinds: str) -> dict[str, Any]:
 
 
 def allow(request: WireEntry) -> dict[str, Any]:
-    """Give permission, once if possible."""
     return choose(request, "allow_once", "allow_always")
 
 
 def reject(request: WireEntry) -> dict[str, Any]:
-    """Refuse permission."""
     return choose(request, "reject_once", "reject_always")

@@ -36,16 +36,13 @@ class Recording:
 
     @property
     def signals_offered(self) -> bool:
-        """Whether the agent offers `turn_complete`, in either form."""
         return TURN_COMPLETE in table(self.capabilities, "_meta") or "turnComplete" in self.session_capabilities
 
     @property
     def session_capabilities(self) -> dict[str, Any]:
-        """Which of `list`, `resume`, `close` … the agent offers."""
         return table(self.capabilities, "sessionCapabilities")
 
     def response(self, prompt: WireEntry) -> WireEntry | None:
-        """Return the answer to a prompt."""
         id = prompt.message["id"]
         return next((entry for entry in self.log[prompt.number + 1 :] if is_answer(entry, id)), None)
 
@@ -66,23 +63,19 @@ class Recording:
 
 
 def kind(entry: WireEntry) -> str | None:
-    """Return the kind of update; None if it is not an update."""
     return table(entry.params, "update").get("sessionUpdate") if entry.method == "session/update" else None
 
 
 def is_signal(entry: WireEntry) -> bool:
-    """Return whether it is a `turn_complete`, in either form."""
     return entry.method == "_keephold/turn_complete" or kind(entry) == "turn_complete"
 
 
 def signal_fields(entry: WireEntry) -> tuple[Any, Any]:
-    """Return `promptRequestId` and `stopReason` of a `turn_complete`."""
     fields = entry.params if entry.method == "_keephold/turn_complete" else table(entry.params, "update")
     return fields.get("promptRequestId"), fields.get("stopReason")
 
 
 def stop_reason(response: WireEntry) -> Any:
-    """Return the stop reason of a prompt's answer, `error` for an error."""
     if "error" in response.message:
         return "error"
     return table(response.message, "result").get("stopReason")
@@ -129,7 +122,6 @@ class Scenes:
             await probe.close()
 
     async def session(self, probe: Probe) -> str:
-        """Open a session and return its id."""
         answer = await probe.ask("session/new", {"cwd": str(self.directory), "mcpServers": []})
         error = table(answer, "error")
         if error.get("code") == AUTH_REQUIRED:
@@ -141,7 +133,6 @@ class Scenes:
 
     @property
     def agent_info(self) -> dict[str, Any]:
-        """The agent's name and version, once it has sent them."""
         return next((recording.info for recording in self._played.values() if recording.info), {})
 
     # Scenes
@@ -297,7 +288,6 @@ async def shake_hands(probe: Probe, **more: Any) -> WireEntry:
 
 
 def asked(log: list[WireEntry]) -> WireEntry | None:
-    """Return the first request for permission."""
     return next((entry for entry in log if _is_question(entry)), None)
 
 

@@ -35,12 +35,10 @@ class Report(msgspec.Struct, frozen=True):
     checks: tuple[Result, ...]
 
     def count(self, outcome: str) -> int:
-        """Return how many checks ended so."""
         return sum(result.outcome == outcome for result in self.checks)
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed."""
         return self.count("failed") == 0
 
 

@@ -158,7 +158,6 @@ def _correlated(recording: Recording) -> None:
 
 
 async def _offered(scenes: Scenes) -> tuple[Recording, WireEntry, WireEntry]:
-    """Return the plain turn of an agent that offers the signal."""
     recording = await scenes.plain()
     _require_offer(recording)
     prompt = recording.prompts[0]
@@ -298,7 +297,6 @@ async def permission_reject(scenes: Scenes) -> None:
 
 
 def _asked(recording: Recording) -> tuple[WireEntry, WireEntry]:
-    """Return the question and the answer to the prompt."""
     question = asked(recording.log)
     if recording.problem is not None:
         raise Failed(recording.problem, [*recording.prompts, question])

@@ -26,7 +26,6 @@ _known: list[Check] = []
 
 
 def check(topic: str, name: str, says: str) -> Callable[[Examine], Examine]:
-    """Make a function a check."""
 
     def add(examine: Examine) -> Examine:
         _known.append(Check(name, topic, says, examine))

@@ -82,7 +82,6 @@ class AgentProcess:
 
     @property
     def stderr(self) -> str:
-        """The end of its standard error."""
         self._read_errors()
         return self._errors.decode(errors="replace")
 
