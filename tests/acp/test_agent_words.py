@@ -12,11 +12,12 @@ import keephold
 from keephold import ConfigError, Question, Tool, ToolCall, tool
 from keephold.acp.agent.content import prompt_content, title_of
 from keephold.acp.agent.describing import KINDS, check_kinds, describe, kind_of
-from keephold.acp.agent.permissions import decided, elsewhere, filled_in, form, permission
+from keephold.acp.agent.permissions import decided, elsewhere, filled_in, permission
 from keephold.acp.agent.replay import Replayed, replay
 from keephold.acp.agent.updates import fenced
 from keephold.acp.wire import RpcError
 from keephold.handles.handle import Handle, Watcher
+from keephold.handles.question import question_form
 from keephold.store.base import TranscriptLine
 from keephold.turn.prompts import Answer, Approved, AskQuestion, DeliverResult, Denied, Dismissed, RunTool
 
@@ -121,8 +122,8 @@ def test_Q1_texts_and_secrets_are_no_choices() -> None:
     text = Question(id="q", text="Which?", default="red")
     assert permission(ask(text), "t") is None
     assert permission(ask(Question(id="q", text="Which?", answer_type="Boolean", secret=True)), "t") is None
-    assert form(text, "not so")["requestedSchema"]["properties"]["q"]["default"] == "red"
-    assert form(text, "not so")["message"] == "not so\n\nWhich?"
+    message, schema = question_form(text, "not so")
+    assert message == "not so\n\nWhich?" and schema["properties"]["q"]["default"] == "red"
     assert filled_in(text, {"action": "accept", "content": {"q": "blue"}}) == Answer("blue")
     assert filled_in(text, {"action": "decline"}) == Dismissed()
     assert isinstance(filled_in(text, "nonsense"), Dismissed)
