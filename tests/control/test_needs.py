@@ -187,7 +187,9 @@ async def test_P5_edited_arguments_that_the_tool_does_not_take_are_asked_about_a
 async def test_Q5_all_are_open_at_once_and_each_is_decided_for_itself(clock: VirtualClock) -> None:
     async with asked(clock) as (needs, _, turn):
         changes: list[int] = []
-        needs.changed = lambda: changes.append(len(needs))
+        others: list[int] = []
+        needs.on_changed.add(lambda: changes.append(len(needs)))
+        needs.on_changed.add(lambda: others.append(len(needs)))
         calls = [call("echo", text="hi"), call("asks"), call("private"), call("echo", text="ho")]
         running = asyncio.create_task(texts(turn, *calls))
         shown = await open_now(needs, 4)
@@ -197,7 +199,7 @@ async def test_Q5_all_are_open_at_once_and_each_is_decided_for_itself(clock: Vir
             word = "answer" if need["kind"] == "question" else "approve"
             assert needs.decide(need["id"], say(word, value="x"))["status"] == "taken"
         assert await running == ["echo hi", 'answer "x"', "a secret", "echo ho"]
-        assert changes[:4] == [1, 2, 3, 4] and changes[-1] == 0
+        assert changes[:4] == [1, 2, 3, 4] and changes[-1] == 0 and others == changes
 
 
 @pytest.mark.parametrize(

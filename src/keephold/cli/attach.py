@@ -5,13 +5,12 @@ import asyncio
 import signal
 
 import click
-import msgspec
 
 from keephold.cli.parameters import conversation_option
 from keephold.cli.printing import one_line
 from keephold.cli.raw_terminal import DetachKey, RawTerminal, over
 from keephold.cli.store import Where, ask, where_options
-from keephold.control.base import Controls, Talk
+from keephold.control.base import Controls
 from keephold.handles.handle import HandleInfo
 from keephold.handles.state import Failure
 from keephold.tools.base import Screen
@@ -63,7 +62,7 @@ async def _attach(
 
 
 class _AttachSession:
-    def __init__(self, terminal: RawTerminal, talk: Talk, key: DetachKey, *, read_only: bool) -> None:
+    def __init__(self, terminal: RawTerminal, talk: frames.Talk, key: DetachKey, *, read_only: bool) -> None:
         self._terminal = terminal
         self._talk = talk
         self._key = key
@@ -73,7 +72,7 @@ class _AttachSession:
         self._timer: asyncio.TimerHandle | None = None
         self._left: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    async def run(self, first: tuple[str, bytes]) -> tuple[HandleInfo | None, int]:
+    async def run(self, first: frames.Frame) -> tuple[HandleInfo | None, int]:
         loop, terminal = asyncio.get_running_loop(), self._terminal
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._leave, number)
@@ -95,18 +94,18 @@ class _AttachSession:
                 showing.cancel()
                 await asyncio.gather(showing, return_exceptions=True)
 
-    async def _show(self, received: tuple[str, bytes]) -> HandleInfo:
+    async def _show(self, received: frames.Frame) -> HandleInfo:
         while True:
             kind, payload = received
-            if kind == frames.SCREEN:
-                screen = msgspec.json.decode(payload, type=Screen)
-                self._terminal.write(frames.redraw(screen))
-                self._show_hint(screen)
-            elif kind == frames.OUTPUT:
-                self._terminal.write(payload)
-                self._repeat_hint_later()
-            elif kind == frames.END:
-                return msgspec.json.decode(payload, type=frames.HandleStatus).handle
+            match payload:
+                case Screen():
+                    self._terminal.write(frames.redraw(payload))
+                    self._show_hint(payload)
+                case bytes():
+                    self._terminal.write(payload)
+                    self._repeat_hint_later()
+                case frames.HandleStatus() if kind == frames.END:
+                    return payload.handle
             received = await self._talk.receive()
 
     def _show_hint(self, screen: Screen) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 import click
-import msgspec
 
 from keephold.cli.parameters import conversation_option
 from keephold.cli.printing import print_json
@@ -102,17 +101,15 @@ async def _print(
         click.echo(f"{gone(fact['id'], fact['tool']).message}. Its stored output:", err=True)
     want = frames.Want(uid=fact["uid"], want="follow" if follow else "read", since=since)
     async with controls.talk(fact, want) as talk:
-        while True:
-            kind, payload = await talk.receive()
-            if kind == frames.OUTPUT:
-                printer.data(payload)
-            elif kind == frames.GAP:
-                printer.gap(msgspec.json.decode(payload, type=frames.Gap))
-            elif kind == frames.STATE:
-                printer.status(msgspec.json.decode(payload, type=frames.HandleStatus))
-            elif kind == frames.END:
-                printer.end()
-                return
+        async for kind, payload in frames.all_frames(talk):
+            match payload:
+                case bytes():
+                    printer.data(payload)
+                case frames.Gap():
+                    printer.gap(payload)
+                case frames.HandleStatus() if kind == frames.STATE:
+                    printer.status(payload)
+        printer.end()
 
 
 class _CastFile:
@@ -146,9 +143,6 @@ class _CastFile:
 async def _record(controls: Controls, id: str, conversation: str | None, file: _CastFile) -> None:
     (fact,) = await controls.find((id,), conversation)
     async with controls.talk(fact, frames.Want(uid=fact["uid"], want="cast")) as talk:
-        while True:
-            kind, payload = await talk.receive()
-            if kind == frames.OUTPUT:
+        async for _, payload in frames.all_frames(talk):
+            if isinstance(payload, bytes):
                 file.write(payload)
-            elif kind == frames.END:
-                return

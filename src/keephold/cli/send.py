@@ -93,7 +93,7 @@ async def _send(controls: "Controls", id: str, conversation: str | None, sent: d
     async with controls.talk(fact, frames.Want(uid=fact["uid"], want="send", **sent)) as talk:
         while True:
             kind, payload = await talk.receive()
-            if kind == frames.REPLY:
+            if kind == frames.REPLY and isinstance(payload, bytes):
                 return msgspec.json.decode(payload, type=dict[str, Any])
 
 

@@ -18,7 +18,6 @@ from keephold.store.base import Record, Store
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from keephold.control.base import Talk
     from keephold.control.control import Control
     from keephold.runtime import Runtime
     from keephold.turn import attach_protocol as frames
@@ -65,11 +64,11 @@ class Stored:
     async def conversations(self, *, after: str | None = None, limit: int = 50) -> dict[str, Any]:
         return await self.store_view.conversations(after=after, limit=limit)
 
-    def talk(self, fact: dict[str, Any], want: "frames.Want") -> "AbstractAsyncContextManager[Talk]":
+    def talk(self, fact: dict[str, Any], want: "frames.Want") -> "AbstractAsyncContextManager[frames.Talk]":
         return self._talk(fact["uid"], want)
 
     @asynccontextmanager
-    async def _talk(self, uid: str, want: "frames.Want") -> "AsyncIterator[Talk]":
+    async def _talk(self, uid: str, want: "frames.Want") -> "AsyncIterator[frames.Talk]":
         from keephold.control.stored_output import talking
 
         async with talking(self._store, await self._record(uid), want) as talk:

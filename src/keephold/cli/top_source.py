@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from keephold.cli.store import Where, opened, without_tools
 from keephold.cli.top_rows import FADES_SECS, SORTS, Fact, Row, matches, ordered, request_fact, rows
 from keephold.control.base import Controls
@@ -77,17 +75,12 @@ class Source:
         since = max(0, await self._printed_so_far(fact) - tail)
         readable: Readable = Plain()
         async with self._controls.talk(fact, frames.Want(uid=fact["uid"], want="follow", since=since)) as talk:
-            while True:
-                kind, payload = await talk.receive()
-                if kind == frames.OUTPUT:
+            async for _, payload in frames.all_frames(talk):
+                if isinstance(payload, bytes):
                     yield readable.feed(payload).decode(errors="replace")
-                elif kind == frames.STATE:
-                    cols = msgspec.json.decode(payload, type=frames.HandleStatus).cols
-                    if cols and isinstance(readable, Plain):
-                        readable = Rendered(cols)
-                elif kind == frames.END:
-                    yield readable.end().decode(errors="replace")
-                    return
+                elif isinstance(payload, frames.HandleStatus) and payload.cols and isinstance(readable, Plain):
+                    readable = Rendered(payload.cols)
+            yield readable.end().decode(errors="replace")
 
     async def last_lines(self, fact: Fact) -> AsyncIterator[str]:
         """Yield the last line of its output, whenever it changes."""
@@ -100,10 +93,10 @@ class Source:
 
     async def _printed_so_far(self, fact: Fact) -> int:
         async with self._controls.talk(fact, frames.Want(uid=fact["uid"], want="read", since=_END)) as talk:
-            while True:
-                kind, payload = await talk.receive()
-                if kind in (frames.STATE, frames.END):
-                    return msgspec.json.decode(payload, type=frames.HandleStatus).handle.output_bytes
+            async for _, payload in frames.all_frames(talk):
+                if isinstance(payload, frames.HandleStatus):
+                    return payload.handle.output_bytes
+        return 0
 
     async def abort(self, uid: str) -> None:
         await self._controls.abort(uid)

@@ -8,18 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-import msgspec
-
 from keephold.turn import attach_protocol as frames
-
-
-class Talk(Protocol):
-    """A conversation in frames with whoever has a handle's output."""
-
-    async def receive(self) -> tuple[str, bytes]:
-        """The next frame. Raises `KeepholdError` for a refusal, for silence, and if the other side is gone."""
-
-    def send(self, kind: frames.Kind, payload: bytes | msgspec.Struct = b"") -> None: ...
 
 
 class Controls(Protocol):
@@ -48,7 +37,7 @@ class Controls(Protocol):
     async def handle(self, uid: str, *, keys: bool = False) -> dict[str, Any]:
         """Everything of a handle; its open keys only if asked for, and only where the store is (K5)."""
 
-    def talk(self, fact: dict[str, Any], want: frames.Want) -> AbstractAsyncContextManager[Talk]:
+    def talk(self, fact: dict[str, Any], want: frames.Want) -> AbstractAsyncContextManager[frames.Talk]:
         """Ask for a handle's output, its terminal, or to be sent something."""
 
     async def abort(self, uid: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from keephold.durable.keys import masked, unmasked
 from keephold.errors import KeepholdError
 from keephold.handles.question import answer_fits, expected
 from keephold.handles.state import Waiting
+from keephold.listeners import Listeners
 from keephold.runtime import Runtime
 from keephold.store.base import HandleQuery, Record, browsable
 from keephold.turn.prompt_queue import LeftOpen
@@ -81,7 +82,7 @@ class OpenRequests:
         self._count = 0
         self._passing: dict[str, _Open] = {}
         """Decided requests whose asker has not yet got the decision."""
-        self.changed: Callable[[], None] = lambda: None
+        self.on_changed: Listeners[[]] = Listeners()
         """Called when a request was opened or is no longer open."""
 
     async def __call__(self, prompt: Prompt) -> Decision:
@@ -90,12 +91,12 @@ class OpenRequests:
         loop = asyncio.get_running_loop()
         decided: asyncio.Future[Decision] = loop.create_future()
         self._open[id] = _Open(prompt, time.time(), decided, loop.create_future())
-        self.changed()
+        self.on_changed()
         try:
             return await decided
         except asyncio.CancelledError:  # withdrawn; a decision made in the same iteration reaches nobody
             if self._open.pop(id, None) is not None:
-                self.changed()
+                self.on_changed()
             self._reached(id)
             raise
 
@@ -150,7 +151,7 @@ class OpenRequests:
             return {"status": "again", "problem": error.message}
         opened.decided.set_result(decision)
         self._passing[id] = self._open.pop(id)
-        self.changed()
+        self.on_changed()
         return {"status": "taken", "problem": None}
 
     async def passed_on(self, id: str) -> None:

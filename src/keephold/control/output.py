@@ -5,27 +5,23 @@ a person may see: a terminal's lines as they were to be seen, anything else with
 its id (K5).
 """
 
-import asyncio
-import contextlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any, NotRequired, TypedDict, cast
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, NotRequired, TypedDict
 
-import msgspec
+from msgspec.structs import replace
 
-from keephold.control.base import Talk
 from keephold.control.safe_text import Keyless, Plain, Readable, Rendered
 from keephold.control.stored_output import stored_output, talking
 from keephold.durable.keys import LONGEST, masked, masked_part, unfinished_key
-from keephold.errors import KeepholdError
-from keephold.handles.handle import Handle
+from keephold.handles.handle import HandleInfo
 from keephold.handles.output import Output, Piece
 from keephold.handles.rendering import render_piece
 from keephold.handles.spool import Spool
 from keephold.runtime import Runtime
 from keephold.store.base import Record, Store
-from keephold.text import printable
+from keephold.text import plain, printable
 from keephold.tools.builtin.read_output import Kept, matches_in, piece_of
 from keephold.turn import attach_protocol as frames
 from keephold.turn.output_follower import Following
@@ -33,8 +29,6 @@ from keephold.turn.owner_connection import running
 
 PIECE = 65_536
 """The most bytes of one piece."""
-_AHEAD = 16
-"""Frames that wait to be taken by whoever follows a handle of this process."""
 _COPY = 100 << 20
 """Bytes of another process's output that are looked through for a pattern."""
 _BEFORE = 1 << 18
@@ -117,14 +111,13 @@ class _Elsewhere(_Printed):
         place = max(0, start - _BEFORE) if self._terminal else start
         want = frames.Want(uid=self._record.uid, want="read", since=place)
         async with talking(self._store, self._record, want) as talk:
-            while place < stop:
-                kind, payload = await talk.receive()
-                if kind == frames.OUTPUT:
+            async for _, payload in frames.all_frames(talk):
+                if isinstance(payload, frames.Gap):
+                    place = payload.offset
+                elif isinstance(payload, bytes):
                     self._part(place).append(payload)
                     place += len(payload)
-                elif kind == frames.GAP:
-                    place = msgspec.json.decode(payload, type=frames.Gap).offset
-                elif kind == frames.END:
+                if place >= stop:
                     return
 
     def _part(self, place: int) -> Output:
@@ -180,43 +173,36 @@ async def _source(runtime: Runtime, record: Record) -> AsyncIterator[_Printed]:
 async def _told_by(store: Store, record: Record) -> frames.HandleStatus:
     """How much another process's handle has printed, and whether it is a terminal."""
     async with talking(store, record, frames.Want(uid=record.uid, want="read", since=_NOWHERE)) as talk:
-        while True:
-            kind, payload = await talk.receive()
-            if kind == frames.STATE:
-                return msgspec.json.decode(payload, type=frames.HandleStatus)
+        async for _, payload in frames.all_frames(talk):
+            if isinstance(payload, frames.HandleStatus):
+                return payload
+    raise AssertionError("a handle's state comes first")
 
 
 async def follow(runtime: Runtime, record: Record, offset: int) -> AsyncGenerator[dict[str, Any], None]:
-    """What a handle prints and how its state changes, from that offset on, until it has stopped."""
+    """Yield a handle's output and state changes as JSON, from that offset on, until it has stopped."""
     before = await _before(runtime, record, offset)
     readable = _after(before, Plain())
     place = offset
-    async with _frames(runtime, record, frames.Want(uid=record.uid, want="follow", since=offset)) as talk:
-        while True:
-            kind, payload = await talk.receive()
-            if kind == frames.OUTPUT:
-                text = readable.feed(payload).decode("utf-8", "replace")
-                place += len(payload)
-                if text:  # whoever comes back goes on before what is held back
-                    yield {"type": "output", "offset": place - readable.held, "text": text}
-            elif kind == frames.GAP:
-                gap = msgspec.json.decode(payload, type=frames.Gap)
-                if rest := readable.end():
-                    yield {"type": "output", "offset": place, "text": rest.decode("utf-8", "replace")}
-                place = gap.offset
-                yield {"type": "gap", "missing": gap.missing, "offset": gap.offset}
-            elif kind in (frames.STATE, frames.END):
-                told = msgspec.json.decode(payload, type=dict[str, Any])
-                if place == offset and told.get("cols"):
-                    readable = _after(before, Rendered(told["cols"]))
-                if kind == frames.END and (rest := readable.end()):
-                    yield {"type": "output", "offset": place, "text": rest.decode("utf-8", "replace")}
-                yield {
-                    "type": "state" if kind == frames.STATE else "end",
-                    "handle": masked(_told(told["handle"])),
-                }
-                if kind == frames.END:
-                    return
+    async with aclosing(follow_frames(runtime, record, offset)) as following:
+        async for kind, payload in following:
+            match payload:
+                case bytes():
+                    text = readable.feed(payload).decode("utf-8", "replace")
+                    place += len(payload)
+                    if text:  # a client that comes back continues before the text that is held back
+                        yield {"type": "output", "offset": place - readable.held, "text": text}
+                case frames.Gap(missing, at):
+                    if rest := readable.end():
+                        yield {"type": "output", "offset": place, "text": rest.decode("utf-8", "replace")}
+                    place = at
+                    yield {"type": "gap", "missing": missing, "offset": at}
+                case frames.HandleStatus(info, cols):
+                    if place == offset and cols:
+                        readable = _after(before, Rendered(cols))
+                    if kind == frames.END and (rest := readable.end()):
+                        yield {"type": "output", "offset": place, "text": rest.decode("utf-8", "replace")}
+                    yield {"type": "state" if kind == frames.STATE else "end", "handle": masked(_without_outcome(info))}
 
 
 async def _before(runtime: Runtime, record: Record, offset: int) -> bytes:
@@ -235,63 +221,22 @@ def _after(before: bytes, readable: Readable) -> Readable:
     return Keyless(readable, text[unfinished_key(text) :])
 
 
-def _told(handle: dict[str, Any]) -> dict[str, Any]:
-    """A handle as its process tells it, without its outcome, which `Control.handle` gives."""
-    return {key: value for key, value in handle.items() if key != "outcome"}
+def _without_outcome(info: HandleInfo) -> dict[str, Any]:
+    """A handle as JSON without its outcome, which `RuntimeView.handle` returns."""
+    found: dict[str, Any] = plain(replace(info, outcome=None))
+    return found
 
 
-@asynccontextmanager
-async def _frames(runtime: Runtime, record: Record, want: frames.Want) -> AsyncIterator[Talk]:
-    """Frames from whoever has the handle; a handle of a store without sockets is followed in memory."""
-    handle = runtime.registry.loaded(record.uid)
-    store = runtime.registry.store
+async def follow_frames(runtime: Runtime, record: Record, since: int) -> AsyncGenerator[frames.Frame, None]:
+    """Yield the frames of a handle from that offset on until it has stopped, from its process or from the store.
+
+    A handle of this runtime is followed in memory if the store has no sockets."""
+    handle, store = runtime.registry.loaded(record.uid), runtime.registry.store
     if handle is None or not handle.active or not runtime.registry.runs(handle) or running(store, record) is not None:
-        async with talking(store, record, want) as talk:
-            yield talk
+        async with talking(store, record, frames.Want(uid=record.uid, want="follow", since=since)) as talk:
+            async for frame in frames.all_frames(talk):
+                yield frame
         return
-    async with _followed(handle, want.since) as here:
-        yield here
-
-
-@asynccontextmanager
-async def _followed(handle: Handle, since: int) -> AsyncIterator[Talk]:
-    pipe = _Pipe()
-    following = Following(handle, cast(asyncio.StreamWriter, pipe), since)
-    task = asyncio.create_task(pipe.ended(following))
-    try:
-        yield pipe
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-
-class _Pipe:
-    """Takes what `Following` writes, and gives it to one reader at its pace."""
-
-    def __init__(self) -> None:
-        self._frames: asyncio.Queue[tuple[str, bytes] | KeepholdError] = asyncio.Queue(_AHEAD)
-        self._written: list[tuple[str, bytes]] = []
-
-    def write(self, data: bytes) -> None:
-        self._written.append((chr(data[0]), data[5:]))
-
-    async def drain(self) -> None:
-        written, self._written = self._written, []
-        for frame in written:
-            await self._frames.put(frame)
-
-    async def ended(self, following: Following) -> None:
-        try:
-            await following.until_stopped()
-        except KeepholdError as error:
-            await self._frames.put(error)
-
-    async def receive(self) -> tuple[str, bytes]:
-        received = await self._frames.get()
-        if isinstance(received, KeepholdError):
-            raise received
-        return received
-
-    def send(self, kind: frames.Kind, payload: bytes | msgspec.Struct = b"") -> None:
-        """Whoever only follows says nothing."""
+    async with aclosing(Following(handle, since).until_stopped()) as following:
+        async for frame in following:
+            yield frame

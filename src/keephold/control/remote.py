@@ -21,7 +21,6 @@ from urllib.parse import SplitResult, quote, urlsplit
 import httpx2
 import msgspec
 
-from keephold.control.base import Talk
 from keephold.control.resolve_handle import choose
 from keephold.errors import KeepholdError
 from keephold.text import to_json
@@ -192,14 +191,14 @@ class RemoteTalk:
         self._unsent = bytearray()
         self._sending: asyncio.Task[None] | None = None
 
-    async def receive(self) -> tuple[str, bytes]:
+    async def receive(self) -> frames.Frame:
         while True:
             if len(self._held) >= HEAD:
                 size = int.from_bytes(self._held[1:HEAD])
                 if len(self._held) >= HEAD + size:
                     kind, payload = chr(self._held[0]), bytes(self._held[HEAD : HEAD + size])
                     del self._held[: HEAD + size]
-                    return _checked(kind, payload)
+                    return frames.decoded(kind, payload)
             try:
                 self._held += await anext(self._pieces)
             except (StopAsyncIteration, httpx2.TransportError):
@@ -232,18 +231,6 @@ class RemoteTalk:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
         await self._response.aclose()
-
-
-def framed(kind: str, payload: bytes) -> bytes:
-    """The bytes of a frame that was received, to be passed on."""
-    return kind.encode() + len(payload).to_bytes(4) + payload
-
-
-def _checked(kind: str, payload: bytes) -> tuple[str, bytes]:
-    if kind == frames.ERROR:
-        refused = msgspec.json.decode(payload, type=frames.Refused)
-        raise KeepholdError(refused.message, code=refused.code)
-    return kind, payload
 
 
 _PAGE = 200
@@ -342,11 +329,11 @@ class RemoteControl(Requests):
         where = f"/api/handles/{_part(uid)}/output"
         return await self.get(where, offset=offset, limit=limit, from_end=from_end, pattern=pattern)
 
-    def talk(self, fact: Mapping[str, Any], want: frames.Want) -> AbstractAsyncContextManager[Talk]:
+    def talk(self, fact: Mapping[str, Any], want: frames.Want) -> AbstractAsyncContextManager[frames.Talk]:
         return self._talk(str(fact["uid"]), want)
 
     @asynccontextmanager
-    async def _talk(self, uid: str, want: frames.Want) -> AsyncIterator[Talk]:
+    async def _talk(self, uid: str, want: frames.Want) -> AsyncIterator[frames.Talk]:
         """The frames that the process which runs the handle sends, by way of the server."""
         body = to_json(want)
         request = self.client.build_request(

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from keephold.control.base import Talk
 from keephold.control.handle_json import info_of, owner_of
 from keephold.errors import KeepholdError
 from keephold.handles.output import Output
@@ -16,7 +15,6 @@ from keephold.handles.spool import Spool
 from keephold.handles.state import Stopped, name
 from keephold.handles.timeline import asciicast
 from keephold.store.base import Record, Store
-from keephold.text import to_json
 from keephold.turn import attach_protocol as frames
 from keephold.turn.owner_connection import gone, linked, running
 
@@ -24,7 +22,7 @@ _CHUNK = 1 << 16
 
 
 @asynccontextmanager
-async def talking(store: Store, record: Record, want: frames.Want) -> AsyncIterator[Talk]:
+async def talking(store: Store, record: Record, want: frames.Want) -> AsyncIterator[frames.Talk]:
     """Ask the process that runs the handle, or the store if none does, for that."""
     to = running(store, record)
     if to is not None:
@@ -58,34 +56,34 @@ class StoredOutput:
             )
         self._frames = self._cast() if want.want == "cast" else self._read(want.since)
 
-    async def receive(self) -> tuple[str, bytes]:
+    async def receive(self) -> frames.Frame:
         return next(self._frames)
 
     def send(self, kind: frames.Kind, payload: bytes | msgspec.Struct = b"") -> None:
         """Nobody listens."""
 
-    def _read(self, since: int) -> Iterator[tuple[str, bytes]]:
+    def _read(self, since: int) -> Iterator[frames.Frame]:
         output = self._output
-        yield frames.STATE, self._told(since)
+        yield frames.STATE, self._status(since)
         while output is not None and since < output.total:
             piece = output.read(since, since + _CHUNK)
             since = piece.end
             if piece.missing:
-                yield frames.GAP, to_json(frames.Gap(piece.missing, piece.end))
+                yield frames.GAP, frames.Gap(piece.missing, piece.end)
             else:
                 yield frames.OUTPUT, piece.data
-        yield frames.END, self._told(since)
+        yield frames.END, self._status(since)
 
-    def _cast(self) -> Iterator[tuple[str, bytes]]:
+    def _cast(self) -> Iterator[frames.Frame]:
         assert self._output is not None and self._output.timeline is not None
         for line in asciicast(self._output.timeline, self._output):
             yield frames.OUTPUT, f"{line}\n".encode()
-        yield frames.END, self._told(0)
+        yield frames.END, self._status(0)
 
-    def _told(self, offset: int) -> bytes:
+    def _status(self, offset: int) -> frames.HandleStatus:
         timeline = None if self._output is None else self._output.timeline
         cols = 0 if timeline is None else timeline.started.cols
-        return to_json(frames.HandleStatus(info_of(self._record), cols, offset))
+        return frames.HandleStatus(info_of(self._record), cols, offset)
 
 
 def _not_run(store: Store, record: Record) -> KeepholdError:

@@ -40,7 +40,7 @@ class App:
         """Listen to what happens."""
         await self.feed.open()
         if self._control.requests.here is not None:
-            self._control.requests.here.changed = self._requests_changed
+            self._control.requests.here.on_changed.add(self._requests_changed)
 
     def _requests_changed(self) -> None:
         """A batch may ask a thousand things at once, which is one change to whoever looks."""

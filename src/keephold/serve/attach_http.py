@@ -17,8 +17,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from keephold.control.base import Talk
-from keephold.control.remote import HEAD, TALK, framed
+from keephold.control.remote import HEAD, TALK
 from keephold.control.stored_output import talking
 from keephold.errors import KeepholdError
 from keephold.serve.operations import read_body, refusal
@@ -36,7 +35,7 @@ _LAST = (frames.END, frames.REPLY)
 
 def routes(control: "Control") -> list[BaseRoute]:
     """The routes; `Door` has seen to who may use them."""
-    talks: dict[str, Talk] = {}
+    talks: dict[str, frames.Talk] = {}
 
     async def talk(request: Request) -> Response:
         try:
@@ -74,7 +73,7 @@ async def _wanted(runtime: "Runtime", request: Request) -> tuple[Record, frames.
         raise KeepholdError(f"the body does not say what is wanted: {error}", code="invalid_arguments") from None
 
 
-def _pass_on(talk: Talk, body: bytes) -> None:
+def _pass_on(talk: frames.Talk, body: bytes) -> None:
     """What a client sends, frame by frame. Raises `KeepholdError`, having sent nothing, for anything but whole frames
     of the kinds that a client sends."""
     sent: list[tuple[frames.Kind, bytes | frames.Size]] = []
@@ -103,7 +102,7 @@ class _Talking(Response):
     """The body that lasts as long as the talk. It listens for the client's leaving: a terminal may be silent for hours,
     and must be handed back at once."""
 
-    def __init__(self, runtime: "Runtime", record: Record, want: frames.Want, talks: dict[str, Talk]) -> None:
+    def __init__(self, runtime: "Runtime", record: Record, want: frames.Want, talks: dict[str, frames.Talk]) -> None:
         super().__init__()
         self._runtime = runtime
         self._record = record
@@ -133,7 +132,7 @@ class _Talking(Response):
                 await send({"type": "http.response.start", "status": 200, "headers": _headers(id)})
                 while True:
                     kind, payload = received
-                    await send(_part(framed(kind, payload), more=kind not in _LAST))
+                    await send(_part(frames.frame(kind, payload), more=kind not in _LAST))
                     if kind in _LAST:
                         return
                     received = await talk.receive()

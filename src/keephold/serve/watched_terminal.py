@@ -7,9 +7,7 @@ feeds an emulator of its own with what the other process sends. A terminal has o
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any, NamedTuple, Protocol, cast
-
-import msgspec
+from typing import NamedTuple, Protocol, cast
 
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
@@ -86,27 +84,6 @@ def _paste_mode(emulator: Emulator) -> bool:
     return isinstance(emulator, SupportsCells) and _BRACKETED in emulator.painted()
 
 
-class _Frames:
-    """What `Following` writes to, within this process: each frame is handed on at once."""
-
-    def __init__(self) -> None:
-        self.received: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
-        self._taken = asyncio.Event()
-        self._taken.set()
-
-    def write(self, frame: bytes) -> None:
-        self.received.put_nowait((chr(frame[0]), frame[5:]))
-        self._taken.clear()
-
-    async def drain(self) -> None:
-        """The next piece is read when this one has been looked at: its reader sets the pace."""
-        await self._taken.wait()
-
-    def taken(self) -> None:
-        if self.received.empty():
-            self._taken.set()
-
-
 class LocalTerminal:
     """A terminal of this process."""
 
@@ -126,33 +103,17 @@ class LocalTerminal:
         return shown_by(self._live)
 
     async def follow(self) -> AsyncIterator[None]:
-        pipe = _Frames()
-        following = Following(self._handle, cast(asyncio.StreamWriter, pipe), screen=self._live)
-        sending = asyncio.create_task(following.until_stopped())
-        receiving: asyncio.Task[Any] | None = None
-        try:
-            while True:
-                receiving = asyncio.create_task(pipe.received.get())
-                await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
-                if not receiving.done():
-                    sending.result()
-                    return
-                kind, payload = receiving.result()
+        async with contextlib.aclosing(Following(self._handle, screen=self._live).until_stopped()) as following:
+            async for kind, payload in following:
                 if self._answering is not None:
                     self._answer(kind, payload)
                 yield
                 if self._answering is None:
-                    await asyncio.sleep(PAUSE)  # whoever falls far behind is given the screen instead of all output
-                pipe.taken()
-        finally:
-            for task in (sending, receiving):
-                if task is not None:
-                    task.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+                    await asyncio.sleep(PAUSE)  # a client that falls far behind gets the screen instead of all output
 
-    def _answer(self, kind: str, payload: bytes) -> None:
+    def _answer(self, kind: str, payload: object) -> None:
         assert self._answering is not None
-        if kind == frames.OUTPUT:
+        if isinstance(payload, bytes):
             self._answering.feed(payload)
         elif kind == frames.SCREEN:
             self._answering.feed(b"\x1bc" + painting_of(self._live))
@@ -227,19 +188,17 @@ class RemoteTerminal:
     async def follow(self) -> AsyncIterator[None]:
         want = frames.Want(uid=self._to.uid, want="follow", screen=True)
         async with linked(self._to, want) as link:
-            while True:
-                kind, payload = await link.receive()
-                if kind == frames.END:
-                    return
-                if kind == frames.STATE:
-                    told = msgspec.json.decode(payload, type=frames.HandleStatus)
-                    self.driver = told.handle.driver
-                    await self._recolour(told.offset)
-                elif kind == frames.OUTPUT:
-                    self._emulator.feed(payload)
-                elif kind == frames.SCREEN:
-                    self._redraw(msgspec.json.decode(payload, type=Screen))
-                yield
+            async for kind, payload in frames.all_frames(link):
+                match payload:
+                    case frames.HandleStatus() if kind == frames.STATE:
+                        self.driver = payload.handle.driver
+                        await self._recolour(payload.offset)
+                    case Screen():
+                        self._redraw(payload)
+                    case bytes():
+                        self._emulator.feed(payload)
+                if kind != frames.END:
+                    yield
 
     def _redraw(self, screen: Screen) -> None:
         self._emulator.resize(screen.rows, screen.cols)
@@ -263,11 +222,10 @@ class RemoteTerminal:
     async def _printed(self, total: int) -> bytes:
         data = bytearray()
         async with linked(self._to, frames.Want(uid=self._to.uid, want="read")) as link:
-            while len(data) < total:
-                kind, payload = await link.receive()
-                if kind == frames.OUTPUT:
+            async for kind, payload in frames.all_frames(link):
+                if isinstance(payload, bytes):
                     data += payload
-                elif kind in (frames.GAP, frames.END):
+                if kind == frames.GAP or len(data) >= total:
                     break
         return bytes(data[:total])
 

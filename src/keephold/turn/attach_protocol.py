@@ -5,7 +5,8 @@ everything else. The first frame of a client is its request.
 """
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -92,6 +93,44 @@ class Refused(msgspec.Struct, frozen=True):
     code: str
 
 
+Frame: TypeAlias = "tuple[str, bytes | HandleStatus | Gap | Screen]"
+"""A kind and its payload: a `HandleStatus`, a `Gap`, a `Screen`, or bytes (output, the JSON of a reply)."""
+
+
+def decoded(kind: str, data: bytes) -> Frame:
+    """Decode a frame from a runtime. Raises `KeepholdError` for a refusal."""
+    if kind in (STATE, END):
+        return kind, msgspec.json.decode(data, type=HandleStatus)
+    if kind == GAP:
+        return kind, msgspec.json.decode(data, type=Gap)
+    if kind == SCREEN:
+        from keephold.tools.base import Screen
+
+        return kind, msgspec.json.decode(data, type=Screen)
+    if kind == ERROR:
+        refused = msgspec.json.decode(data, type=Refused)
+        raise KeepholdError(refused.message, code=refused.code)
+    return kind, data
+
+
+class Talk(Protocol):
+    """A connection to the process that has a handle's output."""
+
+    async def receive(self) -> Frame:
+        """Return the next frame. Raises `KeepholdError` for a refusal, for silence, and if the connection is lost."""
+
+    def send(self, kind: Kind, payload: bytes | msgspec.Struct = b"") -> None: ...
+
+
+async def all_frames(talk: Talk) -> AsyncGenerator[Frame, None]:
+    """Yield every frame up to the last one, an `END` or a `REPLY`."""
+    while True:
+        frame = await talk.receive()
+        yield frame
+        if frame[0] in (END, REPLY):
+            return
+
+
 def redraw(screen: "Screen") -> bytes:
     """Return the sequences that make a terminal show this screen."""
     drawn = [b"\x1b[?1049h" if screen.alternate else b"\x1b[?1049l", b"\x1b[0m\x1b[r\x1b[H\x1b[2J"]
@@ -108,7 +147,7 @@ class SupportsStreams(Protocol):
         """Return the path of the socket of an owner's runtime, or None."""
 
 
-def frame(kind: Kind, payload: bytes | msgspec.Struct) -> bytes:
+def frame(kind: str, payload: bytes | msgspec.Struct) -> bytes:
     """Encode a frame."""
     data = to_json(payload) if isinstance(payload, msgspec.Struct) else payload
     return kind.encode() + len(data).to_bytes(4) + data

@@ -12,6 +12,8 @@ back.
 import asyncio
 import logging
 import socket
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import cast
 
@@ -197,10 +199,10 @@ class _Client:
         handle = self._streams.handle(want.uid)
         match want.want:
             case "read":
-                await Following(handle, self._writer, want.since).catch_up()
+                await self._forward(Following(handle, want.since).so_far())
             case "follow":
                 screen = _terminal(handle) if want.screen else None
-                await self._follow(Following(handle, self._writer, want.since, screen), None)
+                await self._follow(Following(handle, want.since, screen), None)
             case "attach":
                 await self._attach(handle, Size(want.rows, want.cols))
             case "cast":
@@ -208,8 +210,14 @@ class _Client:
             case "send":
                 await self._send(handle, want)
 
-    def _send_frame(self, kind: frames.Kind, payload: bytes | msgspec.Struct) -> None:
+    def _send_frame(self, kind: str, payload: bytes | msgspec.Struct) -> None:
         self._writer.write(frames.frame(kind, payload))
+
+    async def _forward(self, found: AsyncGenerator[frames.Frame, None]) -> None:
+        async with aclosing(found):
+            async for kind, payload in found:
+                self._send_frame(kind, payload)
+                await self._writer.drain()
 
     async def _send(self, handle: Handle, want: Want) -> None:
         state = handle.state
@@ -238,14 +246,14 @@ class _Client:
         try:
             with Driving(run, live) as driving:
                 driving.resize(size)
-                await self._follow(Following(handle, self._writer, screen=live), driving)
+                await self._follow(Following(handle, screen=live), driving)
         finally:
             del streams.drivers[handle.uid]
 
     async def _follow(self, following: Following, driving: Driving | None) -> None:
         """Follow until the handle has stopped or the client has left."""
         self.following = following
-        sending = asyncio.create_task(following.until_stopped())
+        sending = asyncio.create_task(self._forward(following.until_stopped()))
         reading = asyncio.create_task(self._read(driving))
         try:
             await asyncio.wait((sending, reading), return_when=asyncio.FIRST_COMPLETED)

@@ -6,14 +6,14 @@ screen again instead.
 """
 
 import asyncio
+from collections.abc import AsyncGenerator, Iterator
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle, Watcher
 from keephold.tools.base import SupportsScreen
 from keephold.turn import attach_protocol as frames
+from keephold.turn.attach_protocol import Frame
 from keephold.turn.settle import printed
 
 if TYPE_CHECKING:
@@ -32,13 +32,10 @@ def status_of(handle: Handle, offset: int) -> frames.HandleStatus:
 
 
 class Following(Watcher):
-    """Sends the changes of a handle: from an offset of its output on, or from the current screen of its terminal."""
+    """Yields the changes of a handle: from an offset of its output on, or from the current screen of its terminal."""
 
-    def __init__(
-        self, handle: Handle, writer: asyncio.StreamWriter, since: int = 0, screen: SupportsScreen | None = None
-    ) -> None:
+    def __init__(self, handle: Handle, since: int = 0, screen: SupportsScreen | None = None) -> None:
         self._handle = handle
-        self._writer = writer
         self._offset = since
         self._screen = screen
         self._changed = asyncio.Event()
@@ -46,26 +43,31 @@ class Following(Watcher):
         self._run: Run | None = None
         self._closing = False
 
-    async def catch_up(self) -> None:
-        """Send the output so far, and the handle's state."""
+    async def so_far(self) -> AsyncGenerator[Frame, None]:
+        """Yield the output so far, and the handle's state."""
         handle = self._handle
-        await self._send(frames.STATE, status_of(handle, self._offset))
-        await self._send_output(printed(handle))
-        await self._send(frames.END, status_of(handle, self._offset))
+        yield frames.STATE, status_of(handle, self._offset)
+        for frame in self._output(printed(handle)):
+            yield frame
+        yield frames.END, status_of(handle, self._offset)
 
-    async def until_stopped(self) -> None:
-        """Send everything, until the handle has stopped. Raises `ToolError` if the runtime is closed first."""
+    async def until_stopped(self) -> AsyncGenerator[Frame, None]:
+        """Yield everything until the handle has stopped. Raises `ToolError` if the runtime is closed first."""
         handle = self._handle
         if self._screen is not None:
-            await self._send_screen(self._screen)
+            yield self._whole_screen(self._screen)
         handle.watch(self)
         try:
             while True:
                 self._changed.clear()
                 self._listen()
-                await self._send_state()
+                now = handle.state, handle.parked, handle.driver
+                if self._sent != now:
+                    self._sent = now
+                    yield frames.STATE, status_of(handle, self._offset)
                 stopped = not handle.active
-                await self._send_output(None)
+                for frame in self._output(None):
+                    yield frame
                 if stopped:
                     break
                 if self._closing:
@@ -78,7 +80,7 @@ class Following(Watcher):
             handle.unwatch(self)
             if self._run is not None:
                 self._run.listeners.remove(self._changed.set)
-        await self._send(frames.END, status_of(handle, self._offset))
+        yield frames.END, status_of(handle, self._offset)
 
     def close(self) -> None:
         """The runtime is closing: send the rest of the output, and stop."""
@@ -104,34 +106,19 @@ class Following(Watcher):
             self._run = self._handle.run
             self._run.listeners.append(self._changed.set)
 
-    # Sending
-
-    async def _send_state(self) -> None:
-        handle = self._handle
-        now = handle.state, handle.parked, handle.driver
-        if self._sent != now:
-            self._sent = now
-            await self._send(frames.STATE, status_of(handle, self._offset))
-
-    async def _send_screen(self, screen: SupportsScreen) -> None:
+    def _whole_screen(self, screen: SupportsScreen) -> Frame:
         self._offset = printed(self._handle)
-        await self._send(frames.SCREEN, screen.screen())
+        return frames.SCREEN, screen.screen()
 
-    async def _send_output(self, stop: int | None) -> None:
+    def _output(self, stop: int | None) -> Iterator[Frame]:
+        """Read what follows the offset, a frame at a time: the client may take long between two frames."""
         while (output := self._handle.output) is not None:
             end = output.total if stop is None else min(stop, output.total)
             if self._offset >= end:
                 return
             if self._screen is not None and end - self._offset > _FAR:
-                await self._send_screen(self._screen)
+                yield self._whole_screen(self._screen)
                 continue
             piece = output.read(self._offset, min(self._offset + CHUNK, end))
             self._offset = piece.end
-            if piece.missing:
-                await self._send(frames.GAP, frames.Gap(piece.missing, piece.end))
-            else:
-                await self._send(frames.OUTPUT, piece.data)
-
-    async def _send(self, kind: frames.Kind, payload: bytes | msgspec.Struct) -> None:
-        self._writer.write(frames.frame(kind, payload))
-        await self._writer.drain()
+            yield (frames.GAP, frames.Gap(piece.missing, piece.end)) if piece.missing else (frames.OUTPUT, piece.data)

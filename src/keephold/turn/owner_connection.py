@@ -48,7 +48,7 @@ class Link:
         self._writer = writer
         self._patience: float | None = SILENT_SECS
 
-    async def receive(self) -> tuple[str, bytes]:
+    async def receive(self) -> frames.Frame:
         """Return the next frame. Raises `KeepholdError` if the process refuses, is silent or has died."""
         try:
             async with asyncio.timeout(self._patience):
@@ -58,10 +58,7 @@ class Link:
         self._patience = None
         if received is None:
             raise gone(self._to.id, self._to.tool)
-        if received[0] == frames.ERROR:
-            refused = msgspec.json.decode(received[1], type=frames.Refused)
-            raise KeepholdError(refused.message, code=refused.code)
-        return received
+        return frames.decoded(*received)
 
     def send(self, kind: frames.Kind, payload: bytes | msgspec.Struct = b"") -> None:
         self._writer.write(frames.frame(kind, payload))

@@ -209,7 +209,7 @@ async def _send(to: OwnerAddress, parsed: ParsedCall) -> Reply:
     async with linked(to, want) as link:
         while True:
             kind, payload = await link.receive()
-            if kind == REPLY:
+            if kind == REPLY and isinstance(payload, bytes):
                 return Reply(payload.decode(), payload.decode())
 
 
