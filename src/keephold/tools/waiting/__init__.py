@@ -6,7 +6,7 @@ from keephold.tools.waiting.complete import complete_tool
 from keephold.tools.waiting.create import create_tool
 from keephold.tools.waiting.execute import agent_step_tool, execute_agent_tool, execute_workflow_tool
 from keephold.tools.waiting.listing import list_tool
-from keephold.tools.waiting.tasks import TaskTools
+from keephold.tools.waiting.tasks import task_tools
 from keephold.tools.waiting.tool import WaitToolHost
 from keephold.tools.waiting.update_cancel import cancel_tool, update_tool
 from keephold.tools.waiting.wait import sleep_tool, wait_for_multiple_tool, wait_for_tool
@@ -53,5 +53,5 @@ def wait_tools(around: WaitToolHost) -> list[Tool]:
         execute_agent_tool(around),
         execute_workflow_tool(around),
         agent_step_tool(around),
-        *TaskTools(around).all(),
+        *task_tools(around),
     ]

@@ -17,24 +17,17 @@ from keephold.text import to_json
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting.tool import ENDS, Arguments, WaitToolHost, object_schema, wait_tool
-from keephold.tools.waiting.view import TEXT, TYPES, instant, reply
+from keephold.tools.waiting.view import TEXT, TYPES, duration, instant, one_of, reply
 
 _SETTLED: tuple[Status, ...] = ("completed", "failed", "timeout")
 _NAMED = 100
 """Number of ids that a reply names."""
 
 PARAMETERS = object_schema(
-    {
-        "olderThanMs": {
-            "type": "number",
-            "minimum": 0,
-            "maximum": 1e14,
-            "description": "Settled longer ago than this; default 0.",
-        },
-        "status": {"type": "string", "enum": [*_SETTLED, "all"], "description": "Default: all that have settled."},
-        "type": {"type": "string", "enum": [*TYPES, "all"], "description": "Default: all."},
-        "dryRun": {"type": "boolean", "description": "Say what would go, and let nothing go."},
-    }
+    olderThanMs=duration("Settled longer ago than this; default 0."),
+    status=one_of([*_SETTLED, "all"], "Default: all that have settled."),
+    type=one_of([*TYPES, "all"], "Default: all."),
+    dryRun={"type": "boolean", "description": "Say what would go, and let nothing go."},
 )
 RETURNS = reply(
     "success dryRun removedCount byStatus byType handleIds archived message?",
@@ -43,9 +36,9 @@ RETURNS = reply(
 
 
 def gc_tool(around: WaitToolHost) -> Tool:
-    """Make the tool."""
-
-    async def gc(call: Call, arguments: Arguments) -> Reply:
+    @wait_tool(around, PARAMETERS, RETURNS, hints=ENDS | {"title": "Remove settled wait handles"})
+    async def gc_wait_handles(call: Call, arguments: Arguments) -> Reply:
+        """Remove wait handles that have settled, and their results."""
         registry = around.registry
         op = _op(call, arguments, registry.clock.now())
         dry = bool(arguments.get("dryRun"))
@@ -64,15 +57,7 @@ def gc_tool(around: WaitToolHost) -> Tool:
             answer["message"] = "Nothing goes while a turn of this conversation is open."
         return around.show(answer)
 
-    return wait_tool(
-        around,
-        "gc_wait_handles",
-        "Remove wait handles that have settled, and their results.",
-        PARAMETERS,
-        RETURNS,
-        gc,
-        hints=ENDS | {"title": "Remove settled wait handles"},
-    )
+    return gc_wait_handles
 
 
 def _op(call: Call, arguments: Arguments, now: float) -> Collected:

@@ -16,31 +16,22 @@ from keephold.tools.call import Call
 from keephold.tools.waiting.create import NAME as CREATE
 from keephold.tools.waiting.tasks import CREATE as TASK
 from keephold.tools.waiting.tool import WRITES, Arguments, Refused, WaitToolHost, object_schema, wait_tool
-from keephold.tools.waiting.view import (
-    elapsed,
-    fitting,
-    instant,
-    milliseconds,
-    reply,
-    status,
-)
+from keephold.tools.waiting.view import elapsed, fitting, instant, milliseconds, reply, status, text
 
 PARAMETERS = object_schema(
-    {
-        "handleId": {"type": "string", "description": "ID of the wait handle, or the whole key of a wait."},
-        "result": {"description": "Result data (if successful): any JSON value."},
-        "error": {"type": "string", "description": "Error message (if failed). If it is given, the operation failed."},
-    },
-    ["handleId"],
+    "handleId",
+    handleId=text("ID of the wait handle, or the whole key of a wait."),
+    result={"description": "Result data (if successful): any JSON value."},
+    error=text("Error message (if failed). If it is given, the operation failed."),
 )
 RETURNS = reply("success handleId type status result? error? elapsedMs elapsedTime startTime endTime?")
 _STATUS = {"ok": "completed", "err": "failed", "timeout": "timeout", "cancelled": "failed"}
 
 
 def complete_tool(around: WaitToolHost) -> Tool:
-    """Make the tool."""
-
-    async def complete(call: Call, arguments: Arguments) -> Reply:
+    @wait_tool(around, PARAMETERS, RETURNS, names="handleId", hints=WRITES | {"title": "Complete a wait handle"})
+    async def complete_wait_handle(call: Call, arguments: Arguments) -> Reply:
+        """Manually complete or fail a wait handle (used by external systems)."""
         id, error = arguments["handleId"], arguments.get("error")
         if error is None:
             resolution = Resolution("ok", arguments.get("result"))
@@ -94,16 +85,7 @@ def complete_tool(around: WaitToolHost) -> Tool:
         answer |= {"startTime": instant(state.created)} | ({"endTime": instant(end)} if over else {})
         return around.show(answer, shown=() if handle.active else (handle,))
 
-    return wait_tool(
-        around,
-        "complete_wait_handle",
-        "Manually complete or fail a wait handle (used by external systems).",
-        PARAMETERS,
-        RETURNS,
-        complete,
-        names="handleId",
-        hints=WRITES | {"title": "Complete a wait handle"},
-    )
+    return complete_wait_handle
 
 
 def settled(id: str, now: str) -> Refused:

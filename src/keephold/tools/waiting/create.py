@@ -16,18 +16,13 @@ from keephold.text import to_json
 from keephold.tools.base import Launch, Launching, SpawnPolicy, Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting.tool import WRITES, WaitToolHost, function_tool, object_schema
-from keephold.tools.waiting.view import TYPES, instant, number, reply, status
+from keephold.tools.waiting.view import TYPES, duration, instant, number, one_of, reply, status, text
 
 NAME = "create_wait_handle"
 EXISTS = "Wait handle {id} already exists"
 METADATA_BYTES = 8192
 
-TIMEOUT = {
-    "type": "number",
-    "minimum": 0,
-    "maximum": 1e14,
-    "description": "Timeout in milliseconds, from now; 0 or left out: none.",
-}
+TIMEOUT = duration("Timeout in milliseconds, from now; 0 or left out: none.")
 PRIORITY = {
     "type": "integer",
     "minimum": -(2**31),
@@ -35,37 +30,31 @@ PRIORITY = {
     "description": "Of handles that queue for a slot or a resource, the highest starts first; default 0.",
 }
 PARAMETERS = object_schema(
-    {
-        "handleId": {"type": "string", "description": "Unique identifier for the handle."},
-        "type": {"type": "string", "enum": list(TYPES), "description": "What kind of operation it stands for."},
-        "metadata": {"type": "object", "description": "Additional metadata."},
-        "timeoutMs": TIMEOUT,
-        "priority": PRIORITY,
-    },
-    ["handleId", "type"],
+    "handleId type",
+    handleId=text("Unique identifier for the handle."),
+    type=one_of(TYPES, "What kind of operation it stands for."),
+    metadata={"type": "object", "description": "Additional metadata."},
+    timeoutMs=TIMEOUT,
+    priority=PRIORITY,
 )
 RETURNS = reply(
     "success handleId type status startTime timeout? metadata? priority? key? completeUrl?",
-    key={"type": "string", "description": "Of a hook: whoever has it may complete the handle, once."},
-    completeUrl={"type": "string", "description": "Of a hook, where keephold serves: POST the result here."},
+    key=text("Of a hook: whoever has it may complete the handle, once."),
+    completeUrl=text("Of a hook, where keephold serves: POST the result here."),
 )
 
 
 def create_tool(around: WaitToolHost) -> Tool:
-    """Make the tool."""
-
-    async def park(call: Call, **arguments: Any) -> Pending:
+    async def create_wait_handle(call: Call, **arguments: Any) -> Pending:
+        """Create a wait handle for tracking an async operation."""
         await call.completion_key()
         return timed(arguments.get("timeoutMs"), around.created(call))
 
-    launching = Launching(read=_read, reply=_reply, parks=True, once=EXISTS)
     return function_tool(
-        NAME,
-        "Create a wait handle for tracking an async operation.",
         PARAMETERS,
-        park,
+        create_wait_handle,
         returns=RETURNS,
-        launching=launching,
+        launching=Launching(read=_read, reply=_reply, parks=True, once=EXISTS),
         on_crash="replay",
         spawn=SpawnPolicy(on_turn_end="keep"),
         hints=WRITES | {"title": "Create a wait handle"},

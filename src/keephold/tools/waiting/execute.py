@@ -23,7 +23,7 @@ from keephold.tools.signature import Signature
 from keephold.tools.waiting.agents import MAY_RUN, PERMISSION, permitted, read_request
 from keephold.tools.waiting.create import PRIORITY, TIMEOUT, timed_out
 from keephold.tools.waiting.tool import End, WaitToolHost, function_tool, object_schema
-from keephold.tools.waiting.view import TEXT, came_to, instant, reply, status
+from keephold.tools.waiting.view import COUNT, TEXT, came_to, instant, reply, status, text
 from keephold.tools.waiting.wait import first, wait
 from keephold.tools.workflow import PARAMETERS as OF_WORKFLOWS
 from keephold.tools.workflow import WorkflowFailed, definition, read_workflow, run_workflow
@@ -33,16 +33,10 @@ _NAME_LENGTH = 100
 """Characters of a name that an id keeps; an id has room for 128."""
 
 _RETRY = object_schema(
-    {
-        "maxAttempts": {"type": "integer", "minimum": 1, "maximum": 100},
-        "baseDelayMs": {
-            "type": "integer",
-            "minimum": 0,
-            "description": "Pause before the second attempt; default 200.",
-        },
-        "maxDelayMs": {"type": "integer", "minimum": 0, "description": "Pauses double up to this; default 5000."},
-    },
-    ["maxAttempts"],
+    "maxAttempts",
+    maxAttempts={"type": "integer", "minimum": 1, "maximum": 100},
+    baseDelayMs=COUNT | {"description": "Pause before the second attempt; default 200."},
+    maxDelayMs=COUNT | {"description": "Pauses double up to this; default 5000."},
 ) | {"description": "Try again after a transient failure, with growing pauses."}
 _STARTED = "async handleId status message startTime timeout?"
 
@@ -102,33 +96,23 @@ STEP = "agent_step"
 DESCRIPTION = "Execute an agent asynchronously. Returns a handle at once; wait for its result with wait_for."
 _PROMPT_SHOWN = 100
 
+_ROLE = {"type": "string", "enum": ["user", "assistant", "system"]}
+_MESSAGE = object_schema("role content", role=_ROLE, content=TEXT)
 AGENT_PARAMETERS = object_schema(
-    {
-        "agentId": {"type": "string", "minLength": 1, "description": "Which agent."},
-        "prompt": {"type": "string", "description": "What it is to do."},
-        "model": {"type": "string"},
-        "temperature": {"type": "number", "minimum": 0, "maximum": 2},
-        "maxTokens": {"type": "integer", "minimum": 1},
-        "topP": {"type": "number", "minimum": 0, "maximum": 1},
-        "systemPrompt": {"type": "string"},
-        "context": {
-            "type": "array",
-            "items": object_schema(
-                {"role": {"type": "string", "enum": ["user", "assistant", "system"]}, "content": TEXT},
-                ["role", "content"],
-            ),
-            "description": "What was said before.",
-        },
-        "tools": {"type": "array", "items": {"type": "string"}},
-        "documents": {
-            "type": "array",
-            "items": object_schema({"id": TEXT, "content": TEXT, "name": TEXT}, ["content"]),
-        },
-        "timeoutMs": TIMEOUT,
-        "priority": PRIORITY,
-        "retry": _RETRY,
-    },
-    ["agentId", "prompt"],
+    "agentId prompt",
+    agentId={"type": "string", "minLength": 1, "description": "Which agent."},
+    prompt=text("What it is to do."),
+    model=TEXT,
+    temperature={"type": "number", "minimum": 0, "maximum": 2},
+    maxTokens={"type": "integer", "minimum": 1},
+    topP={"type": "number", "minimum": 0, "maximum": 1},
+    systemPrompt=TEXT,
+    context={"type": "array", "items": _MESSAGE, "description": "What was said before."},
+    tools={"type": "array", "items": TEXT},
+    documents={"type": "array", "items": object_schema("content", id=TEXT, content=TEXT, name=TEXT)},
+    timeoutMs=TIMEOUT,
+    priority=PRIORITY,
+    retry=_RETRY,
 )
 AGENT_RETURNS = reply(f"{_STARTED} agentId")
 
@@ -216,8 +200,6 @@ WORKFLOW_RETURNS = reply(f"{_STARTED} workflowId name stepCount")
 
 
 def execute_workflow_tool(around: WaitToolHost) -> Tool:
-    """Make the tool for workflows."""
-
     def read(arguments: Mapping[str, Any], now: float) -> Launch:
         workflow = read_workflow(_definition(arguments))
         missing = list(_missing(workflow.steps, around))
@@ -231,7 +213,8 @@ def execute_workflow_tool(around: WaitToolHost) -> Tool:
             retry=_retry(arguments),
         )
 
-    async def run(call: Call, **arguments: Any) -> dict[str, Any]:
+    async def execute_workflow_async(call: Call, **arguments: Any) -> dict[str, Any]:
+        """Execute a workflow asynchronously. Returns a handle at once; wait for its result with wait_for."""
         workflow = read_workflow(_definition(arguments))
         try:
             return await run_workflow(
@@ -255,10 +238,8 @@ def execute_workflow_tool(around: WaitToolHost) -> Tool:
         return _started(handle, "Workflow", given) | more
 
     return function_tool(
-        "execute_workflow_async",
-        "Execute a workflow asynchronously. Returns a handle at once; wait for its result with wait_for.",
         WORKFLOW_PARAMETERS,
-        run,
+        execute_workflow_async,
         returns=WORKFLOW_RETURNS,
         source="python",
         kind="workflow",

@@ -21,9 +21,11 @@ from keephold.tools.waiting.view import (
     TYPES,
     elapsed,
     instant,
+    one_of,
     operation_ms,
     progress_of,
     reply,
+    text,
 )
 
 _PAGE_BYTES = 12_000
@@ -35,17 +37,15 @@ _COUNTED = 1000
 
 ALL_TYPES: tuple[Kind, ...] = (*TYPES, "tool")
 PARAMETERS = object_schema(
-    {
-        "status": {"type": "string", "enum": [*STATUSES, "all"], "description": "Default: all."},
-        "type": {"type": "string", "enum": [*ALL_TYPES, "all"], "description": "Default: all."},
-        "metadata": {"type": "object", "description": "Only handles whose metadata has these keys and values."},
-        "limit": {"type": "integer", "minimum": 1, "maximum": 1000, "description": f"Default: {_PAGE}."},
-        "cursor": {"type": "string", "description": "`nextCursor` of the page before."},
-    }
+    status=one_of([*STATUSES, "all"], "Default: all."),
+    type=one_of([*ALL_TYPES, "all"], "Default: all."),
+    metadata={"type": "object", "description": "Only handles whose metadata has these keys and values."},
+    limit={"type": "integer", "minimum": 1, "maximum": 1000, "description": f"Default: {_PAGE}."},
+    cursor=text("`nextCursor` of the page before."),
 )
 _ENTRY = reply(
     "id type status elapsedMs elapsedTime startTime endTime? tool? hasResult hasError progress? priority? metadata?",
-    tool={"type": "string", "description": "The tool it is a call of, where it is one."},
+    tool=text("The tool it is a call of, where it is one."),
 )
 RETURNS = reply(
     "stats filters handles nextCursor?",
@@ -56,9 +56,9 @@ RETURNS = reply(
 
 
 def list_tool(around: WaitToolHost) -> Tool:
-    """Make the tool."""
-
+    @wait_tool(around, PARAMETERS, RETURNS, hints=READS | {"title": "List wait handles", "idempotentHint": True})
     async def list_wait_handles(call: Call, arguments: Arguments) -> Reply:
+        """List all wait handles with optional filtering."""
         registry = around.registry
         wanted = Filter(arguments)
         limit = arguments.get("limit") or _PAGE
@@ -79,15 +79,7 @@ def list_tool(around: WaitToolHost) -> Tool:
             answer["nextCursor"] = records[len(handles) - 1].uid
         return around.show(answer, limit=PAGE_LIMIT)
 
-    return wait_tool(
-        around,
-        "list_wait_handles",
-        "List all wait handles with optional filtering.",
-        PARAMETERS,
-        RETURNS,
-        list_wait_handles,
-        hints=READS | {"title": "List wait handles", "idempotentHint": True},
-    )
+    return list_wait_handles
 
 
 class Filter:

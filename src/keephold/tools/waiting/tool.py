@@ -152,36 +152,32 @@ def _in_our_words(id: str, error: ToolError) -> ToolError:
 
 
 def wait_tool(
-    around: WaitToolHost,
-    name: str,
-    description: str,
-    parameters: Schema,
-    returns: Schema,
-    function: Callable[[Call, Arguments], Awaitable[Any]],
-    **fields: Any,
-) -> Tool:
-    """Make a wait tool; `function` returns a `Reply` or, if the tool launches handles, anything."""
+    around: WaitToolHost, parameters: Schema, returns: Schema, **fields: Any
+) -> Callable[[Callable[[Call, Arguments], Awaitable[Reply]]], Tool]:
+    """Make a wait tool of a function, whose name and docstring the model sees."""
 
-    async def answered(call: Call, **arguments: Any) -> Any:
-        try:
-            return await function(call, arguments)
-        except Refused as refused:
-            answer = {"error": refused.message, **refused.more, "isError": True}
-            return around.show(answer, is_error=True, code=refused.code)
-        except KeepholdError as error:
-            if error.code in ("runtime_closed", "runtime_closing"):
-                raise
-            return around.show({"error": error.message, "isError": True}, is_error=True, code=error.code)
+    def make(function: Callable[[Call, Arguments], Awaitable[Reply]]) -> Tool:
+        async def answered(call: Call, **arguments: Any) -> Any:
+            try:
+                return await function(call, arguments)
+            except KeepholdError as error:
+                if error.code in ("runtime_closed", "runtime_closing"):
+                    raise
+                more = error.more if isinstance(error, Refused) else {}
+                answer = {"error": error.message, **more, "isError": True}
+                return around.show(answer, is_error=True, code=error.code)
 
-    return function_tool(name, description, parameters, answered, returns=returns, **{"unrecorded": True, **fields})
+        answered.__name__, answered.__doc__ = function.__name__, function.__doc__
+        return function_tool(parameters, answered, returns=returns, **{"unrecorded": True, **fields})
+
+    return make
 
 
-def function_tool(
-    name: str, description: str, parameters: Schema, function: Callable[..., Awaitable[Any]], **fields: Any
-) -> Tool:
+def function_tool(parameters: Schema, function: Callable[..., Awaitable[Any]], **fields: Any) -> Tool:
     """Make a tool whose function takes the call and its arguments by their names in JSON."""
+    description = " ".join((function.__doc__ or "").split())
     return Tool(
-        name=name,
+        name=function.__name__,
         description=description,
         parameters=parameters,
         runtime=Function(function, Signature(description, parameters, "call", None)),
@@ -199,6 +195,6 @@ class Refused(ToolError):
         self.more = more
 
 
-def object_schema(properties: Schema, required: Sequence[str] = ()) -> Schema:
-    """Return the JSON Schema of an object."""
-    return {"type": "object", "properties": properties, "required": list(required)}
+def object_schema(required: str = "", /, **properties: Any) -> Schema:
+    """Return the JSON Schema of an object with these properties, of which the named ones are required."""
+    return {"type": "object", "properties": properties, "required": required.split()}

@@ -13,39 +13,29 @@ from keephold.tools.waiting.create import NAME as CREATE
 from keephold.tools.waiting.create import PRIORITY, small
 from keephold.tools.waiting.tasks import CREATE as TASK
 from keephold.tools.waiting.tool import ENDS, WRITES, Arguments, WaitToolHost, object_schema, wait_tool
-from keephold.tools.waiting.view import (
-    elapsed,
-    instant,
-    milliseconds,
-    progress_of,
-    reply,
-    status,
-)
+from keephold.tools.waiting.view import elapsed, instant, milliseconds, progress_of, reply, status, text
 
-_HANDLE = {"type": "string", "description": "ID of the wait handle."}
+_HANDLE = text("ID of the wait handle.")
 UPDATE_PARAMETERS = object_schema(
-    {
-        "handleId": _HANDLE,
-        "progress": {"type": "number", "maximum": 1e300, "minimum": -1e300, "description": "How much is done."},
-        "total": {"type": "number", "maximum": 1e300, "minimum": -1e300, "description": "Of how much."},
-        "message": {"type": "string", "description": "What is being done."},
-        "priority": PRIORITY,
-        "metadata": {"type": "object", "description": "Keys to set; null removes a key, others stay."},
-    },
-    ["handleId"],
+    "handleId",
+    handleId=_HANDLE,
+    progress={"type": "number", "maximum": 1e300, "minimum": -1e300, "description": "How much is done."},
+    total={"type": "number", "maximum": 1e300, "minimum": -1e300, "description": "Of how much."},
+    message=text("What is being done."),
+    priority=PRIORITY,
+    metadata={"type": "object", "description": "Keys to set; null removes a key, others stay."},
 )
 UPDATE_RETURNS = reply("success handleId type status progress? priority? metadata?")
-CANCEL_PARAMETERS = object_schema(
-    {"handleId": _HANDLE, "reason": {"type": "string", "description": "Why; shown to those that wait for it."}},
-    ["handleId"],
-)
+CANCEL_PARAMETERS = object_schema("handleId", handleId=_HANDLE, reason=text("Why; shown to those that wait for it."))
 CANCEL_RETURNS = reply("success handleId type status error? elapsedMs elapsedTime startTime endTime")
 
 
 def update_tool(around: WaitToolHost) -> Tool:
-    """Make the tool that annotates."""
+    hints = WRITES | {"title": "Update a wait handle", "idempotentHint": True}
 
-    async def update(call: Call, arguments: Arguments) -> Reply:
+    @wait_tool(around, UPDATE_PARAMETERS, UPDATE_RETURNS, names="handleId", hints=hints)
+    async def update_wait_handle(call: Call, arguments: Arguments) -> Reply:
+        """Say how far an async operation is, or change its priority or metadata."""
         handle = await around.find(call, arguments["handleId"])
         if not handle.active:
             raise settled(handle.id, status(handle))
@@ -67,16 +57,7 @@ def update_tool(around: WaitToolHost) -> Tool:
         registry.annotated(handle, record)
         return around.show(_updated(record))
 
-    return wait_tool(
-        around,
-        "update_wait_handle",
-        "Say how far an async operation is, or change its priority or metadata.",
-        UPDATE_PARAMETERS,
-        UPDATE_RETURNS,
-        update,
-        names="handleId",
-        hints=WRITES | {"title": "Update a wait handle", "idempotentHint": True},
-    )
+    return update_wait_handle
 
 
 def _progress(handle: Handle, arguments: Arguments) -> Progress | None:
@@ -97,9 +78,11 @@ def _updated(record: Record) -> dict[str, Any]:
 
 
 def cancel_tool(around: WaitToolHost) -> Tool:
-    """Make the tool that cancels."""
+    hints = ENDS | {"title": "Cancel a wait handle"}
 
-    async def cancel(call: Call, arguments: Arguments) -> Reply:
+    @wait_tool(around, CANCEL_PARAMETERS, CANCEL_RETURNS, names="handleId", hints=hints)
+    async def cancel_wait_handle(call: Call, arguments: Arguments) -> Reply:
+        """Cancel an async operation: a wait handle, an agent, a workflow, a timer, or a call that goes on by itself."""
         handle, reason = await around.find(call, arguments["handleId"]), arguments.get("reason")
         if not handle.active:
             raise settled(handle.id, status(handle))
@@ -116,16 +99,7 @@ def cancel_tool(around: WaitToolHost) -> Tool:
             raise _refusal(handle)
         return around.show(_cancelled(handle, why, around.now()), shown=() if handle.active else (handle,))
 
-    return wait_tool(
-        around,
-        "cancel_wait_handle",
-        "Cancel an async operation: a wait handle, an agent, a workflow, a timer, or a call that goes on by itself.",
-        CANCEL_PARAMETERS,
-        CANCEL_RETURNS,
-        cancel,
-        names="handleId",
-        hints=ENDS | {"title": "Cancel a wait handle"},
-    )
+    return cancel_wait_handle
 
 
 def _left_alone(handle: Handle) -> bool:

@@ -5,7 +5,7 @@ times are floored.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -141,7 +141,21 @@ def read_hint(id: str) -> str:
     return f"Read the rest with read_output {to_json({'id': id}).decode()}; it takes offset, limit and pattern."
 
 
-# Fields of replies, as JSON Schema
+# Fields of arguments and replies, as JSON Schema
+
+
+def text(description: str) -> dict[str, Any]:
+    return {"type": "string", "description": description}
+
+
+def one_of(names: Iterable[str], description: str) -> dict[str, Any]:
+    return {"type": "string", "enum": list(names), "description": description}
+
+
+def duration(description: str) -> dict[str, Any]:
+    """Return the schema of a time in milliseconds."""
+    return {"type": "number", "minimum": 0, "maximum": 1e14, "description": description}
+
 
 TEXT = {"type": "string"}
 COUNT = {"type": "integer", "minimum": 0}

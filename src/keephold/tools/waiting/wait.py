@@ -22,53 +22,43 @@ from keephold.tools.waiting.view import (
     COUNT,
     Text,
     came_to,
+    duration,
     elapsed,
     fitting,
     instant,
     milliseconds,
     number,
+    one_of,
     operation_ms,
     progress_of,
     read_hint,
     reply,
     status,
+    text,
     wants,
 )
 
-_TIMEOUT = {
-    "type": "number",
-    "minimum": 0,
-    "maximum": 1e14,
-    "description": "Maximum time to wait in milliseconds, of this wait alone; 0 does not wait. Left out: no limit.",
-}
+_TIMEOUT = duration("Maximum time to wait in milliseconds, of this wait alone; 0 does not wait. Left out: no limit.")
 _POLL = {"type": "number", "description": "Accepted and not used: waiting is event-driven."}
 PARAMETERS_ONE = object_schema(
-    {
-        "handleId": {"type": "string", "description": "ID of the wait handle."},
-        "timeoutMs": _TIMEOUT,
-        "pollIntervalMs": _POLL,
-    },
-    ["handleId"],
+    "handleId", handleId=text("ID of the wait handle."), timeoutMs=_TIMEOUT, pollIntervalMs=_POLL
 )
 PARAMETERS_MULTIPLE = object_schema(
-    {
-        "handleIds": {"type": "array", "items": {"type": "string"}, "description": "IDs of the wait handles."},
-        "mode": {
-            "type": "string",
-            "enum": ["all", "any", "race"],
-            "description": "`all`: every operation has settled. `any`: one has succeeded, or all have failed. "
-            "`race`: the first has settled.",
-        },
-        "timeoutMs": _TIMEOUT,
-        "pollIntervalMs": _POLL,
-    },
-    ["handleIds", "mode"],
+    "handleIds mode",
+    handleIds={"type": "array", "items": {"type": "string"}, "description": "IDs of the wait handles."},
+    mode=one_of(
+        ("all", "any", "race"),
+        "`all`: every operation has settled. `any`: one has succeeded, or all have failed. "
+        "`race`: the first has settled.",
+    ),
+    timeoutMs=_TIMEOUT,
+    pollIntervalMs=_POLL,
 )
 _PENDING = {
     "needsInput": {"type": "boolean", "description": "It waits for the caller: answer it, or send it input."},
     "question": {"type": "object"},
-    "behind": {"type": "string", "description": "It queues behind this handle, which waits for the caller."},
-    "endedBy": {"type": "string", "description": "Who ended it on purpose."},
+    "behind": text("It queues behind this handle, which waits for the caller."),
+    "endedBy": text("Who ended it on purpose."),
 }
 _PENDING_NAMES = "needsInput? question? behind? progress? endedBy?"
 RETURNS_ONE = reply(
@@ -83,16 +73,17 @@ RETURNS_MULTIPLE = reply(
     "waitedMs waitedTime",
     mode={"type": "string", "enum": ["all", "any", "race"]},
     status={"type": "string", "enum": ["completed", "partial", "failed", "timeout", "pending"]},
-    winner={"type": "string", "description": "In a race: who settled first."},
+    winner=text("In a race: who settled first."),
     results={"type": "object", "additionalProperties": _ENTRY},
 )
 
 
 def wait_for_tool(around: WaitToolHost) -> Tool:
-    """Make the tool for one handle."""
-    show = around.show
+    show, hints = around.show, READS | {"title": "Wait for an operation"}
 
+    @wait_tool(around, PARAMETERS_ONE, RETURNS_ONE, scheduling="synchronising", task="never", hints=hints)
     async def wait_for(call: Call, arguments: Arguments) -> Reply:
+        """Wait for a single async operation to complete."""
         began = around.now()
         handle = await around.find(call, arguments["handleId"])
         timeout = arguments.get("timeoutMs")
@@ -123,24 +114,15 @@ def wait_for_tool(around: WaitToolHost) -> Tool:
             hint=read_hint(handle.id),
         )
 
-    return wait_tool(
-        around,
-        "wait_for",
-        "Wait for a single async operation to complete.",
-        PARAMETERS_ONE,
-        RETURNS_ONE,
-        wait_for,
-        scheduling="synchronising",
-        task="never",
-        hints=READS | {"title": "Wait for an operation"},
-    )
+    return wait_for
 
 
 def wait_for_multiple_tool(around: WaitToolHost) -> Tool:
-    """Make the tool for several."""
-    show = around.show
+    show, hints = around.show, READS | {"title": "Wait for several operations"}
 
+    @wait_tool(around, PARAMETERS_MULTIPLE, RETURNS_MULTIPLE, scheduling="synchronising", task="never", hints=hints)
     async def wait_for_multiple(call: Call, arguments: Arguments) -> Reply:
+        """Wait for multiple async operations: for all of them, for any success, or for the first to settle."""
         mode, timeout = arguments["mode"], arguments.get("timeoutMs")
         if not arguments["handleIds"]:
             raise ToolError("At least one handle ID required: `handleIds` is empty", code="invalid_arguments")
@@ -172,17 +154,7 @@ def wait_for_multiple_tool(around: WaitToolHost) -> Tool:
             limit=_room(answer),
         )
 
-    return wait_tool(
-        around,
-        "wait_for_multiple",
-        "Wait for multiple async operations: for all of them, for any success, or for the first to settle.",
-        PARAMETERS_MULTIPLE,
-        RETURNS_MULTIPLE,
-        wait_for_multiple,
-        scheduling="synchronising",
-        task="never",
-        hints=READS | {"title": "Wait for several operations"},
-    )
+    return wait_for_multiple
 
 
 async def wait(
@@ -240,9 +212,9 @@ def _counts(statuses: Sequence[str]) -> dict[str, int]:
     }
 
 
-def _entry(handle: Handle, now: float, text: Text, needs_input: bool) -> dict[str, Any]:
+def _entry(handle: Handle, now: float, said: Text, needs_input: bool) -> dict[str, Any]:
     took = operation_ms(handle.state, now)
-    entry = {"type": handle.kind, "status": status(handle), **came_to(handle, text)}
+    entry = {"type": handle.kind, "status": status(handle), **came_to(handle, said)}
     if handle.active:
         entry |= progress_of(handle.progress)
         if needs_input and handle.blocked_on_caller():
@@ -272,24 +244,17 @@ def _code(handle: Handle) -> str:
 
 
 PARAMETERS = object_schema(
-    {
-        "durationMs": {
-            "type": "number",
-            "minimum": 0,
-            "maximum": 1e14,
-            "description": "Duration to wait in milliseconds.",
-        },
-        "label": {"type": "string", "description": "Optional label for the timer."},
-    },
-    ["durationMs"],
+    "durationMs",
+    durationMs=duration("Duration to wait in milliseconds."),
+    label=text("Optional label for the timer."),
 )
 RETURNS = reply("success label? requestedDurationMs actualDurationMs startTime endTime")
 
 
 def sleep_tool(around: WaitToolHost) -> Tool:
-    """Make the tool."""
-
+    @wait_tool(around, PARAMETERS, RETURNS, kind="timer", unrecorded=False, hints=READS | {"title": "Sleep"})
     async def sleep(call: Call, arguments: Arguments) -> Reply:
+        """Wait for a specified duration (simple timer/delay)."""
         start = around.created(call)
         due = start + arguments["durationMs"] / 1000
         while (left := due - around.now()) > 0:  # noqa: ASYNC110 (nobody but time can tell)
@@ -297,24 +262,7 @@ def sleep_tool(around: WaitToolHost) -> Tool:
         end = around.now()
         label = arguments.get("label")
         answer = {"success": True} | ({} if label is None else {"label": label})
-        return around.show(
-            answer
-            | {
-                "requestedDurationMs": arguments["durationMs"],
-                "actualDurationMs": milliseconds(end - start),
-                "startTime": instant(start),
-                "endTime": instant(end),
-            }
-        )
+        answer |= {"requestedDurationMs": arguments["durationMs"], "actualDurationMs": milliseconds(end - start)}
+        return around.show(answer | {"startTime": instant(start), "endTime": instant(end)})
 
-    return wait_tool(
-        around,
-        "sleep",
-        "Wait for a specified duration (simple timer/delay).",
-        PARAMETERS,
-        RETURNS,
-        sleep,
-        kind="timer",
-        unrecorded=False,
-        hints=READS | {"title": "Sleep"},
-    )
+    return sleep
