@@ -39,7 +39,7 @@ class Upkeep:
         parts = self._parts
         if parts.lifecycle.closing:
             return
-        parts.durability.waits.look(ids)
+        parts.durability.waits.recheck(ids)
         parts.relay.notify(ids)
         parts.notifications.heard(ids)
         for listener in tuple(self.on_heard):

@@ -1,1 +1,1 @@
-"""What survives: keys, parked calls, journaled effects, recovery."""
+"""Durable execution: keys, parked calls, journaled effects, recovery."""

@@ -1,4 +1,4 @@
-"""What one call has in the store: its keys, its journal, its process (D1, E1, E8)."""
+"""The durable side of one call: its keys, its journal, its process (D1, E1, E8)."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from keephold.tools.base import Invocation
 
 
 class DurableCall:
-    """One call in one attempt, as far as it is durable."""
+    """The durable side of one call in one attempt."""
 
     __slots__ = ("_effects", "_invocation", "_registry", "_waits", "journal", "key", "taken")
 
@@ -26,17 +26,17 @@ class DurableCall:
         self.key: Key | None = None
         """The completion key, once it was taken."""
         self.taken = False
-        """Whether it was asked for: from then on it may be in the store."""
+        """Whether the key was requested: from then on it may be in the store."""
         replays = invocation.tool.on_crash == "replay"
         self.journal = Journal(registry, invocation.uid, invocation.fence, invocation.entries) if replays else None
 
     @property
     def process(self) -> str | None:
-        """The process the call belongs to: a spawned call is one (E8)."""
+        """The process that the call belongs to: a spawned call is one (E8)."""
         return self._invocation.uid if self._invocation.stateful else None
 
     async def completion_key(self) -> Key:
-        """The key that completes this call; the same one whenever it is asked for (D1)."""
+        """Return the key that completes this call: the same one each time (D1)."""
         call = self._invocation
         self.taken = True
         if self.key is None:
@@ -84,7 +84,7 @@ class DurableCall:
 
     @property
     def waits_in_effects(self) -> bool:
-        """Whether it waits for an event or sleeps (T1)."""
+        """Whether the call waits for an event or sleeps (T1)."""
         return self._effects is not None and self._effects.waiting > 0
 
 
@@ -95,7 +95,7 @@ class Durability:
         self.registry = registry
         self.waits = Waits(registry)
         self.complete_url: str | None = None
-        """Where keys are taken over HTTP, if somewhere: a wait is completed at `<complete_url>/<key>` (K2)."""
+        """Where keys are taken over HTTP, if anywhere: a wait is completed at `<complete_url>/<key>` (K2)."""
 
     def call(self, invocation: Invocation) -> DurableCall:
         handle = self.registry.loaded(invocation.uid)
@@ -104,5 +104,5 @@ class Durability:
         return DurableCall(self.registry, self.waits, invocation)
 
     async def entries(self, uid: str) -> Sequence[Entry]:
-        """The journal of a call whose next attempt begins."""
+        """Return the journal of a call whose next attempt begins."""
         return await self.registry.store.journal(uid)

@@ -1,4 +1,4 @@
-"""Deferred completion, in words: what a tool returns to wait for something outside, and how that ends (D1–D5)."""
+"""Deferred completion: what a tool returns to wait for an outside result, and how that wait ends (D1–D5)."""
 
 import math
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """What a tool returns whose result comes from outside, after it has taken `await call.completion_key()`.
+    """Return this from a tool whose result comes from outside, after `await call.completion_key()`.
 
-    `deadline` is seconds from now or an aware datetime; None waits for ever.
+    `deadline` is seconds from now or an aware datetime; None waits indefinitely.
     """
 
     deadline: float | datetime | None = None
@@ -43,13 +43,13 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class TimedPending(Pending):
-    """The same with words of its own for when the deadline passes (W5)."""
+    """Return a copy with its own message for when the deadline passes (W5)."""
 
     timed_out: str | None = None
 
 
 def parking(pending: Pending, now: float, tool: "Tool") -> Parking:
-    """The terms on which a call of the tool waits, with the deadline as a time of day (D7)."""
+    """Return the terms on which a call of the tool waits, with the deadline as a time of day (D7)."""
     deadline = pending.deadline
     at = deadline.timestamp() if isinstance(deadline, datetime) else None if deadline is None else now + deadline
     timed_out = pending.timed_out if isinstance(pending, TimedPending) else None
@@ -66,11 +66,11 @@ def parking(pending: Pending, now: float, tool: "Tool") -> Parking:
 
 
 _shared = lru_cache(maxsize=64)(Parking)
-"""Terms without a deadline are the same for all calls of a tool, of which ten thousand may be parked."""
+"""Return terms without a deadline. Ten thousand parked calls of one tool share them."""
 
 
 class ResolveOutcome(msgspec.Struct, frozen=True):
-    """What resolving a key came to. `str()` of it is the status; `terminal` how the wait ended, as in D4."""
+    """The result of resolving a key. `str()` of it is the status; `terminal` says how the wait ended, as in D4."""
 
     status: Literal["accepted", "already_resolved", "unknown_or_revoked"]
     terminal: dict[str, Any] | None = None
@@ -80,7 +80,8 @@ class ResolveOutcome(msgspec.Struct, frozen=True):
 
 
 def read_resolution(given: Any, nesting: int) -> Resolution:
-    """A resolution as somebody sends it (D4), or an error that says what one looks like. `nesting`: levels of JSON."""
+    """Return a resolution as it was sent (D4), or raise an error that says how to send one. `nesting`: levels of
+    JSON."""
     right = (
         '{"status":"ok","payload":…}, {"status":"err","payload":{"code":…,"message":…}}, {"status":"timeout"} or '
         '{"status":"cancelled"}'
@@ -119,7 +120,7 @@ def _payload(value: Any) -> Any:
 
 
 def resolution_json(resolution: Resolution) -> dict[str, Any]:
-    """A resolution as in D4."""
+    """Return a resolution as in D4."""
     if resolution.status in ("ok", "err"):
         return {"status": resolution.status, "payload": resolution.payload}
     return {"status": resolution.status}

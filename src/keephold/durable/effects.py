@@ -1,7 +1,7 @@
-"""Durable effects: what `call.durable()` gives a tool (E).
+"""Durable effects: what `call.durable()` returns to a tool (E).
 
-`Effects` is the protocol; nothing in it is of this machine, so that another engine can implement it. `CallEffects` is
-ours: the journal of the call, and waits whose rows outlive it.
+`Effects` is the protocol; nothing in it depends on this machine, so that another engine can implement it. `CallEffects`
+implements it with the journal of the call, and waits whose rows outlive it.
 """
 
 import asyncio
@@ -21,19 +21,19 @@ from keephold.store.base import Emitted
 
 
 class Effects(Protocol):
-    """Effects that are done once and remembered."""
+    """Effects that are done once and recorded."""
 
     durable: bool
-    """Whether what is recorded survives the process (E9)."""
+    """Whether records survive the process (E9)."""
 
     async def run_json(self, step_id: str, input: Any, function: Callable[[Any], Awaitable[Any]]) -> Any:
         """Run the function with the input, once; a replay returns what it returned, or raises what it raised."""
 
     async def external_event_key(self, name: str) -> Key:
-        """The key with which somebody outside brings the event of that name."""
+        """Return the key with which something outside delivers the event of that name."""
 
     async def await_event_json(self, key: str) -> Any:
-        """Wait until the key is resolved; the payload."""
+        """Wait until the key is resolved, and return the payload."""
 
     async def sleep(self, seconds: float) -> None:
         """Sleep. A replay sleeps the rest."""
@@ -142,7 +142,7 @@ class ProcessEvents:
 
 
 def process_event(process: str | None, type: str, payload: Any, now: float) -> Emitted:
-    """The operation that appends an event to a process, if there is one."""
+    """Return the operation that appends an event to a process, if there is one."""
     if process is None:
         raise ToolError(
             "this call belongs to no process; spawn the tool, or call it from a spawned one",

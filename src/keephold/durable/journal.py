@@ -1,7 +1,7 @@
-"""A call's journal: what it did, found again by the name it did it under (E2, E3, E7, E10).
+"""A call's journal: its recorded effects, found again by name (E2, E3, E7, E10).
 
-It is loaded once, when an attempt begins; after that it only grows. Replay is running the tool again with its journal
-in hand: what is recorded is returned, what is not is done and recorded.
+It is loaded once, when an attempt begins; after that it only grows. A replay runs the tool again with its journal:
+recorded effects are returned, others are done and recorded.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from keephold.text import as_text, has_no_number
 _log = logging.getLogger("keephold.durable")
 
 NOT_THE_TOOLS = ("lease_lost", "runtime_closing", "store_unavailable")
-"""Errors that say nothing of what a step did: they are never recorded as its outcome."""
+"""Errors that say nothing about what a step did: they are never recorded as its outcome."""
 
 _encoder = msgspec.json.Encoder(order="sorted", enc_hook=as_text)
 _encode, _decode = _encoder.encode, msgspec.json.decode
@@ -56,7 +56,7 @@ class Journal:
         self._used: set[str] = set()
         self._entries: dict[tuple[str, str], Entry] = {}
         self.inputs: list[Any] = []
-        """What `apply` had sent before this attempt, in order."""
+        """Input that `apply` had sent before this attempt, in order."""
         for entry in entries:
             self._entries[entry.kind, entry.name] = entry
         for number in range(1, sum(kind == "input" for kind, _ in self._entries) + 1):
@@ -67,7 +67,7 @@ class Journal:
         self._idle: asyncio.Event | None = None
 
     def use(self, step_id: str) -> None:
-        """Reserve a step id, or raise: it is used once in a call (E3)."""
+        """Reserve a step id, or raise if the call has used it (E3)."""
         if step_id in self._used:
             raise ToolError(
                 f"step id `{step_id}` was already used by this tool call; every step needs an id of its own",
@@ -76,7 +76,7 @@ class Journal:
         self._used.add(step_id)
 
     def number(self, kind: EntryKind, of: str = "") -> str:
-        """The next name of a kind whose entries are numbered in the order the code reaches them (E10)."""
+        """Return the next name of a kind whose entries are numbered in the order the code reaches them (E10)."""
         counted = f"{kind}:{of}"
         count = self._counts[counted] = self._counts.get(counted, 0) + 1
         return f"{of}:{count}" if of else str(count)
@@ -85,7 +85,7 @@ class Journal:
         return self._entries.get((kind, name))
 
     def op(self, kind: EntryKind, name: str, value: Any, digest: bytes = b"", *, given: Any = None) -> Journaled:
-        """The operation that records a value, for whoever has others to write with it. `given`: what it answers."""
+        """Return the operation that records a value, to be written with others. `given`: the input it answers."""
         asked = b"" if given is None else _shown(_encode(given))
         return Journaled(self._uid, self._fence, kind, name, digest, _encode(value), input=asked)
 
@@ -100,12 +100,12 @@ class Journal:
         given: bytes = b"",
         also: Sequence[Op] = (),
     ) -> Sequence[Any]:
-        """Write an entry, and other operations with it, as one commit; their results."""
+        """Write an entry, and other operations with it, as one commit; return their results."""
         entry = Journaled(self._uid, self._fence, kind, name, digest, value, ok, _shown(given))
         return await self._registry.write((entry, *also, *self._printed()))
 
     def _printed(self) -> tuple[Wrote, ...]:
-        """What the call has printed since its last entry goes with the next one, so that a replay finds it (E10)."""
+        """Write what the call has printed since its last entry with the next one, so that a replay finds it (E10)."""
         output = self._registry.printed(self._uid)
         if output is None or output.total == self._kept:
             return ()
@@ -113,13 +113,13 @@ class Journal:
         return (Wrote(self._uid, self._fence, output.keep(self._registry.store.inline_output)),)
 
     def store_input(self, value: Any, cause: bytes, then: Callable[[], None]) -> None:
-        """Write what the `apply` of that name sent, then hand it over (E10)."""
+        """Write the input that the `apply` of that name sent, then hand it to the tool (E10)."""
         self._received += 1
         op = self.op("input", str(self._received), value, cause)
         self._registry.commit((op,), lambda _: then(), lambda _: None, keep=True)
 
     async def run(self, step_id: str, given: bytes, function: Any, argument: Any) -> Any:
-        """One journaled step, whose id has been reserved."""
+        """Run one journaled step, whose id has been reserved."""
         digest = _sha256(given).digest()
         entry = self._entries.get(("step", step_id))
         if entry is not None:
@@ -133,7 +133,8 @@ class Journal:
                 self._idle.set()
 
     async def idle(self) -> None:
-        """Until no step runs: one that outlives its attempt (a `gather` whose other step failed) is recorded first."""
+        """Wait until no step runs: one that outlives its attempt (a `gather` whose other step failed) is recorded
+        first."""
         while self._running:
             self._idle = asyncio.Event()
             await self._idle.wait()
@@ -161,8 +162,8 @@ class Journal:
 
 
 def _shown(given: bytes) -> bytes:
-    """An input as it is written: for whoever looks, and so without keys (K5). A replay compares the digest, which is of
-    the input itself."""
+    """Return an input as it is written, for people to read and so without keys (K5). A replay compares the digest,
+    which is of the input itself."""
     return masked(given.decode()).encode() if b"hf1." in given else given
 
 
@@ -180,7 +181,7 @@ def _replayed(step_id: str, entry: Entry, digest: bytes) -> Any:
 
 
 def to_bytes(value: Any, what: str) -> bytes:
-    """A value as JSON, keys sorted, or an error that names it."""
+    """Return a value as JSON with sorted keys, or raise an error that names it."""
     try:
         data = _encode(value)
         if b"null" in data and has_no_number(value):

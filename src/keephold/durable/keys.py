@@ -1,8 +1,8 @@
-"""Keys: who holds one may complete that one wait, once (D3, K2).
+"""Keys: the holder of a key may complete one wait, once (D3, K2).
 
 A key is `hf1.<secret id>.<payload>.<signature>`, safe in a URL. The payload names conversation, call and wait; the
 signature is an HMAC-SHA256 of everything before it. `key_id` is a hash of the payload: it names the wait and carries no
-authority, so it may be shown where the key may not: `masked` puts `key:<key_id>` where a key was.
+authority, so it may be shown where the key may not: `masked` replaces a key by `key:<key_id>`.
 """
 
 import base64
@@ -19,16 +19,17 @@ _NO_SECRET = b"\0" * 32
 _START = f"{_FORM}."
 _CHARS = "[A-Za-z0-9_-]"
 _KEY = re.compile(rf"{_FORM}\.[0-9a-f]{{8}}\.({_CHARS}+)(\.{_CHARS}+)?")
-"""A key wherever it is in a text, one that was cut off in its payload as well."""
+"""A key anywhere in a text, also one that was cut off in its payload."""
 _UNFINISHED = re.compile(
     rf"((?<!{_CHARS})hf?|{_FORM}|{_FORM}\.[0-9a-f]{{0,8}}|{_FORM}\.[0-9a-f]{{8}}\.({_CHARS}+(\.{_CHARS}{{0,42}})?)?)\Z"
 )
-"""What may become a key with what follows; the signature of a whole one has 43 characters."""
+"""Text that may become a key with what follows; the signature of a whole key has 43 characters."""
 _MASK = re.compile("key:[0-9a-f]{32}")
 _WORD = re.compile(r"[A-Za-z0-9_.-]*")
 
 LONGEST = 4096
-"""Characters of a key that are looked for around a cut: more than any key has whose conversation has a usual name."""
+"""How many characters around a cut are searched for a key: more than any key has whose conversation has a usual
+name."""
 
 
 class Key(str):
@@ -48,7 +49,7 @@ class Key(str):
 
 
 class Presented(NamedTuple):
-    """A key as somebody presents it, taken apart and not yet believed."""
+    """A presented key, taken apart and not yet verified."""
 
     key_id: str
     signed: bytes
@@ -56,19 +57,19 @@ class Presented(NamedTuple):
 
 
 def key_id(conversation: str, uid: str, wait: str) -> str:
-    """The name of a wait, the same for ever."""
+    """Return the name of a wait, which never changes."""
     return _hash(_payload(conversation, uid, wait))
 
 
 def make_key(conversation: str, uid: str, wait: str, secret_id: str, secret: bytes) -> Key:
-    """The key of a wait. The same arguments give the same key."""
+    """Return the key of a wait. The same arguments give the same key."""
     payload = _payload(conversation, uid, wait)
     signed = f"{_FORM}.{secret_id}.{payload}"
     return Key(f"{signed}.{_text(_sign(secret, signed.encode()))}", _hash(payload))
 
 
 def present(text: str) -> Presented:
-    """Take a key apart. What is no key at all comes out as one that nothing can match, at the same cost."""
+    """Take a key apart. Text that is not a key becomes one that nothing can match, at the same cost."""
     signed, _, signature = text.rpartition(".")
     parts = signed.split(".")
     payload = parts[2] if len(parts) == 3 and parts[0] == _FORM else ""
@@ -76,18 +77,18 @@ def present(text: str) -> Presented:
 
 
 def is_key(text: str) -> bool:
-    """Whether it looks like a key at all."""
+    """Whether it looks like a key."""
     return text.startswith(f"{_FORM}.")
 
 
 def genuine(presented: Presented, secret: bytes | None) -> bool:
-    """Whether the signature was made with the secret. One comparison in constant time, whatever was presented."""
+    """Whether the signature was made with the secret. One comparison in constant time, for any input."""
     expected = _text(_sign(secret or _NO_SECRET, presented.signed)).encode()
     return hmac.compare_digest(expected, presented.signature) and secret is not None
 
 
 def masked(value: Any) -> Any:
-    """JSON as it may be shown (K5): wherever a string of it holds a key, `key:<key_id>` is there instead."""
+    """Return JSON as it may be shown (K5): every key in a string is replaced by `key:<key_id>`."""
     if isinstance(value, str):
         return masked_part("", value, "") if _START in value else value
     if isinstance(value, dict):
@@ -98,21 +99,21 @@ def masked(value: Any) -> Any:
 
 
 def masked_part(before: str, text: str, after: str) -> str:
-    """The same of a text that was cut out of a longer one: half a key, whose rest is before or after it, is no secret
-    to whoever looks at both."""
+    """Mask a text that was cut out of a longer one: half a key, whose rest is before or after it, must not be readable
+    from the two pieces."""
     lead, rest = _word(before[: -LONGEST - 1 : -1])[::-1], _word(after[:LONGEST])
     whole, start, stop = f"{lead}{text}{rest}", len(lead), len(lead) + len(text)
     shown, place = "", start
     for found in _KEY.finditer(whole) if _START in whole else ():
         if found.end() > start and found.start() < stop:
             shown += whole[place : max(place, found.start())]
-            shown += f"key:{_hash(found[1])}" if found[2] else "key:…"  # of half a payload there is no id
+            shown += f"key:{_hash(found[1])}" if found[2] else "key:…"  # half a payload has no id
             place = min(found.end(), stop)
     return shown + whole[place:stop]
 
 
 def unmasked(value: Any, given: Any) -> Any:
-    """What somebody made of `masked(given)`, with the keys of `given` where their ids are."""
+    """Return an edit of `masked(given)` with the keys of `given` in the place of their ids."""
     whole = msgspec.json.encode(given, enc_hook=str).decode()
     keys = {f"key:{_hash(found[1])}": found[0] for found in _KEY.finditer(whole)}
     if not keys:
@@ -122,18 +123,18 @@ def unmasked(value: Any, given: Any) -> Any:
 
 
 def unfinished_key(text: str) -> int:
-    """Where a key begins at the end of a text that may go on in the next piece of it; else the text's length."""
+    """Return where a key may begin at the end of a text that continues in the next piece; else the text's length."""
     found = _UNFINISHED.search(text, max(0, len(text) - LONGEST))
     return len(text) if found is None else found.start()
 
 
 def new_secret() -> tuple[str, bytes]:
-    """A secret and its id."""
+    """Return a new secret and its id."""
     return secrets.token_hex(4), secrets.token_bytes(32)
 
 
 def _word(text: str) -> str:
-    """What a text begins with that may be part of a key."""
+    """Return the beginning of a text that may be part of a key."""
     found = _WORD.match(text)
     assert found is not None, "it matches anything"
     return found[0]

@@ -1,7 +1,7 @@
-"""Waits on the outside: taking keys, resolving them, waiting for what they bring (D3, D5, E5).
+"""Waits on the outside: taking keys, resolving them, waiting for their payload (D3, D5, E5).
 
-The rows are the truth. Whoever waits here is told by the commit of a resolution made in this process, or by the bell of
-another one, and reads the row again; so a lost bell costs at most a sweep.
+The rows are the truth. A coroutine that waits here is woken by the commit of a resolution made in this process, or by
+the bell of another one, and reads the row again; so a lost bell costs at most a sweep.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ WaitKind = Literal["completion", "event"]
 
 
 async def open_keys(store: Store, uid: str) -> dict[str, Key]:
-    """The keys of a call that nobody has resolved, by the name of the wait; `completion` is that of the call itself.
+    """Return a call's open keys by the name of the wait; `completion` is that of the call itself.
 
-    For people and programs that have the store: they could make them by its secret anyway.
+    Only people and programs that can read the store may call this: they could make the keys by its secret anyway.
     """
     keys: dict[str, Key] = {}
     for row in await store.waits(uid):
@@ -50,14 +50,14 @@ async def open_keys(store: Store, uid: str) -> dict[str, Key]:
 
 
 class _Awaited:
-    """A wait that somebody here waits for."""
+    """A wait that coroutines of this process wait for."""
 
     __slots__ = ("futures", "row")
 
     def __init__(self, row: WaitRow) -> None:
         self.row = row
         self.futures: list[asyncio.Future[Resolution | None]] = []
-        """Each gets the resolution, or None: look at the row."""
+        """Each gets the resolution, or None: read the row."""
 
 
 class Waits:
@@ -73,7 +73,7 @@ class Waits:
     async def take(
         self, uid: str, fence: int, conversation: str, kind: WaitKind, name: str = "", parking: Parking | None = None
     ) -> Key:
-        """The key of a call's wait; the same key whenever it is asked for. Taking it is a commit."""
+        """Return the key of a call's wait: the same key each time. Taking it is a commit."""
         wait = kind if kind == "completion" else f"{kind}:{name}"
         id = key_id(conversation, uid, wait)
         row = await self._registry.store.wait(id)
@@ -85,25 +85,25 @@ class Waits:
         return make_key(conversation, uid, wait, secret_id, secret)
 
     async def opening(self, uid: str, conversation: str) -> WaitOpened:
-        """What takes the completion key of a call that is parked from the start, for the commit that makes it."""
+        """Return the operation that takes the completion key of a call that is parked from the start."""
         secret_id, _ = await self.newest_secret()
         return WaitOpened(uid, 1, key_id(conversation, uid, "completion"), "completion", "", secret_id)
 
     async def key_of(self, record: Record) -> Key:
-        """The completion key that a call has taken."""
+        """Return the completion key that a call has taken."""
         row = next(row for row in await self._registry.store.waits(record.uid) if row.kind == "completion")
         return make_key(row.conversation, row.uid, row.kind, row.secret_id, await self._secret(row.secret_id))
 
     async def rotate(self) -> str:
-        """Make new keys with a new secret. Keys made before stay good. Returns the secret's id."""
+        """Make new keys with a new secret. Earlier keys stay valid. Returns the secret's id."""
         return (await self._add_secret())[0]
 
     async def newest_secret(self) -> tuple[str, bytes]:
-        """The id of the newest secret, and the secret. Read each time: another process may have rotated it."""
+        """Return the id of the newest secret, and the secret. Read each time: another process may have rotated it."""
         return await self._registry.store.secret() or await self._add_secret()
 
     async def oldest_secret(self) -> bytes:
-        """The first secret of the store, which every process that ever opens it finds."""
+        """Return the first secret of the store, which every process that opens it finds."""
         found = await self._registry.store.secret(oldest=True)
         if found is None:
             await self._add_secret()
@@ -125,7 +125,7 @@ class Waits:
         return self._secrets[id]
 
     async def verify(self, key: str) -> WaitRow | None:
-        """The wait a key opens. Forged, tampered, revoked, never issued: None, after the same work (D5)."""
+        """Return the wait that a key opens. Forged, tampered, revoked, never issued: None, after the same work (D5)."""
         presented = present(str(key))
         awaited = self._awaited.get(presented.key_id)
         row = awaited.row if awaited is not None else await self._registry.store.wait(presented.key_id)
@@ -135,7 +135,7 @@ class Waits:
     # Resolving
 
     async def resolve(self, key: str, resolution: Resolution) -> ResolveOutcome:
-        """Resolve what the key stands for; the first resolution counts, across processes."""
+        """Resolve the key's wait; the first resolution counts, across processes."""
         row = await self.verify(key)
         if row is None:
             return ResolveOutcome("unknown_or_revoked")
@@ -144,9 +144,10 @@ class Waits:
         return ResolveOutcome(result.status, resolution_json(terminal) if terminal is not None else None)
 
     async def complete(self, handle: Handle, resolution: Resolution, also: Sequence[Op] = ()) -> Resolving:
-        """Resolve the completion of a call by whoever may do so without its key; the first resolution counts.
+        """Resolve the completion of a call without its key; the first resolution counts.
 
-        Of a call that has not taken its key yet it is kept until the call is parked. `also` is written with it.
+        If the call has not taken its key yet, the resolution is kept until the call is parked. `also` is written with
+        it.
         """
         id = key_id(handle.conversation, handle.uid, "completion")
         result = await self._resolve(id, handle.uid, resolution, also)
@@ -175,7 +176,7 @@ class Waits:
         return answered
 
     def _resolved(self, id: str, uid: str, resolution: Resolution, result: Resolving) -> None:
-        """That is written: wake who waits for it, in the same pass."""
+        """Wake the coroutines that wait for a written resolution, in the same pass of the loop."""
         if result.uid is not None and result.state is not None:
             self._registry.changed_elsewhere(result.uid, result.state, result.what)
         else:
@@ -183,18 +184,18 @@ class Waits:
         self._tell(id, resolution if result.status == "accepted" else result.terminal)
 
     async def revoke(self, conversation: str) -> int:
-        """Make the conversation's open keys worthless. Calls parked on them are stopped. Returns how many keys."""
+        """Revoke the conversation's open keys. Calls parked on them are stopped. Returns how many keys."""
         op = Revoked(conversation, self._registry.clock.now())
         ((stopped, others),) = await self._registry.write((op,), keep=False)
         for uid, state in stopped:
             self._registry.changed_elsewhere(uid, state)
-        self.look(tuple(self._awaited))
+        self.recheck(tuple(self._awaited))
         return len(stopped) + len(others)
 
     # Waiting
 
     async def wait(self, key: str) -> Resolution:
-        """Until the key is resolved."""
+        """Wait until the key is resolved."""
         row = await self.verify(key)
         while row is not None and not row.revoked:
             if row.resolution is not None:
@@ -214,8 +215,8 @@ class Waits:
         hint = "" if is_key(key) else "; it is not even a key: `await fx.external_event_key(name)` gives one"
         raise ToolError(f"await-event key is invalid or revoked{hint}", code="await_event_unknown_or_revoked")
 
-    def look(self, ids: Iterable[str] | None = None) -> None:
-        """Awaited keys, those or all, may be over: let who waits for them look."""
+    def recheck(self, ids: Iterable[str] | None = None) -> None:
+        """Let coroutines that wait for these keys, or for any, read their rows again."""
         for id in tuple(self._awaited) if ids is None else ids:
             self._tell(id, None)
 

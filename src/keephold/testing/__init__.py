@@ -1,7 +1,7 @@
-"""What keephold's own tests use, for people who test their tools and agents: start with `VirtualClock`.
+"""Tools for testing your tools and agents, which keephold's own tests use: start with `VirtualClock`.
 
-`ScriptedModel` plays the assistant of a conversation, so that prompts, notifications and turn ends can be tested
-without a provider.
+`ScriptedModel` plays the model of a conversation, so that you can test prompts, notifications and turn ends without a
+provider.
 """
 
 from keephold.testing.clock import VirtualClock, VirtualDeadlock

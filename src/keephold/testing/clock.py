@@ -40,8 +40,8 @@ class VirtualDeadlock(Exception):
 class VirtualClock:
     """A clock for tests: implements `keephold.handles.clock.Clock`, and runs coroutines in its time.
 
-    One clock may `run` several coroutines, one after the other; time goes on from one to the next. That is how a test
-    lets a program die, and looks at what the next one finds.
+    One clock may `run` several coroutines, one after the other; time continues from one to the next. That is how a test
+    lets a program die, and checks what the next one finds.
     """
 
     def __init__(self, start: float = 1_767_225_600.0) -> None:
@@ -155,7 +155,7 @@ class _Selector(selectors.BaseSelector):
 
 
 def where(task: asyncio.Task[Any]) -> str:
-    """A task in words: its name, and the lines it waits in, outermost first."""
+    """Describe a task: its name, and the lines it waits in, outermost first."""
     lines = [f"  task {task.get_name()}"]
     step: Any = task.get_coro()
     while (kind := next((kind for kind in ("cr", "gi") if hasattr(step, f"{kind}_frame")), None)) is not None:

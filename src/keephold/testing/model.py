@@ -1,9 +1,9 @@
 """A model that plays a script: test an agent's tools, prompts and turns without a provider.
 
-`ScriptedModel` drives real turns the way an agent's loop does. It is given a message, speaks and calls tools as its
-script says, gets the responses and the notifications, is asked by inquiries, and speaks again where the end of a turn
-owes it another word. `seen` holds everything it was given, in order, so that a test can look at the conversation from
-the model's side. Critical news stops it in the middle of a sentence, as it would stop a stream.
+`ScriptedModel` drives real turns the way an agent's loop does. It gets a message, speaks and calls tools as its script
+says, gets the responses and the notifications, answers inquiries, and speaks again where the end of a turn asks for
+another response. `seen` holds everything it was given, in order, so that a test can check the conversation from the
+model's side. A critical notification stops it in the middle of a sentence, as it would stop a stream.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class Heard(msgspec.Struct, frozen=True):
 
 
 class Spoken(msgspec.Struct, frozen=True):
-    """One thing that the model said. `interrupted`: critical news came before it had finished."""
+    """One thing that the model said. `interrupted`: a critical notification came before it had finished."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
@@ -59,9 +59,9 @@ Answers = Mapping[str, Any] | Callable[[Inquiry], Any]
 class ScriptedModel:
     """Plays `script`, one line for each request that a provider would get.
 
-    `answers` are for inquiries: by question id, or a function of the inquiry. `at_end` is what it says of handles that
-    still run when it has finished: `"wait"` or `"abort"`, for all of them or by id, or a function that returns any
-    answer, nonsense included. Give `Runtime(inquiry=model.inquiry)` so that it is asked.
+    `answers` are for inquiries: by question id, or a function of the inquiry. `at_end` says what to do with handles
+    that still run when it has finished: `"wait"` or `"abort"`, for all of them or by id, or a function that returns any
+    answer, also an invalid one. Pass `Runtime(inquiry=model.inquiry)` so that inquiries reach it.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class ScriptedModel:
         self.seen: list[Heard] = []
         self.said: list[Spoken] = []
         self.inquiries: list[Inquiry] = []
-        """What it was asked beside the conversation."""
+        """Inquiries, which are not part of the conversation."""
 
     async def converse(self, runtime: Runtime, message: str, *, conversation: str | None = None) -> Turn:
-        """One turn, from the user's message to the end: the turn, which holds its `ending`."""
+        """Play one turn, from the user's message to the end, and return the turn, which holds its `ending`."""
         async with runtime.turn(conversation) as turn:
             self._hear("user", message, notifications=await turn.notifications())
             while True:
@@ -100,7 +100,7 @@ class ScriptedModel:
         return turn
 
     async def inquiry(self, inquiry: Inquiry) -> Any:
-        """What `Runtime(inquiry=…)` takes."""
+        """Answer an inquiry: pass this as `Runtime(inquiry=…)`."""
         self.inquiries.append(inquiry)
         if inquiry.purpose == "turn_end":
             return self._end_of_turn(inquiry)
@@ -155,7 +155,7 @@ class ScriptedModel:
         return ToolCall(f"call_{self._calls}", name, arguments)
 
     async def _stream(self, turn: Turn, says: Says) -> str | None:
-        """Say it word by word. What was said so far if critical news came in between, else None."""
+        """Say it word by word. Return what was said so far if a critical notification interrupted it, else None."""
         urgent = asyncio.ensure_future(turn.urgent())
         words = says.text.split(" ")
         try:

@@ -10,12 +10,12 @@ from typing import Any
 
 from keephold.store.base import NOTIFICATION_TYPES, Changed, Collected, Op, Record, StoredEvent, TurnRow
 from keephold.store.events import Draft, events_of, queued
-from keephold.store.memory.notification_queue import Entry, message_of
+from keephold.store.memory.notification_queue import QueueEntry, message_of
 
 KEPT = 10_000
 """How many operations are noted, and how many events are kept."""
 
-Note = Draft | Entry
+Note = Draft | QueueEntry
 """An event that an operation brought about besides its own, or a queued notification that becomes one."""
 Noted = tuple[float | None, Op | None, Any, tuple[Note, ...]]
 """The time of an operation, if it has none of its own; the operation, if it writes an event; its result, or the state

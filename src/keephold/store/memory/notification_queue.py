@@ -19,12 +19,12 @@ SORTED_AT_ONCE = 100
 """How many entries may wait to be sorted in; sorting these takes 0.1 ms."""
 Undo = list[tuple[Any, ...]]
 """How to undo what a commit has done so far."""
-Entry = tuple[int, str, Notice | Notified | QueuedNotification, float, str | None, str, str, State | None]
+QueueEntry = tuple[int, str, Notice | Notified | QueuedNotification, float, str | None, str, str, State | None]
 """Number, conversation, notification, time, uid of the handle; and the handle's id, tool and state, if the notification
 has no message yet."""
 
 
-def message_of(entry: Entry) -> str:
+def message_of(entry: QueueEntry) -> str:
     """Return the entry's message, put into words if it has none."""
     _, _, notice, _, _, id, tool, state = entry
     return words(id, tool, state) if notice.message is None and state is not None else notice.message or ""
@@ -37,7 +37,7 @@ class Queue:
 
     def __init__(self, conversation: str) -> None:
         self.conversation = conversation
-        self.unsorted: list[Entry] = []
+        self.unsorted: list[QueueEntry] = []
         """Entries that are not in `rows` yet. Append only while there is room (`NOTIFICATION_LIMIT`) and no undo."""
         self.rows: dict[int, QueuedNotification] = {}
         """In the order of the numbers."""
@@ -81,7 +81,7 @@ class Queue:
                 self.add(entry, None)
             self.unsorted.clear()
 
-    def add(self, entry: Entry, undo: Undo | None) -> QueuedNotification:
+    def add(self, entry: QueueEntry, undo: Undo | None) -> QueuedNotification:
         """Queue one notification; its number is the highest so far. Output of a handle replaces its earlier line."""
         number, _, notice, at, uid, *_ = entry
         message = message_of(entry)

@@ -44,8 +44,8 @@ from keephold.store.base import (
 from keephold.testing.conformance.suite import DAY, NOON, Suite, record, shared, state_tag, uid
 
 
-class Commits(Suite):
-    """What holds for any list of operations."""
+class CommitChecks(Suite):
+    """Checks for any list of operations."""
 
     async def check_commit_gives_one_result_for_each_operation(self, store: Browse) -> None:
         results = await self.commit(
@@ -140,7 +140,7 @@ class Commits(Suite):
         assert isinstance((await self.found(store, uid(2))).state, Pending)
 
     async def check_R4_a_refused_list_leaves_nothing_behind(self, store: Browse) -> None:
-        """Whatever came before the refused operation is undone, whatever kind it is."""
+        """Everything before the refused operation is undone, of any kind."""
         await self._furnish(store)
         wrong = Registered(record(99, id="h1"))
         before = await self.dump(store)
@@ -180,7 +180,7 @@ class Commits(Suite):
         await store.close()
 
     async def _furnish(self, store: Browse) -> None:
-        """Something of everything."""
+        """Return operations that make something of everything."""
         await self.commit(store, TurnBegan("main", "turn-1", NOON), SecretAdded("secret-1", b"s" * 32, NOON))
         await self.commit(store, Opened("main", "turn-1", 1, (("a", "deploy", {}, uid(1)),)))
         await self.begin(store, 1)
@@ -201,7 +201,7 @@ class Commits(Suite):
         )
 
     async def _one_of_each(self, store: Browse) -> list[Op]:
-        """Every operation once, each of which has an effect on what `_furnish` made, in an order that is legal."""
+        """Return every operation once, in a legal order; each has an effect on what `_furnish` made."""
         end = Ended(NOON + 9, Ok("x"))
         return [
             Registered(record(50)),

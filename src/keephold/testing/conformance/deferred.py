@@ -1,4 +1,4 @@
-"""Checks of deferred completion: keys, parking, resolutions, deadlines, revocation, hooks (D)."""
+"""Checks of deferred completion: keys, parking, resolutions, deadlines, revocation, hooks."""
 
 from typing import Any
 
@@ -35,10 +35,10 @@ RESOLUTIONS = (
 )
 
 
-class Deferred(Suite):
+class DeferredChecks(Suite):
     """Calls that wait for their completion from outside."""
 
-    async def check_S3_a_cancelled_call_is_no_failure_in_the_news(self, store: Browse) -> None:
+    async def check_S3_a_cancelled_call_is_not_notified_as_a_failure(self, store: Browse) -> None:
         of, _ = await self.park(store, 1)
         await self.end(store, of, CANCELLED, "abort")
         (told,) = await store.notifications("main")
@@ -162,14 +162,14 @@ class Deferred(Suite):
             assert row is not None and row.resolution == Resolution("ok", 5)
             assert state_tag((await self.found(store, each)).state) == "running"
 
-    async def check_D9_the_end_of_a_parked_call_is_news(self, store: Browse) -> None:
+    async def check_D9_the_end_of_a_parked_call_is_notified(self, store: Browse) -> None:
         good, key_id = await self.park(store, 1, id="good")
         await self.resolve(store, key_id)
         bad, key_id = await self.park(store, 2, id="bad")
         await self.resolve(store, key_id, Resolution("err", {"code": "tool_error", "message": "no way"}))
         late, _ = await self.park(store, 3, id="late")
         await self.end(store, late, TIMED_OUT, "timeout")
-        told = [(news.kind, news.level, news.message, news.at, news.uid) for news in await store.notifications("main")]
+        told = [(each.kind, each.level, each.message, each.at, each.uid) for each in await store.notifications("main")]
         assert told == [
             ("tool.stopped", "info", "`good` (deploy) stopped.", NOON + 30, good),
             ("tool.failed", "error", "`bad` (deploy) failed: no way", NOON + 30, bad),
@@ -183,7 +183,7 @@ class Deferred(Suite):
         running = await self.begin(store, 6)
         await self.take_key(store, running, Parking(deadline=NOON))
         assert await store.due(NOON + 5) == ([], NOON + 10)
-        for _ in range(2):  # until somebody ends them
+        for _ in range(2):  # until a process ends them
             due, following = await store.due(NOON + 20)
             assert (sorted(uids(due)), following) == ([uid(2), uid(4), uid(5)], NOON + 30), (due, following)
         due, following = await store.due(NOON + 100, limit=1)
@@ -254,7 +254,7 @@ class Deferred(Suite):
         assert (await self.stopped(store, after)).outcome == Ok("edited")
 
     async def check_D5_a_call_may_time_out_although_its_key_was_resolved(self, store: Browse) -> None:
-        """As long as somebody runs it, that one decides."""
+        """While the call has an owner, the owner decides."""
         of = await self.begin(store, 1)
         key_id = await self.take_key(store, of, Parking())
         await self.resolve(store, key_id)
@@ -288,14 +288,14 @@ class Deferred(Suite):
             assert await self.resolve(store, key_id) == Resolving("unknown_or_revoked")
         assert (await self.resolve(store, settled_key)).status == "already_resolved"
         assert (await self.resolve(store, elsewhere_key)).uid == elsewhere
-        told = [(news.kind, news.uid) for news in await store.notifications("main")]
+        told = [(each.kind, each.uid) for each in await store.notifications("main")]
         assert sorted(told) == [("tool.failed", first), ("tool.failed", held), ("tool.stopped", settled)], told
         assert state_tag((await self.found(store, owned)).state) == "running"
         (again,) = await self.commit(store, Revoked("main", NOON + 9))
         assert [list(part) for part in again] == [[], []], again
 
     async def check_D5_a_call_cannot_park_on_a_revoked_key(self, store: Browse) -> None:
-        """Nobody could end it any more."""
+        """No process could end it any more."""
         of = await self.begin(store, 1)
         await self.take_key(store, of)
         await self.commit(store, Revoked("main", NOON + 2))
@@ -319,7 +319,7 @@ class Deferred(Suite):
         await self.commit(store, HookCalled(due[0]), HookCalled("unknown"))
 
     async def check_D2_a_due_hook_changes_hands(self, store: Browse) -> None:
-        """Whoever cannot call it lets go of it; whoever can claims it first."""
+        """A process that cannot call the hook releases the call; one that can claims it first."""
         of, _ = await self.park(store, 1, Parking(hook=True))
         await self.end(store, of, CANCELLED, "abort")
         stopped = await self.stopped(store, of)

@@ -55,11 +55,11 @@ def of(number: int, type: str, **data: Any) -> Told:
     return f"handle.{type}", "main", uid(number), data
 
 
-class Events(Suite):
-    """What happened, as it was committed."""
+class EventChecks(Suite):
+    """Checks of events."""
 
     async def since(self, store: Browse, *ops: Any) -> list[Told]:
-        """What these operations, as one commit, add."""
+        """Return the events that these operations add as one commit."""
         _, last = await store.events_range()
         await self.commit(store, *ops)
         events = await store.events(last)
@@ -118,9 +118,13 @@ class Events(Suite):
         _, last = await store.events_range()
         await self.resolve(store, key_id)
         await self.resolve(store, key_id)
-        resolved, stopped, news = await store.events(last)
+        resolved, stopped, queued = await store.events(last)
         assert resolved.data == {"key_id": key_id, "status": "ok"} and resolved.uid == of_two
-        assert (stopped.type, news.type, news.data["kind"]) == ("handle.stopped", "notification.queued", "tool.stopped")
+        assert (stopped.type, queued.type, queued.data["kind"]) == (
+            "handle.stopped",
+            "notification.queued",
+            "tool.stopped",
+        )
 
     async def check_D5_revoked_keys(self, store: Browse) -> None:
         await self.begin(store, 1)
@@ -157,12 +161,12 @@ class Events(Suite):
         assert await self.since(store, Forgotten("main")) == [("conversation.forgotten", "main", None, {})]
         assert await self.since(store, Forgotten("main")) == []
 
-    async def check_N3_news_comes_and_goes(self, store: Browse) -> None:
+    async def check_N3_notifications_are_queued_and_removed(self, store: Browse) -> None:
         await self.begin(store, 1)
         change = await self.ending(store, uid(1), notice=Notice("tool.stopped", "info", None))
         stopped, queued = await self.since(store, change)
-        (news,) = await store.notifications("main")
-        data = {"number": news.number, "kind": "tool.stopped", "level": "info", "message": news.message}
+        (row,) = await store.notifications("main")
+        data = {"number": row.number, "kind": "tool.stopped", "level": "info", "message": row.message}
         assert stopped[0] == "handle.stopped" and queued == ("notification.queued", "main", uid(1), data)
         shown = await self.since(store, TakenBack("main", ((uid(1), "stopped"), (uid(2), "running"))))
         assert shown == [("notification.removed", "main", uid(1), {**data, "by": "shown"})]
@@ -170,7 +174,7 @@ class Events(Suite):
         content = Notified("main", "tool.content", "info", "first", NOON, uid(2))
         (first,) = await self.since(store, content)
         (renewed,) = await self.since(store, Notified("main", "tool.content", "info", "second", NOON, uid(2)))
-        assert renewed[3] == {**first[3], "message": "second"}, "the same news, which says something else now"
+        assert renewed[3] == {**first[3], "message": "second"}, "the same one with another message"
         (delivered,) = await self.since(store, Delivered("main", "turn"))
         assert delivered == ("notification.delivered", "main", uid(2), {**renewed[3], "carrier": "turn"})
         await self.commit(store, Notified("main", "k.n", "info", "x", NOON))
@@ -180,7 +184,7 @@ class Events(Suite):
         (given,) = await self.since(store, HandedOut("main", (handed,)))
         assert given[0] == "notification.delivered" and given[3]["carrier"] == "message"
 
-    async def check_N6_news_that_is_dropped_or_expires(self, store: Browse) -> None:
+    async def check_N6_notifications_that_are_dropped_or_expire(self, store: Browse) -> None:
         for number in range(NOTIFICATION_LIMIT):
             await self.commit(store, Notified("main", "k.n", "info", str(number), NOON))
         queued, dropped = await self.since(store, Notified("main", "k.n", "info", "new", NOON))
@@ -215,7 +219,7 @@ class Events(Suite):
         assert len(answers) == 3
         assert [event.uid for event in await store.events(before[1])] == [uid(3), uid(5)]
 
-    async def check_L1_whoever_looks_on_is_called(self, store: Browse) -> None:
+    async def check_L1_listeners_are_called(self, store: Browse) -> None:
         calls: list[int] = []
         store.on_commit.add(lambda: calls.append(1))
         await self.commit(store, Registered(record(1)))
@@ -227,14 +231,14 @@ class Events(Suite):
         assert calls == [1, 1]
 
     async def lively(self, store: Browse) -> list[StoredEvent]:
-        """Events of two conversations, with news among them."""
+        """Return events of two conversations, with notifications among them."""
         for number in range(20):
             await self.begin(store, number, conversation=("main", "other")[number % 2])
             if number % 3 == 0:
                 await self.commit(store, Notified(("main", "other")[number % 2], "k.n", "info", "x", NOON, uid(number)))
         return await store.events()
 
-    async def check_L1_reading_goes_on_anywhere(self, store: Browse) -> None:
+    async def check_L1_reading_continues_anywhere(self, store: Browse) -> None:
         events = await self.lively(store)
         first, last = await store.events_range()
         assert [event.seq for event in events] == list(range(first, last + 1)) and len(events) == 47
@@ -255,11 +259,11 @@ class Events(Suite):
             assert await store.events(uid=of_one, newest=True, limit=1) == wanted[-1:]
         for conversation in ("main", "other", "nowhere"):
             within = [event for event in events if event.conversation == conversation]
-            news = [event for event in within if event.type.startswith("notification.")]
+            about = [event for event in within if event.type.startswith("notification.")]
             assert await store.events(conversation=conversation) == within
-            assert await store.events(conversation=conversation, notifications=True) == news
+            assert await store.events(conversation=conversation, notifications=True) == about
             assert (
-                await store.events(conversation=conversation, notifications=True, newest=True, limit=2) == news[:-3:-1]
+                await store.events(conversation=conversation, notifications=True, newest=True, limit=2) == about[:-3:-1]
             )
         assert await store.events(notifications=True) == [
             event for event in events if event.type == "notification.queued"

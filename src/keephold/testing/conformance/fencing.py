@@ -1,4 +1,4 @@
-"""Checks of who may write about a call: fencing numbers, claims, attempts, journals (E, R)."""
+"""Checks of who may write to a call: fencing numbers, claims, attempts, journals."""
 
 from typing import Literal
 
@@ -36,7 +36,7 @@ from keephold.store.endings import REVOKED
 from keephold.testing.conformance.suite import NOON, Suite, record, uids
 
 
-class Fencing(Suite):
+class FencingChecks(Suite):
     """Who may write: attempts, journals, fencing numbers, claims."""
 
     async def check_E6_a_stale_fence_is_refused(self, store: Browse) -> None:
@@ -92,14 +92,14 @@ class Fencing(Suite):
         assert await store.notifications("main") == []
 
     async def check_R1_a_released_call_whose_completion_was_there_first_stops(self, store: Browse) -> None:
-        """Somebody resolved it before it was found that its owner had died; nobody else would end it."""
+        """It was resolved before its owner was found dead; no other operation would end it."""
         of = await self.begin(store, 1)
         key_id = await self.take_key(store, of, Parking(deadline=NOON + 10))
         await self.resolve(store, key_id)
         await self.commit(store, Released(of, 1))
         stopped = await self.stopped(store, of)
         assert (stopped.outcome, stopped.stopped) == (Ok(42), NOON + 30), stopped
-        assert [news.uid for news in await store.notifications("main")] == [of]
+        assert [each.uid for each in await store.notifications("main")] == [of]
         held = await self.begin(store, 2)
         key_id = await self.take_key(store, held, Parking(hold=True))
         await self.resolve(store, key_id)

@@ -1,7 +1,4 @@
-"""Checks of handles: registration, states, names, lists, outputs.
-
-Checks of handles that nobody runs from the start: they are as good as calls that a tool has parked (W1, W5, D).
-"""
+"""Checks of handles: registration, states, names, lists, outputs; and of handles that are parked from the start."""
 
 from typing import Any
 
@@ -58,7 +55,7 @@ OUTCOMES: list[Outcome] = [
 ]
 
 
-class Handles(Suite):
+class HandleChecks(Suite):
     """Handles, one by one and in lists."""
 
     async def check_S4_a_record_comes_back_as_it_was_given(self, store: Browse) -> None:
@@ -306,7 +303,7 @@ LATE = "Operation timed out after 50ms"
 
 
 def creation(number: int, parking: Parking | None = None, **changes: Any) -> tuple[list[Op], str, str]:
-    """The operations that make a parked handle, its uid, and the id of its key."""
+    """Return the operations that make a parked handle, its uid, and the id of its key."""
     parking = Parking() if parking is None else parking
     new = record(number, **{"state": Running(NOON, NOON), "kind": "hook", "owner": None, "parking": parking, **changes})
     key_id = f"key-{new.uid}"
@@ -314,11 +311,11 @@ def creation(number: int, parking: Parking | None = None, **changes: Any) -> tup
     return [Registered(new), opened], new.uid, key_id
 
 
-class Created(Suite):
-    """Handles that are parked when they come."""
+class ParkedChecks(Suite):
+    """Handles that are parked from the start."""
 
     async def create(self, store: Browse, number: int, parking: Parking | None = None, **changes: Any) -> str:
-        """Make a parked handle; the id of its key."""
+        """Make a parked handle; return the id of its key."""
         ops, _, key_id = creation(number, parking, **changes)
         await self.commit(store, *ops)
         return key_id
@@ -337,7 +334,7 @@ class Created(Suite):
         assert await store.owned(None) == [] and await store.owners() == []
         assert await store.notifications("main") == []
 
-    async def check_W1_its_key_ends_it_and_that_is_news(self, store: Browse) -> None:
+    async def check_W1_its_key_ends_it_and_that_is_notified(self, store: Browse) -> None:
         for number, resolution in enumerate((Resolution("ok", {"a": 1}), Resolution("cancelled"))):
             key_id = await self.create(store, number, Parking(hook=True, carriers=("turn",)))
             result = await self.resolve(store, key_id, resolution)
@@ -346,7 +343,7 @@ class Created(Suite):
             assert (stopped.started, stopped.stopped) == (NOON, NOON + 30)
         assert (await self.stopped(store, uid(0))).outcome == Ok({"a": 1})
         told = await store.notifications("main")
-        assert [(news.uid, news.kind, news.carriers) for news in told] == [
+        assert [(each.uid, each.kind, each.carriers) for each in told] == [
             (uid(0), "tool.stopped", ("turn",)),
             (uid(1), "tool.stopped", ("turn",)),
         ], told
@@ -370,7 +367,7 @@ class Created(Suite):
         assert (told.kind, told.level, LATE in told.message) == ("tool.failed", "error", True), told
         assert (await store.due(NOON + 10))[0] == []
 
-    async def check_W5_a_timeout_from_outside_is_told_in_the_usual_words(self, store: Browse) -> None:
+    async def check_W5_a_timeout_from_outside_has_the_usual_message(self, store: Browse) -> None:
         key_id = await self.create(store, 1, Parking(NOON + 10, timed_out=LATE))
         await self.resolve(store, key_id, Resolution("timeout"))
         assert (await self.stopped(store, uid(1))).outcome == TIMED_OUT

@@ -1,7 +1,4 @@
-"""Checks of time: what is let go of (S5), what the next process finds (R), what another one sees (E6).
-
-Checks of letting go of some handles, and of reading what will go before it goes (S5, W8).
-"""
+"""Checks of time: what is deleted, what the next process finds, and what another process sees."""
 
 import asyncio
 from typing import Any
@@ -45,7 +42,7 @@ from keephold.testing.conformance.suite import DAY, NOON, Suite, copy, record, s
 HOUR = 3600.0
 
 
-class Retention(Suite):
+class RetentionChecks(Suite):
     """Stopped handles stay readable, then a tombstone says that they were there."""
 
     async def collect(self, store: Browse, before: float, at: float, limit: int = 1000) -> int:
@@ -179,7 +176,7 @@ class Retention(Suite):
         assert isinstance(await store.named("main", f"h{total - 9_000}"), Expired)
         assert isinstance(await store.named("other", f"h{total}"), Expired)
 
-    async def check_D2_a_due_hook_is_not_let_go_of(self, store: Browse) -> None:
+    async def check_D2_a_call_with_a_due_hook_is_not_deleted(self, store: Browse) -> None:
         of, _ = await self.park(store, 1, Parking(hook=True))
         await self.end(store, of, CANCELLED, "abort")
         assert await self.collect(store, NOON + DAY, NOON + DAY) == 0
@@ -198,8 +195,8 @@ class Retention(Suite):
         assert store.directory is None or not (store.directory / "output-1").exists()
 
 
-class Lasting(Suite):
-    """What the next process finds."""
+class RestartChecks(Suite):
+    """Checks of what the next process finds."""
 
     @shared
     async def check_R4_everything_is_there_after_a_restart(self, store: Browse) -> None:
@@ -246,7 +243,7 @@ class Lasting(Suite):
         assert await self.commit(later, Claimed(of, old)) == [None]
 
     @shared
-    async def check_D2_a_hook_survives_whoever_had_to_call_it(self, store: Browse) -> None:
+    async def check_D2_a_hook_survives_the_process_that_had_to_call_it(self, store: Browse) -> None:
         of, _ = await self.park(store, 1, Parking(hook=True))
         await self.end(store, of, CANCELLED, "abort")
         old = store.owner
@@ -257,8 +254,8 @@ class Lasting(Suite):
         assert await later.owners() == [] and await later.owned(old) == []
 
 
-class Sharing(Suite):
-    """What two processes do to each other."""
+class SharingChecks(Suite):
+    """Checks of two processes with one store."""
 
     @shared
     async def check_E6_each_process_is_an_owner(self, store: Browse) -> None:
@@ -287,7 +284,7 @@ class Sharing(Suite):
 
     @shared
     async def check_E6_the_loser_is_refused(self, store: Browse) -> None:
-        """Its fencing number is stale, whatever it thinks."""
+        """Its fencing number is stale."""
         of = await self.begin(store, 1)
         other = await self.second(store)
         await self.commit(other, Claimed(of, store.owner))
@@ -362,11 +359,11 @@ class Sharing(Suite):
 ALL = Collected(NOON + DAY, NOON + DAY)
 
 
-class Cleaned(Suite):
-    """Handles that are let go of by what they are, and not before they were read."""
+class SelectiveDeletionChecks(Suite):
+    """Handles that are deleted by kind or status, and only after they were read."""
 
     async def stop(self, store: Browse, number: int, outcome: Outcome | None = None, **changes: Any) -> str:
-        """A handle that has stopped, in the order of the numbers."""
+        """Return a handle that has stopped, in the order of the numbers."""
         of = await self.begin(store, number, **changes)
         await self.end(store, of, outcome, at=NOON + 100 - number)
         return of
@@ -375,7 +372,7 @@ class Cleaned(Suite):
         return uids(await store.handles(HandleQuery(stateful=None)))
 
     async def some(self, store: Browse) -> None:
-        """Five that differ in what one can ask for, and one that lives."""
+        """Make five handles that differ in kind and status, and one that has not stopped."""
         kinds: tuple[Kind, ...] = ("tool", "hook", "agent")
         outcomes: tuple[Outcome, ...] = (Ok(1), Failure("broke"), TIMED_OUT)
         for number in range(6):
@@ -408,9 +405,9 @@ class Cleaned(Suite):
             await self.end(store, uid(9))
             await self.commit(store, ALL)
             assert await self.left(store) == [], "what a part has left goes like anything else"
-            await self.commit(store, replace(ALL, at=NOON + 1000 * DAY))  # the tombstones, too: the next begins anew
+            await self.commit(store, replace(ALL, at=NOON + 1000 * DAY))  # the tombstones, too
 
-    async def check_W8_a_part_is_let_go_of_in_parts(self, store: Browse) -> None:
+    async def check_W8_a_part_is_deleted_in_parts(self, store: Browse) -> None:
         for number in range(8):
             await self.stop(store, number, kind="hook" if number % 2 else "tool")
         op = replace(ALL, kinds=("hook",), limit=3)
@@ -447,7 +444,7 @@ class Cleaned(Suite):
         read = [copy(each) for each in await store.expiring(ALL)]
         assert await self.dump(store) == before, "reading changes nothing"
         assert uids(read) == [uid(3), uid(2), uid(1)] and read == [await self.found(store, each.uid) for each in read]
-        await self.resolve(store, key_id)  # it has expired, too, but nobody has read it
+        await self.resolve(store, key_id)  # it has expired, too, but was not read
         assert await self.commit(store, replace(ALL, only=tuple(uids(read)))) == [3]
         assert await self.left(store) == [uid(4), uid(5)]
         assert uids(await store.expiring(ALL)) == [uid(5)]

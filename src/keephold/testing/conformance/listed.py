@@ -1,7 +1,4 @@
-"""Checks of what handles are asked for by: statuses, kinds, metadata, and how many there are (W1, W8).
-
-Checks of what is said about handles: progress, priority, metadata (W8, W11).
-"""
+"""Checks of lists by status, kind and metadata, of counts, and of annotations: progress, priority, metadata."""
 
 from typing import Any
 
@@ -51,11 +48,11 @@ ENDS: list[tuple[Outcome, EndedBy, Status]] = [
 STATUSES: tuple[Status, ...] = ("pending", "completed", "failed", "timeout")
 
 
-class Listed(Suite):
-    """Handles, by what is asked for."""
+class ListChecks(Suite):
+    """Handles by what a list asks for."""
 
     async def check_W1_every_end_has_its_status(self, store: Browse) -> None:
-        """However it came: registered, ended by whoever runs it, or parked and ended from outside."""
+        """In every way: registered as such, ended by its owner, or parked and ended from outside."""
         wanted: dict[Status, list[str]] = {status: [] for status in STATUSES}
         number = 0
         for outcome, ended_by, status in ENDS:
@@ -221,7 +218,7 @@ class Listed(Suite):
 
 
 def _state(number: int) -> Any:
-    """Of the handle of that number, so that the statuses take turns."""
+    """Return the state of the handle of that number, so that the statuses take turns."""
     outcome: Outcome
     match STATUSES[number % 4]:
         case "pending":
@@ -235,8 +232,8 @@ def _state(number: int) -> Any:
     return Stopped(NOON, NOON, NOON + 1, outcome)
 
 
-class Annotations(Suite):
-    """Handles that something is said about."""
+class AnnotationChecks(Suite):
+    """Handles that are annotated."""
 
     async def check_W8_progress_is_kept(self, store: Browse) -> None:
         of = await self.begin(store, 1)
@@ -299,7 +296,7 @@ class Annotations(Suite):
 
     @shared
     async def check_W8_others_hear_of_it(self, store: Browse) -> None:
-        """Whoever may name a handle may, whichever process runs it."""
+        """Any process may annotate a handle."""
         other = await self.second(store)
         of = await self.begin(store, 1)
         await self.word(other, of)

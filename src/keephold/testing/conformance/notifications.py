@@ -1,7 +1,5 @@
-"""Checks of how news comes: with the change it tells of, until something shows it (N1–N3, N6).
-
-Checks of how news goes: delivered once, in order, on its carriers, and what goes when too much waits (N4–N6).
-"""
+"""Checks of notifications: queued with the change they report, taken back when that is shown, delivered once, in order
+and on their carriers, and dropped when the queue is full."""
 
 from typing import Any
 
@@ -39,14 +37,14 @@ def notified(number: int, level: Level = "info", kind: str = "k.n", of: str | No
     return Notified("main", kind, level, str(number), NOON + number, of)
 
 
-def messages(news: Any) -> list[str]:
-    return [each.message for each in news]
+def messages(found: Any) -> list[str]:
+    return [each.message for each in found]
 
 
-class Telling(Suite):
-    """Putting news on the queue, and taking it back."""
+class QueueChecks(Suite):
+    """Queueing notifications, and taking them back."""
 
-    async def check_N1_news_is_queued_in_order(self, store: Browse) -> None:
+    async def check_N1_notifications_are_queued_in_order(self, store: Browse) -> None:
         for number in range(5):
             await self.commit(
                 store,
@@ -55,16 +53,16 @@ class Telling(Suite):
             )
         queued = await store.notifications("main")
         assert messages(queued) == [f"ü{number}" for number in range(5)]
-        assert [news.number for news in queued] == sorted({news.number for news in queued})
+        assert [each.number for each in queued] == sorted({each.number for each in queued})
         first = queued[0]
         assert first == QueuedNotification(
             first.number, "main", "tool.waiting", "warning", "ü0", NOON, uid(0), ("turn",)
         ), first
-        assert [(news.uid, news.carriers) for news in await store.notifications("other")] == [(None, CARRIERS)] * 5
+        assert [(each.uid, each.carriers) for each in await store.notifications("other")] == [(None, CARRIERS)] * 5
         assert await store.notifications("main", limit=2) == queued[:2]
         assert await store.notifications("unheard of") == []
 
-    async def check_N3_news_is_queued_with_the_change_it_tells_of(self, store: Browse) -> None:
+    async def check_N3_a_notification_is_queued_with_its_change(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         asked = Asked(NOON + 2, QUESTION)
         waiting = Waiting(NOON, NOON + 1, NOON + 2, QUESTION)
@@ -81,7 +79,7 @@ class Telling(Suite):
         assert end == told, end
         assert await store.notifications("other") == []
 
-    async def check_N1_news_without_words_gets_those_of_the_state(self, store: Browse) -> None:
+    async def check_N1_a_notification_without_a_message_gets_that_of_the_state(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         asked, waiting = Asked(NOON + 2, QUESTION), Waiting(NOON, NOON + 1, NOON + 2, QUESTION)
         await self.commit(store, Changed(of, 1, asked, waiting, notice=Notice("tool.waiting", "warning", None)))
@@ -90,8 +88,8 @@ class Telling(Suite):
         assert asks.message.endswith(f" asks: {QUESTION.text}"), asks
         assert stops.message.endswith(" stopped."), stops
 
-    async def check_N3_no_change_no_news(self, store: Browse) -> None:
-        """Whoever comes late tells nothing, and neither does a commit that is refused."""
+    async def check_N3_no_change_no_notification(self, store: Browse) -> None:
+        """A late operation notifies nothing, and neither does a commit that is refused."""
         of = await self.begin(store, 1)
         end = await self.ending(store, of, notice=STOPPED)
         stale = Changed(of, 7, end.event, end.state, notice=STOPPED)
@@ -103,15 +101,15 @@ class Telling(Suite):
         await self.refused(store, "already_stopped", end)
         assert messages(await store.notifications("main")) == [STOPPED.message]
 
-    async def check_D9_the_end_of_a_parked_call_is_told_once(self, store: Browse) -> None:
-        """As it is said, or in words of the store's own."""
+    async def check_D9_the_end_of_a_parked_call_is_notified_once(self, store: Browse) -> None:
+        """With its own message, or the store's."""
         said, _ = await self.park(store, 1)
         await self.commit(store, await self.ending(store, said, notice=STOPPED))
         (own,) = await store.notifications("main")
         assert (own.message, own.carriers) == (STOPPED.message, STOPPED.carriers), own
         unsaid, _ = await self.park(store, 2)
         await self.end(store, unsaid, Failure("no"))
-        assert [(news.uid, news.kind) for news in await store.notifications("main")] == [
+        assert [(each.uid, each.kind) for each in await store.notifications("main")] == [
             (said, "tool.stopped"),
             (unsaid, "tool.failed"),
         ]
@@ -135,8 +133,8 @@ class Telling(Suite):
                 answered = Responded("main", "t1", 1, (), ((of, 5),), showed)
                 await self.commit(store, wrong, answered if respond else TakenBack("main", showed))
                 queued = await store.notifications("main")
-                assert tuple(news.kind for news in queued if news.uid == of) == kept, (shown, queued)
-                others = [news.kind for news in queued if news.uid != of]
+                assert tuple(each.kind for each in queued if each.uid == of) == kept, (shown, queued)
+                others = [each.kind for each in queued if each.uid != of]
                 assert others == [*kinds, "k.n"], (shown, others)
                 (gone,) = await self.commit(store, Delivered("main", "turn"))
                 assert gone == tuple(queued)
@@ -161,8 +159,8 @@ class Telling(Suite):
         (new,) = await store.notifications("main")
         assert new.number > another.number
 
-    async def check_N3_news_comes_and_goes_with_its_commit(self, store: Browse) -> None:
-        """Also where a commit takes back, replaces, drops and delivers: refused, it has done nothing of it."""
+    async def check_N3_notifications_are_queued_and_removed_with_their_commit(self, store: Browse) -> None:
+        """A refused commit that takes back, replaces, drops and delivers has done nothing of it."""
         for first in range(0, NOTIFICATION_LIMIT, 100):
             await self.commit(store, *(notified(number, of=uid(number % 7)) for number in range(first, first + 100)))
         await self.commit(
@@ -187,25 +185,25 @@ class Telling(Suite):
         assert line.message == "2 earlier notifications were dropped."
         assert later[:-1] == queued[1:], "the oldest goes, also after all that was taken back"
 
-    async def check_N3_news_of_a_handle_goes_with_it(self, store: Browse) -> None:
+    async def check_N3_the_notifications_of_a_handle_are_deleted_with_it(self, store: Browse) -> None:
         for number in (1, 2):
             await self.begin(store, number)
             await self.commit(store, await self.ending(store, uid(number), notice=STOPPED, at=NOON + number))
         await self.commit(store, notified(7, of=uid(1)), notified(8))
         await self.commit(store, Collected(NOON + 2, NOON + DAY))
-        assert [news.uid for news in await store.notifications("main")] == [uid(2), None]
+        assert [each.uid for each in await store.notifications("main")] == [uid(2), None]
 
     async def check_K6_half_of_a_surrogate_pair_is_no_reason_to_lose_an_end(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         event = Ended(NOON + 2, Ok("x"))
         told = Notice("tool.failed", "error", "ü \ud800 \U0001f600")
         await self.commit(store, Changed(of, 1, event, transition(Running(NOON, NOON + 1), event), notice=told))
-        (news,) = await store.notifications("main")
-        assert news.message.startswith("ü ") and news.message.endswith(" \U0001f600")
+        (queued,) = await store.notifications("main")
+        assert queued.message.startswith("ü ") and queued.message.endswith(" \U0001f600")
 
 
-class Delivering(Suite):
-    """Taking news off the queue."""
+class DeliveryChecks(Suite):
+    """Taking notifications off the queue."""
 
     async def fill(self, store: Browse, count: int, level: Level = "info", first: int = 0) -> None:
         for start in range(first, first + count, 200):
@@ -213,11 +211,11 @@ class Delivering(Suite):
             await self.commit(store, *(notified(number, level) for number in range(start, stop)))
 
     async def deliver(self, store: Browse, carrier: Carrier = "turn") -> tuple[QueuedNotification, ...]:
-        (news,) = await self.commit(store, Delivered("main", carrier))
-        assert isinstance(news, tuple)
-        return news
+        (delivered,) = await self.commit(store, Delivered("main", carrier))
+        assert isinstance(delivered, tuple)
+        return delivered
 
-    async def check_N4_delivered_news_is_gone(self, store: Browse) -> None:
+    async def check_N4_delivered_notifications_are_gone(self, store: Browse) -> None:
         await self.fill(store, 4)
         await self.commit(store, Notified("other", "k.n", "info", "other", NOON))
         queued = await store.notifications("main")
@@ -229,26 +227,27 @@ class Delivering(Suite):
         (last,) = await store.notifications("main")
         assert last.number > queued[-1].number, "a number is never used again"
 
-    async def check_N4_news_rides_on_its_carriers_only(self, store: Browse) -> None:
+    async def check_N4_notifications_ride_on_their_carriers_only(self, store: Browse) -> None:
         sets: list[tuple[Carrier, ...]] = [("response",), ("message",), ("turn",), ("message", "turn"), CARRIERS]
         for number, carriers in enumerate(sets):
             await self.commit(store, Notified("main", "k.n", "info", str(number), NOON, None, carriers))
-        assert [news.carriers for news in await store.notifications("main")] == sets
+        assert [each.carriers for each in await store.notifications("main")] == sets
         assert messages(await self.deliver(store, "response")) == ["0", "4"]
         assert messages(await self.deliver(store, "turn")) == ["2", "3"]
         assert messages(await self.deliver(store, "turn")) == []
         assert messages(await store.notifications("main")) == ["1"]
         assert messages(await self.deliver(store, "message")) == ["1"]
 
-    async def check_N4_critical_news_comes_first(self, store: Browse) -> None:
+    async def check_N4_critical_notifications_come_first(self, store: Browse) -> None:
         levels: list[Level] = ["info", "error", "critical", "warning", "critical", "info"]
         for number, level in enumerate(levels):
             await self.commit(store, notified(number, level))
         assert messages(await store.notifications("main")) == ["0", "1", "2", "3", "4", "5"]
         assert messages(await self.deliver(store)) == ["2", "4", "0", "1", "3", "5"]
 
-    async def check_N4_news_rides_on_a_response(self, store: Browse) -> None:
-        """In its commit: what the response showed is taken back, the rest is delivered and kept with the answers."""
+    async def check_N4_notifications_ride_on_a_response(self, store: Browse) -> None:
+        """In its commit: notifications of what the response showed are taken back, the rest is delivered and kept with
+        it."""
         await self.commit(store, TurnBegan("main", "t1", NOON), Opened("main", "t1", 1, ()))
         await self.commit(store, notified(1, of=uid(1)), notified(2, "critical"), notified(3, of=uid(3)))
         await self.commit(store, Notified("main", "k.n", "info", "4", NOON, None, ("turn",)))
@@ -260,13 +259,13 @@ class Delivering(Suite):
         shown: tuple[tuple[str, Shown], ...] = ((uid(3), "stopped"),)
         answered = Responded("main", "t1", 2, given, (), shown, ("response",))
         await self.refused(store, "turn_open", answered, TurnBegan("main", "t2", NOON))
-        (news,) = await self.commit(store, answered)
-        assert messages(news) == ["2", "1"], news
+        (delivered,) = await self.commit(store, answered)
+        assert messages(delivered) == ["2", "1"], delivered
         assert messages(await store.notifications("main")) == ["4"]
-        assert await store.answers("main", "t1", 2) == (Answers(given, news) if store.durable else None)
+        assert await store.answers("main", "t1", 2) == (Answers(given, delivered) if store.durable else None)
         both = Responded("main", "t1", 3, given, (), (), ("message", "turn"))
-        (news,) = await self.commit(store, both)
-        assert messages(news) == ["4"], "whatever may ride on one of them"
+        (delivered,) = await self.commit(store, both)
+        assert messages(delivered) == ["4"], "all that may ride on one of them"
         assert await self.commit(store, Responded("unheard of", "t1", 1, given, (), (), ("turn",))) == [()]
 
     async def check_N6_a_thousand_wait_and_a_line_says_how_many_went(self, store: Browse) -> None:
@@ -304,12 +303,12 @@ class Delivering(Suite):
             await self.fill(store, dropped - done, "error", first=NOTIFICATION_LIMIT + done)
             line, *queued = await store.notifications("main")
             assert line.message.startswith(f"{dropped} earlier "), line
-            assert {level: sum(news.level == level for news in queued) for level in levels} == left
-        oldest = min(news.number for news in queued if news.level == "error")
-        assert oldest > max(news.number for news in queued if news.level == "critical") + 250, "the oldest went"
+            assert {level: sum(each.level == level for each in queued) for level in levels} == left
+        oldest = min(each.number for each in queued if each.level == "error")
+        assert oldest > max(each.number for each in queued if each.level == "critical") + 250, "the oldest went"
         await self.fill(store, NOTIFICATION_LIMIT, "critical")
         line, *queued = await store.notifications("main", 2 * NOTIFICATION_LIMIT)
-        assert {news.level for news in queued} == {"critical"} and len(queued) == 1250, "these never go"
+        assert {each.level for each in queued} == {"critical"} and len(queued) == 1250, "these never go"
         await self.fill(store, 1, "info")
         line, *rest = await store.notifications("main", 2 * NOTIFICATION_LIMIT)
         assert rest == queued and line.message.startswith("1501 "), line
@@ -347,7 +346,7 @@ class Delivering(Suite):
         assert len(await self.deliver(store)) == NOTIFICATION_LIMIT + 1
 
     @shared
-    async def check_N5_queued_news_is_delivered_after_a_crash(self, store: Browse) -> None:
+    async def check_N5_queued_notifications_are_delivered_after_a_crash(self, store: Browse) -> None:
         await self.commit(store, TurnBegan("main", "t1", NOON), Opened("main", "t1", 1, ()))
         await self.commit(store, notified(7, "error"))
         given = (("a", "10", "ten", False, None),)
@@ -373,8 +372,8 @@ class Delivering(Suite):
         assert await self.deliver(store) == ()
 
     @shared
-    async def check_N4_a_process_hears_of_news(self, store: Browse) -> None:
-        """By the handle it is of or, of none, by the conversation: somebody may wait for critical news there."""
+    async def check_N4_a_process_hears_of_notifications(self, store: Browse) -> None:
+        """By its handle or, if it has none, by the conversation, where a turn may wait for a critical notification."""
         other = await self.second(store)
         of = await self.begin(store, 1)
         await self.word(other, of)

@@ -1,4 +1,4 @@
-"""Checks of what people page through: handles searched and sorted, counts, conversations, turns and their batches."""
+"""Checks of pages: handles searched and sorted, counts, conversations, turns and their batches."""
 
 from typing import Any
 
@@ -28,11 +28,11 @@ from keephold.testing.conformance.suite import DAY, NOON, Suite, record, uid, ui
 TOOLS = ("build", "Deploy", "test")
 
 
-class Paged(Suite):
+class PageChecks(Suite):
     """Lists that are read a page at a time."""
 
     async def thirty(self, store: Browse) -> None:
-        """Thirty handles, every fifth of which has stopped, and a one-shot call."""
+        """Make thirty handles, every fifth of which has stopped, and a one-shot call."""
         for number in range(30):
             conversation = ("main", "other")[number % 2]
             await self.begin(store, number, tool=TOOLS[number % 3], conversation=conversation, start=number % 4 != 0)
@@ -41,7 +41,7 @@ class Paged(Suite):
         await self.begin(store, 50, stateful=False)
 
     async def pages(self, store: Browse, **wanted: Any) -> list[int]:
-        """The numbers of all of them, read four at a time."""
+        """Return the numbers of all of them, read four at a time."""
         found: list[int] = []
         after = None
         while page := await store.handles(HandleQuery(**wanted, after=after, limit=4)):
@@ -84,7 +84,7 @@ class Paged(Suite):
                 assert await self.pages(store, **narrowed) == mine, narrowed
                 assert await self.pages(store, **narrowed, newest=True) == mine[::-1], narrowed
 
-    async def check_L3_a_page_goes_on_after_one_that_is_gone(self, store: Browse) -> None:
+    async def check_L3_a_page_continues_after_a_deleted_handle(self, store: Browse) -> None:
         for number in range(6):
             await self.begin(store, number)
         await self.end(store, uid(3))

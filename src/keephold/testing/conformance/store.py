@@ -1,37 +1,37 @@
-"""The conformance suite of the store seam, put together."""
+"""The conformance suite of a store, put together."""
 
-from keephold.testing.conformance.commits import Commits
-from keephold.testing.conformance.deferred import Deferred
-from keephold.testing.conformance.events import Events
-from keephold.testing.conformance.fencing import Fencing
-from keephold.testing.conformance.handles import Created, Handles
-from keephold.testing.conformance.lasting import Cleaned, Lasting, Retention, Sharing
-from keephold.testing.conformance.listed import Annotations, Listed
-from keephold.testing.conformance.notifications import Delivering, Telling
-from keephold.testing.conformance.paged import Paged
-from keephold.testing.conformance.transcripts import Transcribed
-from keephold.testing.conformance.turns import Inquiries, Others, Turns
+from keephold.testing.conformance.commits import CommitChecks
+from keephold.testing.conformance.deferred import DeferredChecks
+from keephold.testing.conformance.events import EventChecks
+from keephold.testing.conformance.fencing import FencingChecks
+from keephold.testing.conformance.handles import HandleChecks, ParkedChecks
+from keephold.testing.conformance.lasting import RestartChecks, RetentionChecks, SelectiveDeletionChecks, SharingChecks
+from keephold.testing.conformance.listed import AnnotationChecks, ListChecks
+from keephold.testing.conformance.notifications import DeliveryChecks, QueueChecks
+from keephold.testing.conformance.paged import PageChecks
+from keephold.testing.conformance.transcripts import TranscriptChecks
+from keephold.testing.conformance.turns import InquiryChecks, OtherChecks, TurnChecks
 
 
 class StoreConformance(
-    Commits,
-    Handles,
-    Listed,
-    Paged,
-    Annotations,
-    Fencing,
-    Deferred,
-    Created,
-    Turns,
-    Inquiries,
-    Transcribed,
-    Telling,
-    Delivering,
-    Others,
-    Retention,
-    Cleaned,
-    Events,
-    Lasting,
-    Sharing,
+    CommitChecks,
+    HandleChecks,
+    ListChecks,
+    PageChecks,
+    AnnotationChecks,
+    FencingChecks,
+    DeferredChecks,
+    ParkedChecks,
+    TurnChecks,
+    InquiryChecks,
+    TranscriptChecks,
+    QueueChecks,
+    DeliveryChecks,
+    OtherChecks,
+    RetentionChecks,
+    SelectiveDeletionChecks,
+    EventChecks,
+    RestartChecks,
+    SharingChecks,
 ):
     """Every check there is. Say how a store is made (`make`, `again`), then `run` each of `checks()`."""

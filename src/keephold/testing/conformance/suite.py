@@ -1,4 +1,4 @@
-"""What the checks share: stores that are opened and closed for them, commits to await, handles to begin with.
+"""Helpers for the checks: stores that are opened and closed for them, commits to await, handles to begin with.
 
 Times are made up and never compared with a clock: a store has none of its own.
 """
@@ -32,24 +32,24 @@ NOON = 1_767_225_600.0
 DAY = 86_400.0
 CONVERSATIONS = ("main", "other")
 PATIENCE = 10.0
-"""Seconds that word of another process' commit may take on a busy machine."""
+"""Seconds that the bell of another process may take on a busy machine."""
 
 Check = TypeVar("Check", bound=Callable[..., Any])
 
 
 def shared(check: Check) -> Check:
-    """Mark a check that opens the same place twice, so it is only for durable stores."""
+    """Mark a check that opens the same store twice, so it is only for durable stores."""
     check.__dict__["shared"] = True
     return check
 
 
 def uid(number: int) -> str:
-    """Uids begin with the time they were made, so they sort by age."""
+    """Return a uid. Uids begin with the time they were made, so they sort by age."""
     return f"{number:012x}{0:020x}"
 
 
 def record(number: int, **changes: Any) -> Record:
-    """A spawned handle that nobody has registered yet."""
+    """Return a spawned handle that is not registered yet."""
     fields: dict[str, Any] = {
         "uid": uid(number),
         "id": f"h{number}",
@@ -67,34 +67,34 @@ def record(number: int, **changes: Any) -> Record:
 
 
 def copy(found: Record | None) -> Record:
-    """The record as it is now: a store may go on with the one it gave."""
+    """Return the record as it is now: a store may change the one it returned."""
     assert found is not None
     return msgspec.structs.replace(found)
 
 
 class Suite:
-    """Subclass it, say how stores are made, and run its checks."""
+    """Subclass this, say how stores are made, and run its checks."""
 
     durable = True
-    """Whether what the store keeps outlives its process. If not, `again` is never called."""
+    """Whether the store's data outlives its process. If not, `again` is never called."""
 
     def make(self) -> Browse:
-        """A new, empty store, not open yet."""
+        """Return a new, empty store, not open yet."""
         raise NotImplementedError
 
     def again(self, store: Browse) -> Browse:
-        """Another store on the same place, not open yet: what a second process, or the next one, would have."""
+        """Return the same store, not open yet, as a second or the next process would open it."""
         raise NotImplementedError
 
     def __init__(self) -> None:
         self._open: list[Browse] = []
         self._changed = asyncio.Event()
         self.heard: dict[int, list[frozenset[str] | None]] = {}
-        """What each store was told of the others' changes."""
+        """The changes of other processes that each store has heard of."""
 
     @classmethod
     def checks(cls) -> list[str]:
-        """The names of the checks that such a store has to pass."""
+        """Return the names of the checks that such a store has to pass."""
         return [
             name
             for name in sorted(dir(cls))
@@ -124,11 +124,11 @@ class Suite:
         return store
 
     async def second(self, store: Browse) -> Browse:
-        """The store as another process sees it at the same time."""
+        """Return the store as another process sees it at the same time."""
         return await self.opened(self.again(store))
 
     async def reopened(self, store: Browse) -> Browse:
-        """The store as the next process finds it when this one is gone."""
+        """Return the store as the next process finds it when this one has ended."""
         await store.close()
         return await self.opened(self.again(store))
 
@@ -142,13 +142,13 @@ class Suite:
     # Commits
 
     async def commit(self, store: Browse, *ops: Op) -> list[Any]:
-        """The results, when it is written; raises what it was refused with."""
+        """Return the results when the commit is written; raise the error if it is refused."""
         answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         store.commit(ops, lambda results: answer.set_result(list(results)), answer.set_exception)
         return await answer
 
     async def refused(self, store: Browse, code: str | None, *ops: Op) -> KeepholdError:
-        """Commit what must be refused, with that code, and must leave nothing behind."""
+        """Commit operations that must be refused with that code and must leave nothing behind."""
         before = await self.dump(store)
         try:
             results = await self.commit(store, *ops)
@@ -162,11 +162,11 @@ class Suite:
         return refusal
 
     async def dump(self, store: Browse) -> dict[str, str]:
-        """All that can be read, in a form that does not change any more."""
+        """Return all that can be read, in a form that does not change any more."""
         found: dict[str, Any] = {}
         for conversation in CONVERSATIONS:
             found[f"turn of {conversation}"] = await store.turn(conversation)
-            found[f"news of {conversation}"] = await store.notifications(conversation, 10_000)
+            found[f"notifications of {conversation}"] = await store.notifications(conversation, 10_000)
             found[f"inquiries of {conversation}"] = await store.inquiries(conversation)
             found[f"transcript of {conversation}"] = await store.transcript(conversation)
             found[f"description of {conversation}"] = await store.conversation(conversation)
@@ -191,7 +191,7 @@ class Suite:
     # Handles
 
     async def begin(self, store: Browse, number: int, *, start: bool = True, **changes: Any) -> str:
-        """Register a handle and, unless told otherwise, start it; its uid."""
+        """Register a handle and, unless `start` is False, start it; return its uid."""
         new = record(number, **changes)
         ops: list[Op] = [Registered(new)]
         if start:
@@ -200,7 +200,7 @@ class Suite:
         return new.uid
 
     async def found(self, store: Browse, of: str) -> Record:
-        """The handle, which must be there."""
+        """Return the handle, which must exist."""
         return copy(await store.handle(of))
 
     async def ending(
@@ -213,7 +213,7 @@ class Suite:
         output: KeptOutput | None = None,
         notice: Notice | None = None,
     ) -> Changed:
-        """The operation that ends a handle."""
+        """Return the operation that ends a handle."""
         now = await self.found(store, of)
         event = Ended(at, Ok("done") if outcome is None else outcome, ended_by)
         return Changed(of, now.fence, event, transition(now.state, event), output, notice)
@@ -230,7 +230,7 @@ class Suite:
         await self.commit(store, await self.ending(store, of, outcome, ended_by, at, output))
 
     async def stopped(self, store: Browse, of: str) -> Stopped:
-        """The state of a handle that must have stopped."""
+        """Return the state of a handle that must have stopped."""
         state = (await self.found(store, of)).state
         assert isinstance(state, Stopped), state
         return state
@@ -244,7 +244,7 @@ class Suite:
         return key_id
 
     async def park(self, store: Browse, number: int, parking: Parking | None = None, **changes: Any) -> tuple[str, str]:
-        """A parked call: its uid and the id of its key."""
+        """Make a parked call; return its uid and the id of its key."""
         of = await self.begin(store, number, **changes)
         key_id = await self.take_key(store, of)
         fence = (await self.found(store, of)).fence

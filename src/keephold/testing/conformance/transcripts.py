@@ -1,4 +1,4 @@
-"""Checks of what was said in conversations, and about them (G1)."""
+"""Checks of transcripts and descriptions of conversations."""
 
 from msgspec.structs import replace
 
@@ -26,7 +26,7 @@ def said(*bodies: str, conversation: str = "main", turn: str = "t1", at: float =
     return TranscriptAppended(conversation, turn, at, tuple(("request", body.encode()) for body in bodies))
 
 
-class Transcribed(Suite):
+class TranscriptChecks(Suite):
     """Conversations that have a transcript or a description."""
 
     async def bodies(self, store: Browse, conversation: str = "main", after: int = 0, limit: int = 10_000) -> list[str]:
@@ -80,7 +80,7 @@ class Transcribed(Suite):
         assert await store.conversation("other") == other
         assert await store.conversations() == [row, other]
 
-    async def check_G1_turns_handles_and_news_make_none(self, store: Browse) -> None:
+    async def check_G1_turns_handles_and_notifications_make_none(self, store: Browse) -> None:
         await self.begin(store, 1)
         await self.commit(store, TurnBegan("main", "t1", NOON), Notified("main", "k.n", "info", "x", NOON))
         assert await store.conversation("main") is None and await store.conversations() == []

@@ -1,4 +1,4 @@
-"""Checks of what is not a handle: turns with their batches and inquiries, process events, requests, secrets."""
+"""Checks of turns with their batches and inquiries, process events, requests, secrets."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ from keephold.testing.conformance.handles import NESTED
 from keephold.testing.conformance.suite import DAY, NOON, Suite, uid
 
 
-class Turns(Suite):
+class TurnChecks(Suite):
     """One open turn a conversation, one open batch in it."""
 
     async def check_B1_one_open_turn_a_conversation(self, store: Browse) -> None:
@@ -120,8 +120,8 @@ class Turns(Suite):
         assert turn is not None and turn.batch is None, "it will never be answered"
 
 
-class Inquiries(Suite):
-    """What a model was asked in place of the person or the assistant, kept as long as its turn is (Q6)."""
+class InquiryChecks(Suite):
+    """Inquiries, which are kept as long as their turn is."""
 
     async def inquire(self, store: Browse, number: int, turn: str, at: float = NOON, **changes: Any) -> None:
         fields: dict[str, Any] = {"conversation": "main", "uid": uid(number), "request": {"n": number}}
@@ -156,7 +156,7 @@ class Inquiries(Suite):
             await self.commit(store, Collected(NOON + before, NOON + DAY))
             assert [row.id for row in await store.inquiries("main")] == left, before
 
-    async def check_Q6_a_turn_that_goes_on_keeps_its_inquiries(self, store: Browse) -> None:
+    async def check_Q6_a_resumed_turn_keeps_its_inquiries(self, store: Browse) -> None:
         await self.commit(store, TurnBegan("main", "t1", NOON))
         await self.inquire(store, 1, "t1")
         await self.commit(store, TurnEnded("main", "t1", NOON + 10))
@@ -168,7 +168,7 @@ class Inquiries(Suite):
         assert await store.inquiries("main") == []
 
     async def check_Q6_a_call_that_outlives_its_turn_may_inquire(self, store: Browse) -> None:
-        """What is asked then is kept as long as if its turn had ended with it."""
+        """An inquiry after the turn has ended is kept as long as if the turn had ended with it."""
         await self.commit(store, TurnBegan("main", "t1", NOON))
         await self.inquire(store, 0, "t1")
         await self.commit(store, TurnEnded("main", "t1", NOON + 10))
@@ -180,7 +180,7 @@ class Inquiries(Suite):
         assert await store.inquiries("main") == []
 
 
-class Others(Suite):
+class OtherChecks(Suite):
     """Process events, requests, secrets."""
 
     async def check_E8_process_events_are_numbered_from_one(self, store: Browse) -> None:
