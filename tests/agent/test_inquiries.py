@@ -123,7 +123,7 @@ async def test_Q7_no_answer_ends_the_call(clock: VirtualClock, answer: Any, capl
         async with talking(script, *TOOLS, clock=clock) as talk:
             assert (await talk.prompt()).text == "Done."
     failed, noted = script.results()
-    assert "`sure`" in failed and "assistant" in failed
+    assert "`sure`" in failed and "model" in failed
     assert noted == "noted a"
 
 
