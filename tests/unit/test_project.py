@@ -164,3 +164,14 @@ def test_B8_built_in_tools_use_the_public_interface_of_a_call() -> None:
     assert [
         relative(path) for folder in folders for path in folder.glob("*.py") if private.search(path.read_text())
     ] == []
+
+
+def test_the_decided_state_is_assigned_in_one_place() -> None:
+    """Two racing ends are checked against one value, so that the first wins (S2)."""
+    found = [
+        f"{path.name}:{node.lineno}"
+        for path in (ROOT / "src" / "keephold").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr == "decided" and isinstance(node.ctx, ast.Store)
+    ]
+    assert len(found) == 1 and found[0].startswith("handle.py:"), found
