@@ -207,6 +207,11 @@ async def test_X1_the_end_of_input_is_a_graceful_end_and_kept_handles_end_with_i
         session = await person.new()
         await person.prompt(session, {"calls": [["1", "build", {"action": "spawn", "id": "b", "file": "/nowhere"}]]})
         assert statuses(person.calls(session)["1"])[-1] == "in_progress"
+        printed, number = "", 1
+        while "begun" not in printed:  # the command may not have run yet
+            number += 1
+            await person.prompt(session, {"calls": [[str(number), "build", {"action": "fetch", "id": "b"}]]})
+            printed = shown(person.calls(session)[str(number)][-1])
     assert person.process.returncode == 0
     async with editor(tmp_path) as person:
         await person.connection.load_session(cwd="/tmp", session_id=session, mcp_servers=[])

@@ -12,9 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-from tests.e2e import forked
 from tests.e2e.driver import PATIENCE
-from tests.e2e.place import Said
+from tests.e2e.place import Said, ran
 from tests.turn.calls import STATEFUL, TALKING
 
 import keephold
@@ -118,15 +117,18 @@ class Agent:
         assert code is None, result
         return json.loads(result)
 
+    def fetch(self, tool: str, id: str) -> Any:
+        ((result, code),) = self.run((tool, {"action": "fetch", "id": id}))
+        assert code is None, result
+        return json.loads(result)
+
     def apply(self, tool: str, id: str, input: Any = None, **more: Any) -> tuple[str, str | None]:
         (answer,) = self.run((tool, {"action": "apply", "id": id, "input": input, **more}))
         return answer
 
     def keephold(self, *arguments: str, stdin: str = "") -> Said:
         """Run a command to its end."""
-        code, out, err = forked.run(arguments, self.directory, self.environment, stdin, PATIENCE)
-        assert "Traceback" not in err, err
-        return Said(code, out, err)
+        return ran(arguments, self.directory, self.environment, stdin)
 
     def raw(self, *arguments: str) -> bytes:
         """The bytes that a command prints."""

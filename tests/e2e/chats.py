@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.e2e import forked
-from tests.e2e.driver import PATIENCE, until
+from tests.e2e.driver import until
 from tests.e2e.panes import Pane
-from tests.e2e.place import Said
+from tests.e2e.place import Said, ran
 
 from keephold.store.sqlite import SqliteStore
 
@@ -105,9 +104,7 @@ class Chats:
         )  # fmt: skip
 
     def chat(self, *arguments: str, stdin: str = "") -> Said:
-        code, out, err = forked.run(("chat", *arguments), self.directory, self.environment, stdin, PATIENCE)
-        assert "Traceback" not in err, err
-        return Said(code, out, err)
+        return ran(("chat", *arguments), self.directory, self.environment, stdin)
 
     # At a terminal
 

@@ -7,11 +7,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.e2e import forked
 from tests.e2e.driver import PATIENCE, until
 
 WORKER = '''
@@ -154,6 +154,18 @@ class Said(NamedTuple):
         return [[cell.strip() for cell in line.split("  ") if cell] for line in self.out.splitlines()[1:]]
 
 
+def ran(arguments: Sequence[str], directory: Path, environment: Mapping[str, str], stdin: str = "") -> Said:
+    """Run a command to its end."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "keephold", *arguments],
+        cwd=directory, env=environment, input=stdin.encode(), capture_output=True, timeout=PATIENCE, check=False,
+        start_new_session=True,
+    )  # fmt: skip
+    said = Said(done.returncode, done.stdout.decode(), done.stderr.decode())
+    assert "Traceback" not in said.err, said.err
+    return said
+
+
 class Place:
     """A directory with a store `work.db`, programs that run tools on it, and commands that look at it."""
 
@@ -168,9 +180,7 @@ class Place:
         return worker
 
     def keephold(self, *arguments: str, stdin: str = "") -> Said:
-        code, out, err = forked.run(arguments, self.directory, self._environment, stdin, PATIENCE)
-        assert "Traceback" not in err, err
-        return Said(code, out, err)
+        return ran(arguments, self.directory, self._environment, stdin)
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
         process = subprocess.Popen(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.agent import Agent
+from tests.e2e.driver import until
 
 
 @pytest.fixture
@@ -132,8 +133,8 @@ def test_C6_keys_are_sent_to_a_terminal(agent: Agent) -> None:
 
 def test_K5_a_password_is_given_to_the_program_that_reads_it_and_is_not_seen(agent: Agent) -> None:
     agent.spawn("shell", "sh")
-    asked, _ = agent.apply("shell", "sh", "read -s word; echo ${#word} characters\r")
-    assert json.loads(asked)["question"]["secret"]
+    agent.apply("shell", "sh", "read -s word; echo ${#word} characters\r")
+    until(lambda: agent.fetch("shell", "sh").get("question", {}).get("secret"))
     assert agent.keephold("send", "sh", "open-sesame").code == 1
     said = agent.keephold("send", "sh", "--password", stdin="open-sesame\n")
     assert (said.code, said.err) == (0, "")

@@ -30,8 +30,13 @@ class Puppets:
     def __init__(self) -> None:
         self._told: dict[str, asyncio.Queue[Order]] = defaultdict(asyncio.Queue)
 
-    def tool(self, name: str = "work", *, actions: Sequence[Action] = STATEFUL, **options: Any) -> Tool:
-        """A tool whose calls are puppets; `who` is the name by which the test tells them what to do."""
+    def tool(
+        self, name: str = "work", *, actions: Sequence[Action] = STATEFUL, patient: bool = False, **options: Any
+    ) -> Tool:
+        """A tool whose calls are puppets; `who` is the name by which the test tells them what to do.
+
+        A reply of a patient one comes when it has asked or ended, however slow the machine is.
+        """
 
         @keephold.tool(name=name, actions=tuple(actions), **options)
         async def puppet(call: Call, who: str) -> Any:
@@ -41,8 +46,9 @@ class Puppets:
                 except _Over as over:
                     return over.value
 
-        quickly = replace(puppet.spawn, settle_ms=5, settle_max_ms=20)  # what it has not been told, it will not do
-        return replace(puppet, spawn=quickly)
+        # What it has not been told, it will not do.
+        settle, longest = (10_000, 20_000) if patient else (5, 20)
+        return replace(puppet, spawn=replace(puppet.spawn, settle_ms=settle, settle_max_ms=longest))
 
     def ends(self, who: str, value: Any = "done") -> None:
         async def end(call: Call) -> None:

@@ -52,7 +52,7 @@ async def test_N3_what_a_reply_shows_is_not_told(puppets: Puppets, tmp_path: Pat
 
 @both
 async def test_N3_an_apply_that_ends_it_shows_that(puppets: Puppets, tmp_path: Path, store: str) -> None:
-    work = puppets.tool(actions=TALKING)
+    work = puppets.tool(actions=TALKING, patient=True)
     async with Runtime([work, nothing], store=store_url(store, tmp_path)) as rt, rt.turn("main") as turn:
         puppets.asks("a")
         puppets.ends("a")
@@ -72,7 +72,7 @@ async def test_N3_an_abort_shows_what_it_did(puppets: Puppets, tmp_path: Path, s
 
 @both
 async def test_N3_a_spawn_that_settled_stopped_shows_that(puppets: Puppets, tmp_path: Path, store: str) -> None:
-    work = puppets.tool(actions=TALKING)
+    work = puppets.tool(actions=TALKING, patient=True)
     async with Runtime([work, nothing], store=store_url(store, tmp_path)) as rt, rt.turn("main") as turn:
         puppets.ends("a")
         (response,) = await turn.run([start("a")])
