@@ -15,7 +15,7 @@ UNTIL_ENDED := sh -c '"$$@" & server=$$!; trap : INT; trap "kill $$server" TERM;
 	while kill -0 $$server 2>/dev/null; do wait $$server; code=$$?; done; case $$code in 130|143) ;; *) exit $$code; esac' sh
 
 .DEFAULT_GOAL := help
-.PHONY: help setup interop browser run demo docs lint style types test bench soak lock clean
+.PHONY: help setup interop browser run demo docs lint style types test quick bench soak lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -85,12 +85,17 @@ test: setup ## lint, and run all tests
 		$(BIN)/pytest -n 4 --dist worksteal; tested=$$?; \
 		wait $$types; typed=$$?; cat build/types.log; exit $$((tested | typed))
 
+# What a change breaks is most often found here: rules, stores, turns, configuration. No browser, no foreign program.
+quick: style ## check style, and run the tests that take less than a minute together: most mistakes are found
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" tests/unit tests/turn tests/scenarios tests/conformance
+
 bench: setup ## measure, and keep the table in bench/RESULTS.md
 	$(BIN)/python -m bench
 
 soak: setup ## run the long tests with their full counts
 	$(BIN)/python -m bench.soak
 	KEEPHOLD_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/python -m tests.busy $(BIN)/pytest -n 2 --dist worksteal
 
 lock: ## write all lock files anew, with the newest versions that are allowed
 	test -x build/lock/bin/uv || $(PYTHON) -m venv build/lock

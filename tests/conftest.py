@@ -33,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose Hypothesis' profile, and its seed before its own plugin looks for one."""
     _hear_signals()
     config.addinivalue_line("markers", "cold: how programs of ours start is the subject, so they start as usual")
+    config.addinivalue_line("markers", "slow: `make quick` does not wait for it")
     stack = ExitStack()
     stack.enter_context(warm.installed())
     config.add_cleanup(stack.close)

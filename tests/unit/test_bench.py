@@ -14,6 +14,8 @@ from bench.rounds import Bar, Plan, measure, seconds
 
 import keephold
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_ratio_is_the_median_of_the_rounds_with_its_spread() -> None:
     rounds = iter([9.0, 9.0, 1.0, 2.0, 4.0, 1.0, 1.0, 9.0])  # two to warm up, then the first of each pair in turn

@@ -3,6 +3,7 @@
 import tomllib
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,6 +85,7 @@ class Writer:
 
 
 @given(st.dictionaries(KEYS, TABLES, max_size=5), st.data())
+@pytest.mark.slow
 def test_L4_the_line_of_every_key_is_found(content: dict[str, Any], data: st.DataObject) -> None:
     writer = Writer(data)
     writer.table((), [], content)

@@ -15,6 +15,8 @@ from tests.leaks import children
 from keephold.tools import marks
 from keephold.tools.guard import Guard
 
+pytestmark = pytest.mark.slow
+
 STUBBORN = "trap '' TERM HUP INT; while :; do sleep 30; done"
 
 RUNTIME = f"""

@@ -73,6 +73,7 @@ pieces = st.lists(st.binary(max_size=12) | st.binary(min_size=30, max_size=60), 
     durable=st.booleans(),
     closed=st.booleans(),
 )
+@pytest.mark.slow
 def test_E10_kept_output_reads_the_same_and_goes_on_the_same(
     before: list[bytes],
     after: list[bytes],

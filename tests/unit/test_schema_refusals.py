@@ -16,6 +16,8 @@ from keephold.schema.canonical import canonical
 from keephold.schema.dialects import Dialect, tool_list, wire_schema
 from keephold.tools.base import ACTIONS
 
+pytestmark = pytest.mark.slow
+
 # What providers refuse
 
 

@@ -60,6 +60,7 @@ async def test_N5_queued_news_of_the_first_version_is_delivered(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("queued", [NOTIFICATION_LIMIT - 1, NOTIFICATION_LIMIT, 2 * NOTIFICATION_LIMIT])
+@pytest.mark.slow
 async def test_N6_what_the_first_version_queued_counts(tmp_path: Path, queued: int) -> None:
     """It knew no bound: what is too much goes with the next news, the oldest that matters least first."""
     first_version(tmp_path / "store.db", queued)

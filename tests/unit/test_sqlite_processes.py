@@ -16,6 +16,8 @@ from keephold.store.base import Claimed, Record, Replied, Request, Requested
 from keephold.store.sqlite import processes
 from keephold.store.sqlite.processes import Owners, Turnstile
 
+pytestmark = pytest.mark.slow
+
 _CHILD = """
 import asyncio, os, signal, sys, time
 from pathlib import Path

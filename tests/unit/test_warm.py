@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from tests import warm
 
+pytestmark = pytest.mark.slow
+
 LOOK = """
 import json, keephold, locale, os, resource, signal, sys, threading, time, warnings
 from pathlib import Path

@@ -91,6 +91,7 @@ while True:
 
 
 @pytest.mark.parametrize("mode", ["stty -echo", "stty -echo -icanon"])
+@pytest.mark.slow
 async def test_C4_right_after_a_write_the_answer_is_not_stale(mode: str) -> None:
     """The reader is still blocked when the write returns. Whoever then hears that it waits was given its answer."""
     run = Run("sh", "-c", f'{mode}; exec "$@"', "sh", *python(WORKS_AFTER_EACH_LINE))
@@ -104,6 +105,7 @@ async def test_C4_right_after_a_write_the_answer_is_not_stale(mode: str) -> None
     await run.stop()
 
 
+@pytest.mark.slow
 async def test_C4_two_quick_writes_are_both_waited_for() -> None:
     run = Run("sh", "-c", 'stty -echo; exec "$@"', "sh", *python(WORKS_AFTER_EACH_LINE))
     await run.said(b"up")

@@ -181,6 +181,7 @@ def test_nothing_makes_it_raise_or_show_controls_or_more_than_there_was(data: by
     ],
     ids=repr,
 )
+@pytest.mark.slow
 def test_its_work_grows_with_the_data_and_no_faster(piece: bytes) -> None:
     def steps(size: int) -> int:
         """How many lines of Python are run."""

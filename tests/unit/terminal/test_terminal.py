@@ -368,6 +368,7 @@ async def test_C8_a_one_shot_password_is_asked_for(start: Start) -> None:
 # Costs
 
 
+@pytest.mark.slow
 async def test_two_hundred_idle_terminals_wake_nobody(start: Start) -> None:
     calls = [start(["cat"]) for _ in range(200)]
     for live, _ in calls:

@@ -185,6 +185,7 @@ def workflows(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 @settings(max_examples=tries(30, soak=60))
 @given(workflows())
+@pytest.mark.slow
 def test_W10_any_workflow_that_is_killed_at_any_commit_gives_the_same(steps: list[dict[str, Any]]) -> None:
     check(workflow(*steps, input={}, timeoutMs=4200))
 
