@@ -96,6 +96,11 @@ def relative(at: float, now: float) -> str:
     return f"in {duration(at - now)}" if at > now else f"{duration(now - at)} ago"
 
 
+def instant(at: float) -> str:
+    """Return a time as `2026-01-01T00:00:00.000Z`."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def time_of_day(at: float) -> str:
     """Return `2026-01-01T00:00:00Z`."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -40,7 +40,7 @@ class Around:
     async def agent(self, agent_id: str, parameters: dict[str, Any], entry: str) -> Any:
         raise ToolError(f"no agent `{agent_id}`")
 
-    async def wait(self, ids: Sequence[str], mode: str, timeout: float | None) -> Any:
+    async def wait(self, ids: Sequence[str], mode: str) -> Any:
         raise ToolError("no handles")
 
     def progress(self, done: float, total: float | None, message: str | None) -> None:

@@ -6,7 +6,6 @@ something, or its tool requires it. The store knows that before the client does.
 
 import asyncio
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from mcp.server.context import CallNext, HandlerResult
@@ -26,6 +25,7 @@ from keephold.mcp.calls import Calls, Context, Served, elicits, plain, unknown
 from keephold.mcp.elicit import Elicit, ElicitationPrompter, elicitation
 from keephold.mcp.results import may_be_task, result
 from keephold.store.base import Annotated, TakenBack
+from keephold.text import instant
 from keephold.turn.prompt_queue import PromptQueue
 
 TASKS = "io.modelcontextprotocol/tasks"
@@ -222,8 +222,8 @@ class Tasks(Extension):
         shown: dict[str, Any] = {
             "taskId": handle.uid,
             "status": self.status(handle),
-            "createdAt": moment(state.created),
-            "lastUpdatedAt": moment(_updated(state)),
+            "createdAt": instant(state.created),
+            "lastUpdatedAt": instant(_updated(state)),
             "ttlMs": self.ttl_ms,
             "pollIntervalMs": POLL_MS,
         }
@@ -292,10 +292,6 @@ def protocol_error(outcome: Outcome) -> dict[str, Any]:
     """Return an error that is not the tool's own answer as JSON-RPC has it."""
     message = outcome.message if isinstance(outcome, Failure) else "the call has failed"
     return {"code": INTERNAL_ERROR, "message": message}
-
-
-def moment(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _updated(state: State) -> float:

@@ -119,7 +119,7 @@ class Around:
             raise ToolError(f"no agent `{agent_id}`; there is writer")
         return {"response": f"about {parameters['prompt']}"}
 
-    async def wait(self, ids: Sequence[str], mode: str, timeout: float | None) -> Any:
+    async def wait(self, ids: Sequence[str], mode: str) -> Any:
         self.asked.append([list(ids), mode])
         assert self.handles is not None
         return await self.handles(ids, mode)

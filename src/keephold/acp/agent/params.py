@@ -3,20 +3,16 @@
 import base64
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from keephold.acp.agent.session import Client, Signal
-from keephold.acp.agent.updates import time_of
-from keephold.acp.rpc import TURN_COMPLETE, invalid_params
-from keephold.acp.wire import Params
+from keephold.acp.rpc import TURN_COMPLETE, Params, invalid_params
 from keephold.errors import ConfigError
 from keephold.store.base import ConversationRow
+from keephold.text import instant
 from keephold.tools.remote.server import McpServer, mcp_server
-
-if TYPE_CHECKING:
-    pass
 
 
 def client_of(said: dict[str, Any], signal: Signal) -> Client:
@@ -95,5 +91,5 @@ def next_cursor(row: ConversationRow) -> str:
 
 def listed(row: ConversationRow) -> dict[str, Any]:
     title = row.metadata.get("title")
-    told = {"sessionId": row.id, "cwd": row.metadata["cwd"], "updatedAt": time_of(row.updated)}
+    told = {"sessionId": row.id, "cwd": row.metadata["cwd"], "updatedAt": instant(row.updated)}
     return {**told, "title": title} if isinstance(title, str) else told

@@ -1,7 +1,8 @@
 """The objects of `session/update` in ACP. Nothing is sent from here."""
 
-from datetime import UTC, datetime
 from typing import Any
+
+from keephold.text import instant
 
 Update = dict[str, Any]
 
@@ -37,7 +38,7 @@ def usage(used: int, size: int, cost: float | None) -> Update:
 
 
 def session_info(title: str, at: float) -> Update:
-    return {"sessionUpdate": "session_info_update", "title": title, "updatedAt": time_of(at)}
+    return {"sessionUpdate": "session_info_update", "title": title, "updatedAt": instant(at)}
 
 
 def current_mode(mode: str) -> Update:
@@ -73,7 +74,3 @@ def fenced(value: str) -> str:
 def options(*choices: tuple[str, str, str]) -> list[dict[str, str]]:
     """Return the options of a permission request, each an id, a name and a kind."""
     return [{"optionId": id, "name": name, "kind": kind} for id, name, kind in choices]
-
-
-def time_of(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

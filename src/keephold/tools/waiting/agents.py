@@ -13,11 +13,11 @@ import msgspec
 
 from keephold.errors import ConfigError, ToolError
 from keephold.handles.question import Question
+from keephold.text import instant
 from keephold.tools.base import OnCrash, QuestionPolicy, RunMode
 from keephold.tools.call import Call
 from keephold.tools.waiting.create import timed_out
 from keephold.tools.waiting.tool import WaitToolHost
-from keephold.tools.waiting.view import instant
 
 MAY_RUN = "run_agent"
 """The question whether an agent may run; only the user answers it."""

@@ -13,11 +13,11 @@ from typing import Any
 from keephold.errors import KeepholdError
 from keephold.handles.state import Failure, Ok, Reply, Stopped
 from keephold.store.base import WAIT_KINDS, Collected, Kind, Record, Status, status_of
-from keephold.text import to_json
+from keephold.text import instant, to_json
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting.tool import ENDS, Arguments, WaitToolHost, object_schema, wait_tool
-from keephold.tools.waiting.view import TEXT, TYPES, duration, instant, one_of, reply
+from keephold.tools.waiting.view import TEXT, TYPES, duration, one_of, reply
 
 _SETTLED: tuple[Status, ...] = ("completed", "failed", "timeout")
 _NAMED = 100

@@ -11,12 +11,13 @@ from keephold.errors import ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Reply, Stopped
 from keephold.store.base import Resolution
+from keephold.text import instant
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting.create import NAME as CREATE
 from keephold.tools.waiting.tasks import CREATE as TASK
 from keephold.tools.waiting.tool import WRITES, Arguments, Refused, WaitToolHost, object_schema, wait_tool
-from keephold.tools.waiting.view import elapsed, fitting, instant, milliseconds, reply, status, text
+from keephold.tools.waiting.view import elapsed, fitting, milliseconds, reply, status, text
 
 PARAMETERS = object_schema(
     "handleId",

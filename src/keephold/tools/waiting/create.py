@@ -12,11 +12,11 @@ from keephold.durable.deferred import Pending, TimedPending
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Failure, Stopped
-from keephold.text import to_json
+from keephold.text import instant, to_json
 from keephold.tools.base import Launch, Launching, SpawnPolicy, Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting.tool import WRITES, WaitToolHost, function_tool, object_schema
-from keephold.tools.waiting.view import TYPES, duration, instant, number, one_of, reply, status, text
+from keephold.tools.waiting.view import TYPES, duration, number, one_of, reply, status, text
 
 NAME = "create_wait_handle"
 EXISTS = "Wait handle {id} already exists"

@@ -5,17 +5,18 @@ of JSON: `wait_for` shows it as `partialResult`, and `read_output` reads it.
 """
 
 import asyncio
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
+
+import msgspec
 
 from keephold.durable.calls import Durability
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle, OnStop
 from keephold.handles.registry import Registry
 from keephold.handles.state import Failure
-from keephold.text import to_json
+from keephold.text import instant, to_json
 from keephold.tools.base import Launch, Launching, QuestionPolicy, RetryPolicy, SpawnPolicy, Tool
 from keephold.tools.call import Call
 from keephold.tools.function import Function
@@ -23,7 +24,7 @@ from keephold.tools.signature import Signature
 from keephold.tools.waiting.agents import MAY_RUN, PERMISSION, permitted, read_request
 from keephold.tools.waiting.create import PRIORITY, TIMEOUT, timed_out
 from keephold.tools.waiting.tool import End, WaitToolHost, function_tool, object_schema
-from keephold.tools.waiting.view import COUNT, TEXT, came_to, instant, reply, status, text
+from keephold.tools.waiting.view import COUNT, TEXT, came_to, reply, status, text
 from keephold.tools.waiting.wait import first, wait
 from keephold.tools.workflow import PARAMETERS as OF_WORKFLOWS
 from keephold.tools.workflow import WorkflowFailed, definition, read_workflow, run_workflow
@@ -268,9 +269,9 @@ def _missing(part: Any, around: WaitToolHost, step: str = "") -> Iterator[str]:
         case tuple():
             for each in part:
                 yield from _missing(each, around, step)
-        case _ if dataclasses.is_dataclass(part):
-            for field in dataclasses.fields(part):
-                yield from _missing(getattr(part, field.name), around, step)
+        case msgspec.Struct():
+            for field in part.__struct_fields__:
+                yield from _missing(getattr(part, field), around, step)
 
 
 class _Conversation:
@@ -290,14 +291,12 @@ class _Conversation:
         self._around.agents.find(agent_id)
         return await self.tool(STEP, {**parameters, "agentId": agent_id}, entry)
 
-    async def wait(self, ids: Sequence[str], mode: Literal["all", "any", "race"], timeout: float | None) -> Any:
+    async def wait(self, ids: Sequence[str], mode: Literal["all", "any", "race"]) -> Any:
         handles = tuple((await self._around.find_all(self._call, ids)).values())
-        waited = await wait(self._around, self._call, mode, handles, None if timeout is None else timeout * 1000)
-        if waited.timed_out or waited.needs_input:
-            what = "timed out" if waited.timed_out else "cannot go on: the handle waits for input"
-            raise ToolError(
-                f"waiting for {', '.join(ids)} {what}", code="timeout" if waited.timed_out else "not_running"
-            )
+        waited = await wait(self._around, self._call, mode, handles, None)
+        if waited.needs_input:
+            what = "cannot go on: the handle waits for input"
+            raise ToolError(f"waiting for {', '.join(ids)} {what}", code="not_running")
         counted = (first(waited),) if mode == "race" else handles
         said = {each.id: came_to(each, self._around.text) for each in counted}
         good = {id: each["result"] for id, each in said.items() if "result" in each}

@@ -10,7 +10,7 @@ from typing import Any
 from keephold.handles.registry import Registry
 from keephold.handles.state import Failure, Ok, Reply, Stopped
 from keephold.store.base import HandleQuery, Kind, Record, Status, status_of
-from keephold.text import to_json
+from keephold.text import instant, to_json
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting.tool import READS, Arguments, WaitToolHost, object_schema, wait_tool
@@ -20,7 +20,6 @@ from keephold.tools.waiting.view import (
     TEXT,
     TYPES,
     elapsed,
-    instant,
     one_of,
     operation_ms,
     progress_of,

@@ -20,12 +20,13 @@ from keephold.handles.handle import Handle
 from keephold.handles.registry import check_id
 from keephold.handles.state import Reply, Running
 from keephold.store.base import Annotated, HandleQuery, Parking, Record, Registered, Resolution, Store
+from keephold.text import instant
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting.create import small
 from keephold.tools.waiting.listing import PAGE_LIMIT, page
 from keephold.tools.waiting.tool import READS, WRITES, Arguments, Refused, WaitToolHost, object_schema, wait_tool
-from keephold.tools.waiting.view import COUNT, elapsed, instant, milliseconds, one_of, reply
+from keephold.tools.waiting.view import COUNT, elapsed, milliseconds, one_of, reply
 
 TaskStatus = Literal["not-started", "in-progress", "completed", "blocked"]
 STATUSES: tuple[TaskStatus, ...] = ("not-started", "in-progress", "completed", "blocked")

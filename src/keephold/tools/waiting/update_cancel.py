@@ -6,6 +6,7 @@ from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Failure, Progress, Reply, Stopped
 from keephold.store.base import Annotated, Record, Resolution
+from keephold.text import instant
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting.complete import settled
@@ -13,7 +14,7 @@ from keephold.tools.waiting.create import NAME as CREATE
 from keephold.tools.waiting.create import PRIORITY, small
 from keephold.tools.waiting.tasks import CREATE as TASK
 from keephold.tools.waiting.tool import ENDS, WRITES, Arguments, WaitToolHost, object_schema, wait_tool
-from keephold.tools.waiting.view import elapsed, instant, milliseconds, progress_of, reply, status, text
+from keephold.tools.waiting.view import elapsed, milliseconds, progress_of, reply, status, text
 
 _HANDLE = text("ID of the wait handle.")
 UPDATE_PARAMETERS = object_schema(

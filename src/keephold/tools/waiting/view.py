@@ -6,7 +6,6 @@ times are floored.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -24,11 +23,6 @@ _PARTIAL_BYTES = 1024 * 1024
 
 Text = Callable[[Handle], str]
 """Returns the output or error of a handle, as a model sees it."""
-
-
-def instant(at: float) -> str:
-    """Return a time as `2026-01-01T00:00:00.000Z`."""
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def milliseconds(secs: float) -> int:

@@ -14,7 +14,7 @@ from keephold.handles.handle import Handle
 from keephold.handles.state import Reply, Stopped, Waiting
 from keephold.handles.view import Waited
 from keephold.handles.waits import Group, all_of, any_of, first_success
-from keephold.text import to_json
+from keephold.text import instant, to_json
 from keephold.tools.base import OutputView, Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting.tool import READS, Arguments, WaitToolHost, object_schema, wait_tool
@@ -25,7 +25,6 @@ from keephold.tools.waiting.view import (
     duration,
     elapsed,
     fitting,
-    instant,
     milliseconds,
     number,
     one_of,

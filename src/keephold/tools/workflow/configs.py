@@ -6,31 +6,8 @@ A reader gets the fields and a function that reads nested lists of steps. It not
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
-from keephold.tools.workflow.definition import (
-    MAX_BRANCHES,
-    MAX_CONCURRENCY,
-    MAX_DELAY_MS,
-    MAX_ITERATIONS,
-    Agent,
-    Api,
-    Condition,
-    Delay,
-    GetVariable,
-    Kind,
-    Loop,
-    Merge,
-    Mode,
-    Parallel,
-    SetVariable,
-    Steps,
-    Switch,
-    Tool,
-    Transform,
-    TryCatch,
-    Value,
-    WaitEvent,
-    WaitHandles,
-)
+from keephold.tools.workflow import definition
+from keephold.tools.workflow.definition import Kind, Mode, Steps, Value
 from keephold.tools.workflow.expressions import Expression
 from keephold.tools.workflow.fields import Fields
 
@@ -57,12 +34,11 @@ def _agent(fields: Fields, _: Lists) -> Kind:
     if not fields.has("prompt"):
         fields.problems.add(fields.at("prompt"), "is missing; it is what the agent is told")
     given = {key: fields.value(key) for key in AGENT_PARAMETERS if fields.has(key)}
-    parameters = {key: value.given for key, value in given.items()}
-    return Agent(_text(fields, "agentId"), Value(parameters, all(value.literal for value in given.values())))
+    return definition.Agent(_text(fields, "agentId"), _together(given))
 
 
 def _tool(fields: Fields, _: Lists) -> Kind:
-    return Tool(_text(fields, "name"), fields.value("arguments", dict, {}))
+    return definition.Tool(_text(fields, "name"), fields.value("arguments", dict, {}))
 
 
 def _api(fields: Fields, _: Lists) -> Kind:
@@ -73,16 +49,16 @@ def _api(fields: Fields, _: Lists) -> Kind:
     given["headers"] = fields.value("headers", dict, {})
     if "body" in fields.given:
         given["body"] = fields.value("body")
-    return Api(Value({key: value.given for key, value in given.items()}, all(each.literal for each in given.values())))
+    return definition.Api(_together(given))
 
 
 def _condition(fields: Fields, lists: Lists) -> Kind:
     expression = fields.expression("expression", required=True)
-    return Condition(_usable(expression), _optional(fields, "then", lists), _optional(fields, "else", lists))
+    return definition.Condition(_usable(expression), _optional(fields, "then", lists), _optional(fields, "else", lists))
 
 
 def _transform(fields: Fields, _: Lists) -> Kind:
-    return Transform(_usable(fields.expression("expression", required=True)))
+    return definition.Transform(_usable(fields.expression("expression", required=True)))
 
 
 def _delay(fields: Fields, _: Lists) -> Kind:
@@ -91,33 +67,29 @@ def _delay(fields: Fields, _: Lists) -> Kind:
     key = "duration" if fields.has("duration") else "ms"
     ms = fields.value(key, int, 1000)
     if isinstance(fields.given.get(key), int):
-        fields.number(key, 1000, least=0, most=MAX_DELAY_MS)
-    return Delay(ms)
+        fields.number(key, 1000, least=0, most=definition.MAX_DELAY_MS)
+    return definition.Delay(ms)
 
 
 def _parallel(fields: Fields, lists: Lists) -> Kind:
-    branches = fields.array("branches")
-    if fields.has("branches") and not 1 <= len(branches) <= MAX_BRANCHES:
-        fields.problems.add(fields.at("branches"), f"has {len(branches)}; from 1 to {MAX_BRANCHES} are allowed")
-    path = fields.at("branches")
+    branches, path, most = fields.array("branches"), fields.at("branches"), definition.MAX_BRANCHES
+    if fields.has("branches") and not 1 <= len(branches) <= most:
+        fields.problems.add(path, f"has {len(branches)}; from 1 to {most} are allowed")
     read = [lists(each, f"{path}[{at}]", in_loop=fields.in_loop) for at, each in enumerate(branches)]
-    return Parallel(tuple(read), fields.number("concurrency", 8, least=1, most=MAX_CONCURRENCY))
+    return definition.Parallel(tuple(read), fields.number("concurrency", 8, least=1, most=definition.MAX_CONCURRENCY))
 
 
 def _loop(fields: Fields, lists: Lists) -> Kind:
-    return Loop(
+    return definition.Loop(
         fields.value("items", list) if fields.has("items") else None,
         lists(fields.array("steps"), fields.at("steps"), in_loop=True),
-        fields.number("maxIterations", 100, least=1, most=MAX_ITERATIONS),
-        fields.number("concurrency", 1, least=1, most=MAX_CONCURRENCY),
+        fields.number("maxIterations", 100, least=1, most=definition.MAX_ITERATIONS),
+        fields.number("concurrency", 1, least=1, most=definition.MAX_CONCURRENCY),
     )
 
 
 def _try_catch(fields: Fields, lists: Lists) -> Kind:
-    tried, caught = (
-        lists(fields.array(key), fields.at(key), in_loop=fields.in_loop) for key in ("try", "catch")
-    )  # fmt: skip
-    return TryCatch(tried, caught)
+    return definition.TryCatch(_steps(fields, "try", lists), _steps(fields, "catch", lists))
 
 
 def _switch(fields: Fields, lists: Lists) -> Kind:
@@ -133,25 +105,25 @@ def _switch(fields: Fields, lists: Lists) -> Kind:
         case.only("equals", "steps")
         if "equals" not in each:
             fields.problems.add(case.at("equals"), "is missing; the case is taken when the value equals it")
-        cases.append((case.value("equals"), lists(case.array("steps"), case.at("steps"), in_loop=fields.in_loop)))
-    return Switch(fields.value("value"), tuple(cases), _optional(fields, "default", lists))
+        cases.append((case.value("equals"), _steps(case, "steps", lists)))
+    return definition.Switch(fields.value("value"), tuple(cases), _optional(fields, "default", lists))
 
 
 def _merge(fields: Fields, _: Lists) -> Kind:
     if not fields.has("values"):
         fields.problems.add(fields.at("values"), "is missing; it is an array of what is merged")
     mode = fields.choice("mode", ("object", "array"))
-    return Merge(fields.value("values", list, []), "array" if mode == "array" else "object")
+    return definition.Merge(fields.value("values", list, []), "array" if mode == "array" else "object")
 
 
 def _set_variable(fields: Fields, _: Lists) -> Kind:
     if "value" not in fields.given:
         fields.problems.add(fields.at("value"), 'is missing; any value, or {"cel": "…"}')
-    return SetVariable(fields.text("name"), fields.value("value"))
+    return definition.SetVariable(fields.text("name"), fields.value("value"))
 
 
 def _get_variable(fields: Fields, _: Lists) -> Kind:
-    return GetVariable(fields.text("name"), fields.value("default") if "default" in fields.given else None)
+    return definition.GetVariable(fields.text("name"), fields.value("default") if "default" in fields.given else None)
 
 
 def _wait(fields: Fields, _: Lists) -> Kind:
@@ -163,14 +135,14 @@ def _wait(fields: Fields, _: Lists) -> Kind:
         fields.problems.add(fields.at("mode"), "goes with `handleIds`")
     mode = cast(Mode, fields.choice("mode", ("all", "any", "race")))
     if fields.has("event"):
-        return WaitEvent(fields.text("event"))
+        return definition.WaitEvent(fields.text("event"))
     if fields.has("handleIds"):
         ids = fields.value("handleIds", list, [])
         if ids.given == []:
             fields.problems.add(fields.at("handleIds"), "is empty; name at least one handle")
-        return WaitHandles(ids, mode)
+        return definition.WaitHandles(ids, mode)
     one = fields.value("handleId", str, "")
-    return WaitHandles(Value([one.given], one.literal), mode)
+    return definition.WaitHandles(Value([one.given], one.literal), mode)
 
 
 def _text(fields: Fields, key: str) -> Value:
@@ -180,8 +152,17 @@ def _text(fields: Fields, key: str) -> Value:
     return fields.value(key, str, "")
 
 
+def _together(values: Mapping[str, Value]) -> Value:
+    """Return an object of these values as one value."""
+    return Value({key: value.given for key, value in values.items()}, all(each.literal for each in values.values()))
+
+
+def _steps(fields: Fields, key: str, lists: Lists) -> Steps:
+    return lists(fields.array(key), fields.at(key), in_loop=fields.in_loop)
+
+
 def _optional(fields: Fields, key: str, lists: Lists) -> Steps | None:
-    return lists(fields.array(key), fields.at(key), in_loop=fields.in_loop) if fields.has(key) else None
+    return _steps(fields, key, lists) if fields.has(key) else None
 
 
 _NOTHING = Expression.__new__(Expression)

@@ -1,8 +1,9 @@
 """A workflow that is ready to run: checked, its expressions compiled. `reading.py` makes it from arguments."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 from keephold.tools.workflow.expressions import Expression
 
@@ -20,8 +21,7 @@ MAX_DELAY_MS = 365 * 24 * 3600 * 1000
 Mode = Literal["all", "any", "race"]
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(msgspec.Struct, frozen=True):
     """A value of a config, with an `Expression` for each `{"cel": "…"}` in it."""
 
     given: Any
@@ -43,16 +43,14 @@ def _resolved(given: Any, evaluate: Callable[[Expression], Any]) -> Any:
     return given
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(msgspec.Struct, frozen=True):
     """Steps of one list. Jumps stay within it."""
 
     steps: tuple["Step", ...]
     positions: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(msgspec.Struct, frozen=True):
     """How often a transient error is tried again, and after which pauses (ms)."""
 
     max_attempts: int = 3
@@ -64,49 +62,41 @@ class Retry:
         return float(min(self.base_delay_ms * 2 ** min(attempt - 1, 40), self.max_delay_ms) / 1000)
 
 
-@dataclass(frozen=True, slots=True)
-class Agent:
+class Agent(msgspec.Struct, frozen=True):
     agent_id: Value
     parameters: Value
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(msgspec.Struct, frozen=True):
     name: Value
     arguments: Value
 
 
-@dataclass(frozen=True, slots=True)
-class Api:
+class Api(msgspec.Struct, frozen=True):
     request: Value
     """`{"method", "url", "headers", "body"?}`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(msgspec.Struct, frozen=True):
     expression: Expression
     then: Steps | None
     otherwise: Steps | None
 
 
-@dataclass(frozen=True, slots=True)
-class Transform:
+class Transform(msgspec.Struct, frozen=True):
     expression: Expression
 
 
-@dataclass(frozen=True, slots=True)
-class Delay:
+class Delay(msgspec.Struct, frozen=True):
     ms: Value
 
 
-@dataclass(frozen=True, slots=True)
-class Parallel:
+class Parallel(msgspec.Struct, frozen=True):
     branches: tuple[Steps, ...]
     concurrency: int
 
 
-@dataclass(frozen=True, slots=True)
-class Loop:
+class Loop(msgspec.Struct, frozen=True):
     items: Value | None
     """None: the current data."""
     steps: Steps
@@ -114,45 +104,38 @@ class Loop:
     concurrency: int
 
 
-@dataclass(frozen=True, slots=True)
-class TryCatch:
+class TryCatch(msgspec.Struct, frozen=True):
     tried: Steps
     caught: Steps
 
 
-@dataclass(frozen=True, slots=True)
-class Switch:
+class Switch(msgspec.Struct, frozen=True):
     value: Value
     cases: tuple[tuple[Value, Steps], ...]
     default: Steps | None
 
 
-@dataclass(frozen=True, slots=True)
-class Merge:
+class Merge(msgspec.Struct, frozen=True):
     values: Value
     mode: Literal["object", "array"]
 
 
-@dataclass(frozen=True, slots=True)
-class SetVariable:
+class SetVariable(msgspec.Struct, frozen=True):
     name: str
     value: Value
 
 
-@dataclass(frozen=True, slots=True)
-class GetVariable:
+class GetVariable(msgspec.Struct, frozen=True):
     name: str
     default: Value | None
 
 
-@dataclass(frozen=True, slots=True)
-class WaitHandles:
+class WaitHandles(msgspec.Struct, frozen=True):
     ids: Value
     mode: Mode
 
 
-@dataclass(frozen=True, slots=True)
-class WaitEvent:
+class WaitEvent(msgspec.Struct, frozen=True):
     event: str
 
 
@@ -162,8 +145,7 @@ Kind = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One step. `kind` is its work; the other fields are common to all steps."""
 
     id: str
@@ -185,8 +167,7 @@ class Step:
         return self.on_error is not None or self.continue_on_error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workflow:
+class Workflow(msgspec.Struct, frozen=True, kw_only=True):
     """A workflow that may be run."""
 
     id: str
@@ -195,7 +176,7 @@ class Workflow:
     straight: bool
     """Every step runs at most once, without jumps and nesting, so that progress can be reported."""
     input: Any = None
-    context: Mapping[str, Any] = field(default_factory=dict)
+    context: Mapping[str, Any] = {}
     timeout: float | None = None
     """Seconds, of the whole run."""
     priority: int = 0

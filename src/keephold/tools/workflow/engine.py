@@ -8,7 +8,6 @@ from the journal and is computed again. So after a crash the workflow resumes at
 import asyncio
 import math
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ from keephold.durable.effects import Effects
 from keephold.durable.journal import NOT_THE_TOOLS
 from keephold.durable.keys import Key
 from keephold.errors import KeepholdError, ToolError
+from keephold.text import instant
 from keephold.tools.workflow.definition import (
     END,
     MAX_STEPS,
@@ -155,24 +155,19 @@ class WorkflowRun:
         frame.error = {"message": ended.error.message, "code": ended.error.code, "stepId": step.id}
         if step.goes_on:
             return step.on_error
+        error = ended.error
         raise Failure(
-            ToolError(
-                f"step `{step.id}` failed: {ended.error.message}",
-                code=ended.error.code,
-                transient=ended.error.transient,
-            )
+            ToolError(f"step `{step.id}` failed: {error.message}", code=error.code, transient=error.transient)
         )
 
     def _count(self, step: Step) -> None:
         self.executed += 1
         if self.executed > self._max_steps:
-            raise LimitReached(
-                ToolError(
-                    f"the workflow has executed {self._max_steps:,} steps, which is the limit; `{step.id}` was next. "
-                    "Look for a jump that never ends",
-                    code="limit_exceeded",
-                )
+            why = (
+                f"the workflow has executed {self._max_steps:,} steps, which is the limit; `{step.id}` was next. "
+                "Look for a jump that never ends"
             )
+            raise LimitReached(ToolError(why, code="limit_exceeded"))
         total = float(len(self._definition.steps.steps)) if self._definition.straight else None
         self.around.progress(self.executed - 1, total, f"{step.id} ({step.type})")
 
@@ -184,7 +179,7 @@ class WorkflowRun:
         else:
             record["error"] = ended.error.message
             result = {"error": ended.error.message}
-        record |= {"timestamp": timestamp(ended.at), "success": ended.error is None}
+        record |= {"timestamp": instant(ended.at), "success": ended.error is None}
         frame.records.append(record)
         frame.results[step.id] = result
         self._last = max(self._last, ended.at)
@@ -242,7 +237,7 @@ class WorkflowRun:
         due = await self._until(began + seconds, frame)
         if seconds * 1000 < ms:
             return StepEnded(due, error=timed_out(seconds))
-        return StepEnded(due, {"delayed": ms, "timestamp": timestamp(due)})
+        return StepEnded(due, {"delayed": ms, "timestamp": instant(due)})
 
     async def _leaf(self, step: Step, name: str, frame: Frame) -> StepEnded:
         """Run a step without nested steps: one entry for each attempt."""
@@ -333,11 +328,12 @@ class WorkflowRun:
             if deadline is not None and timer.expired() and seconds == left:
                 return {"at": self.now(), "cut": deadline.name}
             raised = timed_out(seconds) if timer.expired() else ToolError(f"TimeoutError: {error}")
-        except Exception as error:
-            if isinstance(error, KeepholdError) and error.code in NOT_THE_TOOLS:
+        except KeepholdError as error:
+            if error.code in NOT_THE_TOOLS:
                 raise
-            code = error.code if isinstance(error, KeepholdError) else "tool_error"
-            raised = ToolError(_words(error), code=code)
+            raised = ToolError(error.message, code=error.code)
+        except Exception as error:
+            raised = ToolError(f"{type(error).__name__}: {error}")
         return {"at": self.now(), "error": _error(raised)}
 
     async def _time(self, name: str) -> float:
@@ -375,11 +371,3 @@ def _reason_to_skip(step: Step, frame: Frame) -> str | None:
 
 def _error(error: ToolError) -> dict[str, Any]:
     return {"message": error.message, "code": error.code, "transient": error.transient}
-
-
-def _words(error: Exception) -> str:
-    return error.message if isinstance(error, KeepholdError) else f"{type(error).__name__}: {error}"
-
-
-def timestamp(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

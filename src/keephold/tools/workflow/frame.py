@@ -9,7 +9,7 @@ The module also has the exceptions by which parts of the engine end steps and ru
 
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from keephold.errors import ToolError
@@ -55,20 +55,7 @@ class Frame:
 
     def within(self, prefix: str, *, loop: Mapping[str, Any] | None = None) -> "Frame":
         """Return a frame for a list inside one of its steps, which writes to this one."""
-        return Frame(
-            prefix=prefix,
-            input=self.input,
-            context=self.context,
-            data=self.data,
-            variables=self.variables,
-            results=self.results,
-            records=self.records,
-            deadline=self.deadline,
-            error=self.error,
-            loop=loop or self.loop,
-            concurrent=self.concurrent,
-            guarded=self.guarded,
-        )
+        return replace(self, prefix=prefix, loop=loop or self.loop)
 
     def beside(self, prefix: str, *, loop: Mapping[str, Any] | None = None) -> "Frame":
         """Return a frame for a concurrent list."""
@@ -98,20 +85,11 @@ class Frame:
             return dict(self.results) if keys is None else _only(self.results, keys)
         if name == "context":
             return self.whole_context() if keys is None else self._context_at(keys)
-        value = self._variable(name)
-        return value if keys is None or not isinstance(value, dict) else _only(value, keys)
-
-    def _variable(self, name: str) -> Any:
-        match name:
-            case "input":
-                return self.input
-            case "data":
-                return self.data
-            case "vars":
-                return dict(self.variables)
-            case "error":
-                return self.error
-        return (self.loop or {}).get(name)
+        known = {"input": self.input, "data": self.data, "vars": self.variables, "error": self.error}
+        value = known[name] if name in known else (self.loop or {}).get(name)
+        if keys is not None and isinstance(value, dict | ChainMap):
+            return _only(value, keys)
+        return dict(value) if isinstance(value, ChainMap) else value
 
     def whole_context(self) -> dict[str, Any]:
         """Return the input, and the result of every step as `step_<id>`."""
@@ -147,12 +125,18 @@ class StepEnded:
     skipped: bool = False
 
 
-class Failure(Exception):
-    """A step failed and no enclosing step has handled that yet."""
-
+class _Raised(Exception):
     def __init__(self, error: ToolError) -> None:
         super().__init__(error.message)
         self.error = error
+
+
+class Failure(_Raised):
+    """A step failed and no enclosing step has handled that yet."""
+
+
+class LimitReached(_Raised):
+    """The run has reached one of its limits, which nothing handles."""
 
 
 class Cut(Exception):
@@ -164,14 +148,6 @@ class Cut(Exception):
         self.at = at
         self.recorded = False
         """Whether the interrupted step is among the records."""
-
-
-class LimitReached(Exception):
-    """The run has reached one of its limits, which nothing handles."""
-
-    def __init__(self, error: ToolError) -> None:
-        super().__init__(error.message)
-        self.error = error
 
 
 def nearer(one: Deadline | None, other: Deadline | None) -> Deadline | None:
@@ -198,7 +174,7 @@ class WorkflowHost(Protocol):
     async def agent(self, agent_id: str, parameters: dict[str, Any], entry: str) -> Any:
         """Run an agent as a call of its own, and return its result. Raises `ToolError`."""
 
-    async def wait(self, ids: Sequence[str], mode: Literal["all", "any", "race"], timeout: float | None) -> Any:
+    async def wait(self, ids: Sequence[str], mode: Literal["all", "any", "race"]) -> Any:
         """Wait for handles and return their results. Raises `ToolError`."""
 
     def progress(self, done: float, total: float | None, message: str | None) -> None:

@@ -9,27 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from keephold.durable.journal import to_bytes
 from keephold.errors import ToolError
-from keephold.tools.workflow.definition import (
-    MAX_DELAY_MS,
-    Agent,
-    Api,
-    Condition,
-    Delay,
-    GetVariable,
-    Kind,
-    Loop,
-    Merge,
-    Parallel,
-    SetVariable,
-    Steps,
-    Switch,
-    Tool,
-    Transform,
-    TryCatch,
-    Value,
-    WaitEvent,
-    WaitHandles,
-)
+from keephold.tools.workflow import definition
+from keephold.tools.workflow.definition import Kind, Steps, Value
 from keephold.tools.workflow.expressions import shortened
 from keephold.tools.workflow.frame import Cut, Failure, Frame
 
@@ -51,27 +32,28 @@ def leaf(run: "WorkflowRun", kind: Kind, name: str, frame: Frame) -> Work:
     try:
         return _work(run, kind, name, frame)
     except ToolError as error:
-        return Work(partial(_raise, error))
+        refused = error
 
+    async def refuse(entry: str) -> Any:
+        raise refused
 
-async def _raise(error: ToolError, entry: str) -> Any:
-    raise error
+    return Work(refuse)
 
 
 def _work(run: "WorkflowRun", kind: Kind, name: str, frame: Frame) -> Work:
     match kind:
-        case Agent():
+        case definition.Agent():
             return _asked(run.around.agent, frame.resolve(kind.agent_id), frame.resolve(kind.parameters), "agentId")
-        case Tool():
+        case definition.Tool():
             return _asked(run.around.tool, frame.resolve(kind.name), frame.resolve(kind.arguments), "name")
-        case Api():
+        case definition.Api():
             request = frame.resolve(kind.request)
             return Work(lambda _: run.http.request(request), request)
-        case WaitHandles():
+        case definition.WaitHandles():
             return _wait_handles(run, kind, frame)
-        case WaitEvent():
+        case definition.WaitEvent():
             return Work(partial(_event, run, kind, name))
-        case Delay():
+        case definition.Delay():
             ms = _ms(frame.resolve(kind.ms))
             return Work(lambda _: _given(ms), ms)
     return Work(lambda _: _pure(kind, frame))
@@ -84,13 +66,13 @@ async def _given(value: Any) -> Any:
 async def _pure(kind: Kind, frame: Frame) -> Any:
     """Steps without effects outside."""
     match kind:
-        case Transform():
+        case definition.Transform():
             return frame.evaluate(kind.expression)
-        case SetVariable():
+        case definition.SetVariable():
             return frame.resolve(kind.value)
-        case GetVariable():
+        case definition.GetVariable():
             return _variable(kind, frame)
-        case Merge():
+        case definition.Merge():
             return _merged(kind, frame.resolve(kind.values))
     raise AssertionError(f"no leaf: {kind}")
 
@@ -113,7 +95,7 @@ def _asked(
     return Work(run, [whom, given])
 
 
-def _variable(kind: GetVariable, frame: Frame) -> Any:
+def _variable(kind: definition.GetVariable, frame: Frame) -> Any:
     if kind.name in frame.variables:
         return frame.variables[kind.name]
     if kind.default is not None:
@@ -122,7 +104,7 @@ def _variable(kind: GetVariable, frame: Frame) -> Any:
     raise ToolError(f"no variable `{kind.name}` has been set; there are: {known}. A `default` would be taken")
 
 
-def _merged(kind: Merge, values: Any) -> Any:
+def _merged(kind: definition.Merge, values: Any) -> Any:
     if not isinstance(values, list):
         raise ToolError(f"`values` must be an array, and its expression gives {_kind(values)}")
     if kind.mode == "array":
@@ -136,25 +118,25 @@ def _merged(kind: Merge, values: Any) -> Any:
 
 
 def _ms(given: Any) -> float:
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= MAX_DELAY_MS:
-        raise ToolError(f"a delay is a number of ms from 0 to {MAX_DELAY_MS:,}, not {_kind(given)}")
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= definition.MAX_DELAY_MS:
+        raise ToolError(f"a delay is a number of ms from 0 to {definition.MAX_DELAY_MS:,}, not {_kind(given)}")
     return given
 
 
-def _wait_handles(run: "WorkflowRun", kind: WaitHandles, frame: Frame) -> Work:
+def _wait_handles(run: "WorkflowRun", kind: definition.WaitHandles, frame: Frame) -> Work:
     ids = frame.resolve(kind.ids)
     if not isinstance(ids, list) or not ids or not all(isinstance(id, str) for id in ids):
         raise ToolError("a wait is for ids of handles, at least one, each a string")
 
     async def wait(entry: str) -> Any:
-        result = await run.around.wait(ids, kind.mode, None)
+        result = await run.around.wait(ids, kind.mode)
         to_bytes(result, "its result")
         return result
 
     return Work(wait, [ids, kind.mode])
 
 
-async def _event(run: "WorkflowRun", kind: WaitEvent, name: str, entry: str) -> Any:
+async def _event(run: "WorkflowRun", kind: definition.WaitEvent, name: str, entry: str) -> Any:
     return await run.fx.await_event_json(await run.event_key(kind, name))
 
 
@@ -176,7 +158,7 @@ def _kind(value: Any) -> str:
 Nested = Callable[["WorkflowRun", Any, str, Frame], Awaitable[Any]]
 
 
-async def _condition(run: "WorkflowRun", kind: Condition, name: str, frame: Frame) -> Any:
+async def _condition(run: "WorkflowRun", kind: definition.Condition, name: str, frame: Frame) -> Any:
     with failing():
         given = frame.evaluate(kind.expression)
         if not isinstance(given, bool):
@@ -187,7 +169,7 @@ async def _condition(run: "WorkflowRun", kind: Condition, name: str, frame: Fram
     return await _chosen(run, kind.then if given else kind.otherwise, name, frame, "then" if given else "else")
 
 
-async def _switch(run: "WorkflowRun", kind: Switch, name: str, frame: Frame) -> Any:
+async def _switch(run: "WorkflowRun", kind: definition.Switch, name: str, frame: Frame) -> Any:
     value = _resolved(frame, kind.value)
     for at, (equals, steps) in enumerate(kind.cases):
         if _same(_resolved(frame, equals), value):
@@ -200,7 +182,7 @@ async def _chosen(run: "WorkflowRun", steps: Steps | None, name: str, frame: Fra
     return frame.data if steps is None else await run.run_list(steps, frame.within(f"{name}/{key}/"))
 
 
-async def _try_catch(run: "WorkflowRun", kind: TryCatch, name: str, frame: Frame) -> Any:
+async def _try_catch(run: "WorkflowRun", kind: definition.TryCatch, name: str, frame: Frame) -> Any:
     tried = frame.within(f"{name}/try/")
     tried.guarded = True
     try:
@@ -211,7 +193,7 @@ async def _try_catch(run: "WorkflowRun", kind: TryCatch, name: str, frame: Frame
         return await run.run_list(kind.caught, caught)
 
 
-async def _parallel(run: "WorkflowRun", kind: Parallel, name: str, frame: Frame) -> Any:
+async def _parallel(run: "WorkflowRun", kind: definition.Parallel, name: str, frame: Frame) -> Any:
     frames = [frame.beside(f"{name}/{at}/") for at in range(len(kind.branches))]
     for each in frames:
         each.guarded = True
@@ -225,7 +207,7 @@ async def _parallel(run: "WorkflowRun", kind: Parallel, name: str, frame: Frame)
     return {"type": "parallel", "results": results, **counts}
 
 
-async def _loop(run: "WorkflowRun", kind: Loop, name: str, frame: Frame) -> Any:
+async def _loop(run: "WorkflowRun", kind: definition.Loop, name: str, frame: Frame) -> Any:
     items = frame.data if kind.items is None else _resolved(frame, kind.items)
     with failing():
         if not isinstance(items, list):
@@ -312,9 +294,9 @@ def _same(one: Any, other: Any) -> bool:
 
 
 NESTED: dict[type, Nested] = {
-    Condition: _condition,
-    Loop: _loop,
-    Parallel: _parallel,
-    Switch: _switch,
-    TryCatch: _try_catch,
+    definition.Condition: _condition,
+    definition.Loop: _loop,
+    definition.Parallel: _parallel,
+    definition.Switch: _switch,
+    definition.TryCatch: _try_catch,
 }
