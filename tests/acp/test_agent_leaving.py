@@ -16,7 +16,7 @@ from tests.acp.within import Within, within
 from keephold.acp.agent import replay
 from keephold.acp.agent import server as served
 from keephold.acp.agent.session import AgentSession
-from keephold.acp.wire import RpcError
+from keephold.acp.rpc import RpcError
 from keephold.agent.conversation import Conversation
 from keephold.store.base import ConversationRow
 from keephold.turn.prompt_queue import PromptQueue

@@ -15,7 +15,7 @@ from keephold.acp.agent.describing import KINDS, check_kinds, describe, kind_of
 from keephold.acp.agent.permissions import decided, elsewhere, filled_in, permission
 from keephold.acp.agent.replay import Replayed, replay
 from keephold.acp.agent.updates import fenced
-from keephold.acp.wire import RpcError
+from keephold.acp.rpc import RpcError
 from keephold.handles.handle import Handle, Watcher
 from keephold.handles.question import question_form
 from keephold.store.base import TranscriptLine

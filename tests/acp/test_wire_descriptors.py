@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from tests.acp.wires import Heard, bare
 
-from keephold.acp.wire import ConnectionLost, Peer
+from keephold.acp.rpc import ConnectionLost
+from keephold.acp.wire import Peer
 
 LARGE = {"text": "x" * 1_000_000}
 

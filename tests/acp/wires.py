@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from keephold.acp.wire import Id, Params, Peer
+from keephold.acp.rpc import Id, Params
+from keephold.acp.wire import Peer
 
 
 @dataclass

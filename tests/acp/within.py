@@ -13,7 +13,8 @@ from tests.acp.wires import Heard
 
 from keephold import Runtime
 from keephold.acp.agent.server import AgentServer, SessionPrompts
-from keephold.acp.wire import Id, Peer
+from keephold.acp.rpc import Id
+from keephold.acp.wire import Peer
 
 
 @dataclass

@@ -39,15 +39,11 @@ from typing import Any
 
 from keephold.acp.lines import LineReader, LineWriter
 from keephold.acp.rpc import (
-    AUTH_REQUIRED,
-    INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
-    METHOD_NOT_FOUND,
     OPENING,
     PARSE_ERROR,
     REQUEST_CANCELLED,
-    RESOURCE_NOT_FOUND,
     ConnectionLost,
     Id,
     Invalid,
@@ -61,24 +57,6 @@ from keephold.acp.rpc import (
 )
 from keephold.errors import KeepholdError
 from keephold.text import to_json
-
-__all__ = [
-    "AUTH_REQUIRED",
-    "INTERNAL_ERROR",
-    "INVALID_PARAMS",
-    "INVALID_REQUEST",
-    "METHOD_NOT_FOUND",
-    "PARSE_ERROR",
-    "REQUEST_CANCELLED",
-    "RESOURCE_NOT_FOUND",
-    "ConnectionLost",
-    "Id",
-    "Params",
-    "Peer",
-    "RpcCall",
-    "RpcError",
-    "unknown_method",
-]
 
 LINE_BYTES = 16 * 1024 * 1024
 BACKLOG_BYTES = 64 * 1024 * 1024

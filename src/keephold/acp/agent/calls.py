@@ -37,7 +37,8 @@ from keephold.acp.agent.updates import (
     tool_call,
     tool_call_update,
 )
-from keephold.acp.wire import REQUEST_CANCELLED, Peer, RpcCall, RpcError
+from keephold.acp.rpc import REQUEST_CANCELLED, RpcError
+from keephold.acp.wire import Peer, RpcCall
 from keephold.handles.handle import Handle, Watcher
 from keephold.handles.state import Running, Stopped, Waiting
 from keephold.store.base import Record, Store

@@ -5,7 +5,7 @@ if the client has forms. A secret is never asked for: it would pass through the 
 client cannot ask stays open for a terminal, if its handle takes input.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from keephold.acp.agent.updates import options, shown_text
 from keephold.handles.question import Question, select_options
@@ -21,10 +21,6 @@ from keephold.turn.prompts import (
     Prompt,
     RunTool,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 _SHOWN = 4000
 

@@ -29,17 +29,19 @@ from keephold.acp.agent.params import (
 from keephold.acp.agent.replay import replay_session
 from keephold.acp.agent.session import MODES, AgentSession, Client, Mode, Signal
 from keephold.acp.agent.updates import current_mode
-from keephold.acp.rpc import PROTOCOL_VERSION, TURN_COMPLETE, invalid_params
-from keephold.acp.wire import (
+from keephold.acp.rpc import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
+    PROTOCOL_VERSION,
     RESOURCE_NOT_FOUND,
+    TURN_COMPLETE,
     Id,
     Params,
-    Peer,
     RpcError,
+    invalid_params,
     unknown_method,
 )
+from keephold.acp.wire import Peer
 from keephold.errors import ConfigError, KeepholdError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Failure

@@ -18,8 +18,8 @@ from keephold.acp.agent.content import title_of
 from keephold.acp.agent.permissions import decided, elsewhere, filled_in, permission
 from keephold.acp.agent.replay import SHOWN_LINE, TURN_COMPLETE_LINE, Replayed
 from keephold.acp.agent.shown import ShownCall
-from keephold.acp.rpc import BACKGROUND
-from keephold.acp.wire import INTERNAL_ERROR, ConnectionLost, Id, Peer, RpcCall, RpcError
+from keephold.acp.rpc import BACKGROUND, INTERNAL_ERROR, ConnectionLost, Id, RpcError
+from keephold.acp.wire import Peer, RpcCall
 from keephold.agent.events import (
     Answered,
     Called,

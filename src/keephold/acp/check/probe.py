@@ -13,7 +13,8 @@ import msgspec
 
 from keephold.acp.client.process import AgentProcess
 from keephold.acp.lines import LineReader, LineWriter
-from keephold.acp.wire import BACKLOG_BYTES, LINE_BYTES, METHOD_NOT_FOUND
+from keephold.acp.rpc import METHOD_NOT_FOUND
+from keephold.acp.wire import BACKLOG_BYTES, LINE_BYTES
 
 T = TypeVar("T")
 

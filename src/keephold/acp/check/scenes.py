@@ -15,8 +15,7 @@ import msgspec
 
 from keephold.acp.check.probe import CANCELLED, Died, Probe, Silent, WireEntry, is_answer, reject
 from keephold.acp.check.verdict import Failed, Skipped
-from keephold.acp.rpc import PROTOCOL_VERSION, TURN_COMPLETE, is_background
-from keephold.acp.wire import AUTH_REQUIRED
+from keephold.acp.rpc import AUTH_REQUIRED, PROTOCOL_VERSION, TURN_COMPLETE, is_background
 
 TURN_KINDS = frozenset(
     ("user_message_chunk", "agent_message_chunk", "agent_thought_chunk", "tool_call", "tool_call_update", "plan")

@@ -3,8 +3,7 @@
 from keephold.acp.check.probe import Died, Probe, Silent, WireEntry
 from keephold.acp.check.scenes import Recording, Scenes, is_signal, shake_hands, table
 from keephold.acp.check.verdict import Failed, Skipped, check
-from keephold.acp.rpc import PROTOCOL_VERSION
-from keephold.acp.wire import METHOD_NOT_FOUND
+from keephold.acp.rpc import METHOD_NOT_FOUND, PROTOCOL_VERSION
 
 
 @check("sessions", "new-session", "every session/new makes a session with an id of its own")

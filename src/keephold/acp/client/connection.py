@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 from keephold.acp.client.process import AgentProcess
 from keephold.acp.client.session import OnPermission, Session, read, reject
 from keephold.acp.client.turns import Handler
-from keephold.acp.rpc import PROTOCOL_VERSION, TURN_COMPLETE, table
-from keephold.acp.wire import Id, Params, Peer, RpcCall, RpcError, unknown_method
+from keephold.acp.rpc import PROTOCOL_VERSION, TURN_COMPLETE, Id, Params, RpcError, table, unknown_method
+from keephold.acp.wire import Peer, RpcCall
 from keephold.errors import KeepholdError
 
 _TERMINAL = frozenset(f"terminal/{verb}" for verb in ("create", "output", "wait_for_exit", "kill", "release"))

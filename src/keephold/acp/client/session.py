@@ -17,8 +17,8 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from keephold.acp.client.turns import Barrier, Handler, PromptTurn, Update
-from keephold.acp.rpc import ConnectionLost, is_background
-from keephold.acp.wire import INVALID_PARAMS, Params, RpcCall, RpcError
+from keephold.acp.rpc import INVALID_PARAMS, ConnectionLost, Params, RpcError, is_background
+from keephold.acp.wire import RpcCall
 from keephold.errors import KeepholdError
 
 if TYPE_CHECKING:

@@ -8,16 +8,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import mcp.types as types
 from mcp.client import ClaimContext, ClientExtension, ClientSession, NotificationBinding, ResultClaim
 from mcp.shared.exceptions import MCPError
 from pydantic import Field
-
-if TYPE_CHECKING:
-    pass
-
 
 _log = logging.getLogger("keephold.mcp")
 
