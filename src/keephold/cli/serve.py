@@ -198,9 +198,9 @@ def _cancel_on_signals(ended: list[int]) -> None:
 async def _socket(server: "Server", store: "Store", file: Path, conversation: str) -> "Listening | None":
     """Open the socket by which `keephold mcp` reaches this server, on a store that other processes can open."""
     from keephold.mcp.socket import Listening
+    from keephold.turn.owner_connection import socket_of
 
-    stream = getattr(store, "stream", None)  # SupportsStreams
-    path, at = getattr(store, "path", None), None if stream is None else stream(store.owner)
+    path, at = getattr(store, "path", None), socket_of(store, store.owner)
     if path is None or at is None:
         return None
     listening = Listening(server, f"{at.removesuffix('.s')}.m")

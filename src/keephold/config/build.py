@@ -20,7 +20,7 @@ from keephold.config.rules import terminal_questions
 from keephold.config.source import TOOLS, dotted
 from keephold.errors import ConfigError
 from keephold.schema.canonical import check_parameters, property_names
-from keephold.tools.base import SpawnPolicy, Tool, ToolRuntime, Window
+from keephold.tools.base import RetryPolicy, SpawnPolicy, Tool, ToolRuntime, Window
 from keephold.tools.command import Command
 from keephold.tools.function import tool as make_tool
 from keephold.tools.guard import Guard
@@ -172,7 +172,7 @@ def policy_fields(settings: ToolSettings, window: Window) -> dict[str, Any]:
         "result": settings.result,
         "timeout_secs": settings.timeout_secs,
         "questions": {question: table.policy() for question, table in settings.questions.items()},
-        "retry": settings.retry.policy_of_tool(),
+        "retry": RetryPolicy(**settings.retry.model_dump()),
         "on_crash": settings.on_crash,
         "output": settings.output.policy(window),
     }

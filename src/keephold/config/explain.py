@@ -25,22 +25,8 @@ _COMMAND_KEYS = ("program", "args", "shell")
 _NO_TABLES: tuple[Any, ...] = (str, str | None, bool, bool | None, int, float, list[str], list[str] | None)
 
 
-def belongs(table: KeyPath, key: str, value: Any) -> str:
-    """Return where `key`, unknown in `table`, belongs, as the end of a sentence; empty if nowhere."""
-    return _place(table, key, key, value)
-
-
-def nearly_belongs(table: KeyPath, key: str, value: Any) -> str:
-    """Like `belongs`, for a key that is misspelt as well."""
-    tables = _tables().values()
-    known = {
-        name for keys in tables for name, may_be_table in keys.items() if may_be_table or not isinstance(value, dict)
-    }
-    near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.8)
-    return _place(table, key, near[0], value) if near else ""
-
-
 def _place(table: KeyPath, key: str, meant: str, value: Any) -> str:
+    """Return where `key`, unknown in `table`, belongs if it was `meant` so; the end of a sentence, or empty."""
     found = [
         (_as_in(path, table), path)
         for path, keys in _tables().items()
@@ -130,10 +116,13 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
 
 def _misplaced_key(key: str, known: Iterable[str], table: KeyPath, value: Any) -> str:
     """Like `unknown_key`, for a key that may belong in another table."""
-    place = belongs(table, key, value)
+    place = _place(table, key, key, value)
     sentence = unknown_key(key, known)
     if not place and "did you mean" not in sentence:
-        place = nearly_belongs(table, key, value)
+        tables, is_table = _tables().values(), isinstance(value, dict)
+        elsewhere = {name for keys in tables for name, may_be_table in keys.items() if may_be_table or not is_table}
+        near = difflib.get_close_matches(key, sorted(elsewhere), n=1, cutoff=0.8)
+        place = _place(table, key, near[0], value) if near else ""
     return f"unknown key; {place}" if place else sentence
 
 

@@ -34,7 +34,6 @@ from keephold.tools.base import (
     OutputPolicy,
     OutputView,
     QuestionPolicy,
-    RetryPolicy,
     RunMode,
     Window,
 )
@@ -165,9 +164,6 @@ class RetrySettings(Table):
     max_attempts: Annotated[int, Field(ge=1)] = 3
     base_delay_ms: Milliseconds = 200
     max_delay_ms: Milliseconds = 5000
-
-    def policy_of_tool(self) -> RetryPolicy:
-        return RetryPolicy(**self.model_dump())
 
 
 class QuestionSettings(Table):
@@ -449,26 +445,22 @@ class Config(Table):
 
     def ignored_settings(self) -> list[str]:
         """Return one line for each setting that is written and understood, but has no effect yet or without a model."""
-        return _ignored_settings(self)
+        source = self._source
+        if source is None:
+            return []
+        found: list[tuple[KeyPath, str]] = []
+        if self.conversation.detached == "auto" and not self.has_model:
+            found.append((("conversation", "detached"), f'{_NO_MODEL} "auto" lets calls run and answers no question'))
+        for name, tool in self.conversation.tools.items():
+            found += [((*TOOLS, name, *key), reason) for key, reason in _ignored(tool, self.has_model)]
+        found.sort(key=lambda note: source.line(note[0]))
+        return list(dict.fromkeys(f"{source.at(key)}: {reason}" for key, reason in found))
 
 
 _NO_MODEL = "there is no model to ask ([conversation.assistant] names one, or a program by `Runtime(inquiry=…)`);"
 
 
-def _ignored_settings(config: Config) -> list[str]:
-    source = config.source
-    if source is None:
-        return []
-    found: list[tuple[KeyPath, str]] = []
-    if config.conversation.detached == "auto" and not config.has_model:
-        found.append((("conversation", "detached"), f'{_NO_MODEL} "auto" lets calls run and answers no question'))
-    for name, tool in config.conversation.tools.items():
-        found += [((*TOOLS, name, *key), reason) for key, reason in _of_tool(tool, config.has_model)]
-    found.sort(key=lambda note: source.line(note[0]))
-    return list(dict.fromkeys(f"{source.at(key)}: {reason}" for key, reason in found))
-
-
-def _of_tool(tool: ToolSettings, has_model: bool) -> Iterator[tuple[KeyPath, str]]:
+def _ignored(tool: ToolSettings, has_model: bool) -> Iterator[tuple[KeyPath, str]]:
     if tool.source == "builtin":
         return
     if tool.output.history.model_fields_set:

@@ -418,16 +418,14 @@ def _constraints(schema: Schema, kind: str, words: _Words) -> tuple[Schema, list
 
 def _inclusive(schema: Schema, kind: str) -> Schema:
     """Return bounds without `exclusive…`: exact for integers, one value too wide for numbers, which is described."""
-    schema = dict(schema)
-    if "exclusiveMinimum" in schema:
-        low = schema["exclusiveMinimum"]
-        low = math.floor(schema.pop("exclusiveMinimum")) + 1 if kind == "integer" else low
-        schema["minimum"] = max(low, schema.get("minimum", low))
-    if "exclusiveMaximum" in schema:
-        high = schema["exclusiveMaximum"]
-        high = math.ceil(schema.pop("exclusiveMaximum")) - 1 if kind == "integer" else high
-        schema["maximum"] = min(high, schema.get("maximum", high))
-    return schema
+    bounds = dict(schema)
+    if (low := schema.get("exclusiveMinimum")) is not None:
+        low = math.floor(bounds.pop("exclusiveMinimum")) + 1 if kind == "integer" else low
+        bounds["minimum"] = max(low, schema.get("minimum", low))
+    if (high := schema.get("exclusiveMaximum")) is not None:
+        high = math.ceil(bounds.pop("exclusiveMaximum")) - 1 if kind == "integer" else high
+        bounds["maximum"] = min(high, schema.get("maximum", high))
+    return bounds
 
 
 def _enumerated(schema: Schema) -> list[Any]:

@@ -140,13 +140,6 @@ def redraw(screen: "Screen") -> bytes:
     return b"".join(drawn)
 
 
-class SupportsStreams(Protocol):
-    """A store that knows the sockets of its processes."""
-
-    def stream(self, owner: str) -> str | None:
-        """Return the path of the socket of an owner's runtime, or None."""
-
-
 def frame(kind: str, payload: bytes | msgspec.Struct) -> bytes:
     """Encode a frame."""
     data = to_json(payload) if isinstance(payload, msgspec.Struct) else payload

@@ -32,6 +32,7 @@ from keephold.turn import send_input
 from keephold.turn.actions import Actions
 from keephold.turn.attach_protocol import Size, Want
 from keephold.turn.output_follower import CHUNK, Following, status_of
+from keephold.turn.owner_connection import socket_of
 from keephold.turn.settle import printed
 
 _PIECE = 4096
@@ -116,8 +117,7 @@ class Streams:
 
     async def open(self) -> None:
         """Listen, if the store names a socket. Raises `KeepholdError` if that fails."""
-        where = getattr(self.registry.store, "stream", None)  # SupportsStreams
-        path = where(self.registry.store.owner) if where is not None else None
+        path = socket_of(self.registry.store, self.registry.store.owner)
         if path is None:
             return
         self._path = path

@@ -22,7 +22,7 @@ from keephold.turn.actions import Actions
 from keephold.turn.lanes import Lanes
 from keephold.turn.prompt_queue import PromptQueue
 from keephold.turn.recovery import waits_for_resume
-from keephold.turn.replies import cancelled_reply, error_reply, failed_reply
+from keephold.turn.replies import CANCELLED, error_reply, failed_reply
 from keephold.turn.tool_call import ActiveCall, ParsedCall
 
 Claim = Callable[[Record], Awaitable[Record | None]]
@@ -68,7 +68,9 @@ class Batch:
         handles = Handles(registry, conversation, self._named)
         self._calls = [
             ActiveCall(
-                self._with_cause(parsed),
+                replace(parsed, cause=f"{turn}:{number}:{parsed.position}".encode())
+                if parsed.action == "apply"
+                else parsed,
                 self._answer,
                 handles=handles,
                 on_parked=self._parked,
@@ -89,11 +91,6 @@ class Batch:
         """Whether the store has recorded it."""
         self.failed: Failure | None = None
         """The error of a parked call that timed out and fails the turn (D11)."""
-
-    def _with_cause(self, parsed: ParsedCall) -> ParsedCall:
-        if parsed.action != "apply":
-            return parsed
-        return replace(parsed, cause=f"{self._turn}:{self.number}:{parsed.position}".encode())
 
     @property
     def made(self) -> list[Handle | None]:
@@ -361,7 +358,11 @@ class Batch:
             self.failed = _fails_turn(call.made)
             if self.failed is not None:
                 self.cancel()
-        self._unname(call)
+        if (named := call.named) is not None:
+            self._named[named.uid] -= 1
+            if not self._named[named.uid]:
+                del self._named[named.uid]
+                self._registry.notify_watchers(named)  # it may count as blocked from now on
         self._lanes.returned(call)
         if self._left == 0 and not self._answered.done():
             self._answered.set_result(None)
@@ -402,15 +403,6 @@ class Batch:
                 return
             self._answer(call, self._actions.show(handle))
 
-    def _unname(self, call: ActiveCall) -> None:
-        handle = call.named
-        if handle is None:
-            return
-        self._named[handle.uid] -= 1
-        if not self._named[handle.uid]:
-            del self._named[handle.uid]
-            self._registry.notify_watchers(handle)  # it may count as blocked from now on
-
     def cancel(self) -> None:
         """B7: cancel every call; those that do not return soon are answered without a result."""
         if self._cancelled:
@@ -431,7 +423,7 @@ class Batch:
         call.withdraw()
         if call.made is not None and call.made.run is None:
             self._actions.cancel([call.made])
-        self._answer(call, cancelled_reply())
+        self._answer(call, Reply(CANCELLED, CANCELLED, code="cancelled"))
 
 
 def _may_be_over_at_once(handle: Handle) -> bool:

@@ -12,11 +12,12 @@ When a runtime closes, calls that would not survive end, and the others are rele
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle, Watcher
@@ -130,9 +131,10 @@ class Ender:
         """Sort the live handles of the conversation by what the end of the turn does to them."""
         live = _Live()
         for handle in self._registry.live(conversation):
-            if not handle.active or _is_parking(handle, cancelled):
+            parks = not cancelled and handle.run is not None and handle.run.is_parking  # parked calls stay (T4)
+            if not handle.active or parks:
                 continue
-            policy = _policy(handle) if handle.stateful else "abort"
+            policy = (handle.tool.spawn.on_turn_end or "inquire") if handle.stateful else "abort"
             if handle.stateful and _kept(handle):
                 live.kept[handle] = None
             elif not cancelled and policy == "await":
@@ -253,14 +255,9 @@ class Ender:
             await _over(handle)
 
     async def _cancel_parked(self, conversation: str, turn: str) -> None:
-        after: str | None = None
-        while records := await self._registry.store.handles(
-            HandleQuery(conversation=conversation, turn=turn, parked=True, stateful=None, after=after)
-        ):
-            handles = [self._registry.adopt(record) for record in records]
+        async for handles in _parked(self._registry, HandleQuery(conversation=conversation, turn=turn)):
             self._end(handles, "cancel")  # also one whose parking is written and not visible yet
             await all_stopped(handles)
-            after = records[-1].uid
 
     def wait_no_longer(self, conversation: str) -> None:
         """T5: the turn is cancelled while it ends. End the handles it waits for or asks about; `round` continues."""
@@ -313,15 +310,6 @@ def _message(results: Sequence[dict[str, Any]]) -> str:
         "[Automatic message. It is not from the user.] You have finished your answer; tools that still ran have ended "
         "since:\n" + encode({"completed": results, "pending": []})
     )
-
-
-def _policy(handle: Handle) -> str:
-    return handle.tool.spawn.on_turn_end or "inquire"
-
-
-def _is_parking(handle: Handle, cancelled: bool) -> bool:
-    """Return whether the handle is about to be parked: parked calls stay (T4)."""
-    return not cancelled and handle.run is not None and handle.run.is_parking
 
 
 def _kept(handle: Handle) -> bool:
@@ -419,16 +407,17 @@ async def end_calls(registry: Registry, admission: Admission, recovery: Recovery
 async def end_conversation(registry: Registry, admission: Admission, conversation: str, why: Failure) -> None:
     """End every running or parked call of a conversation, regardless of its policy."""
     live = [handle for handle in registry.live(conversation) if handle.active]
-    parked: list[Handle] = []
-    after: str | None = None
-    while records := await registry.store.handles(
-        HandleQuery(conversation=conversation, parked=True, stateful=None, after=after)
-    ):
-        parked += [registry.adopt(record) for record in records]
-        after = records[-1].uid
+    parked = [handle async for page in _parked(registry, HandleQuery(conversation=conversation)) for handle in page]
     ended = list(dict.fromkeys([*live, *parked]))
     admission.end_all(ended, why, "abort")
     await all_stopped(ended)
+
+
+async def _parked(registry: Registry, query: HandleQuery) -> AsyncIterator[list[Handle]]:
+    query = replace(query, parked=True, stateful=None)
+    while records := await registry.store.handles(query):
+        yield [registry.adopt(record) for record in records]
+        query = replace(query, after=records[-1].uid)
 
 
 async def _recorded(batches: Collection[Batch]) -> None:

@@ -35,7 +35,7 @@ def running(store: Store, record: Record) -> OwnerAddress | None:
 
 def socket_of(store: Store, owner: str) -> str | None:
     """Return the path at which the runtime of an owner listens; None if the store does not know one."""
-    where = getattr(store, "stream", None)  # SupportsStreams
+    where = getattr(store, "stream", None)
     return None if where is None else where(owner)
 
 

@@ -45,10 +45,6 @@ def aborted(by: Literal["model", "person"]) -> Failure:
     return Failure(f"Aborted by {'the assistant' if by == 'model' else 'a person'}.", "aborted")
 
 
-def cancelled_reply() -> Reply:
-    return Reply(CANCELLED, CANCELLED, code="cancelled")
-
-
 def encode(value: Any) -> str:
     """Return compact JSON."""
     return to_json(value).decode()
@@ -276,7 +272,7 @@ class Replies:
         *,
         is_error: bool = False,
         code: str | None = None,
-        shown: Sequence[Handle] = (),
+        shown: Sequence[Handle],
         asked: Sequence[Handle] = (),
     ) -> Reply:
         same = all(handle.tool.output.dispatch == handle.tool.output.model for handle in handles)
@@ -287,26 +283,14 @@ class Replies:
             why = _not_shown(error)
             return Reply(why, why, True, "tool_error")
         cursors = tuple((h.uid, _end(h, h.output)) for h in shown if h.output is not None and not h.withheld)
-        showed = tuple(_shown(handle) for handle in shown if not isinstance(handle.state, Pending))
-        showed += tuple(_asked(handle) for handle in asked)
-        return Reply(dispatch, model, is_error, code, cursors, showed)
+        showed: list[Any] = [(h.uid, state, _questions(h)) for h in shown if (state := name(h.state)) != "pending"]
+        showed += [(handle.uid, "asked", _questions(handle)) for handle in asked]
+        return Reply(dispatch, model, is_error, code, cursors, tuple(showed))
 
 
-_Shown = tuple[str, Literal["running", "waiting", "asked", "stopped"], int]
-
-
-def _shown(handle: Handle) -> _Shown:
-    match handle.state:
-        case Stopped():
-            return handle.uid, "stopped", 0
-        case Waiting():
-            return handle.uid, "waiting", 0 if handle.run is None else handle.run.questions
-    return handle.uid, "running", 0
-
-
-def _asked(handle: Handle) -> _Shown:
-    """Record that a reply shows only the handle's question."""
-    return handle.uid, "asked", 0 if handle.run is None else handle.run.questions
+def _questions(handle: Handle) -> int:
+    """Return how many questions a waiting handle has asked."""
+    return handle.run.questions if isinstance(handle.state, Waiting) and handle.run is not None else 0
 
 
 def _screen(handle: Handle, view: str | None) -> Screen | None:

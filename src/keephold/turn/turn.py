@@ -18,7 +18,6 @@ from keephold.store.base import (
     HandedOut,
     Notified,
     Op,
-    Opened,
     OpenTurn,
     QueuedNotification,
     Responded,
@@ -118,8 +117,11 @@ class Turn:
                 self._started = before.batches > (0 if before.batch is None else 1)
                 if registry.traces is not None:
                     await registry.traces.resuming(self.conversation, self.id)
-                self.unfinished = _open_batch(before.batch)
-                if before.batch is None:
+                if before.batch is not None:
+                    calls = tuple(ToolCall(id, name, arguments) for id, name, arguments, _ in before.batch.calls)
+                    uids = tuple(uid for *_, uid in before.batch.calls)
+                    self.unfinished = OpenBatch(before.batch.batch, calls, uids)
+                else:
                     given = await registry.store.answers(self.conversation, self.id, before.batches)
                     self.answered = None if given is None else _recorded(given)
         began = asyncio.ensure_future(self._begin(before))
@@ -422,13 +424,6 @@ def _result_notification(handle: Handle, result: dict[str, Any], at: float) -> N
     message = f"`{handle.id}` ({handle.tool.name}) {how}: {result.get('result', '')}"
     carriers = handle.tool.spawn.notifications.deliver
     return Notified(handle.conversation, kind, level, message, at, handle.uid, carriers)  # type: ignore[arg-type]
-
-
-def _open_batch(opened: Opened | None) -> OpenBatch | None:
-    if opened is None:
-        return None
-    calls = tuple(ToolCall(id, name, arguments) for id, name, arguments, _ in opened.calls)
-    return OpenBatch(opened.batch, calls, tuple(uid for *_, uid in opened.calls))
 
 
 def _recorded(answers: Answers) -> list[Response]:
