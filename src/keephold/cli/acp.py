@@ -1,9 +1,7 @@
 """`keephold acp`: an agent for editors over stdin and stdout (X1). Output of tools and libraries goes to stderr."""
 
 import asyncio
-import logging
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Literal
@@ -11,6 +9,7 @@ from typing import Literal
 import click
 
 from keephold.cli.parameters import config_option, the_config
+from keephold.cli.process import Signals, log_to_stderr
 from keephold.cli.store import store_of, store_option
 from keephold.config import Config, load_config
 from keephold.runtime import Runtime
@@ -37,7 +36,7 @@ def acp(config: Path | None, store: str | None, model: str | None, mode: Literal
     One process serves all sessions of its editor, with the keephold.toml of the directory it was started in or the
     nearest one above. Sessions are kept in the store. The next prompt resumes a turn that was interrupted.
     """
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     loaded = load_config(the_config(config))
     read_fd, write_fd = _own_stdio()
     sys.exit(asyncio.run(_serve(loaded, store or store_of(loaded), model, mode, read_fd, write_fd)))
@@ -65,17 +64,9 @@ async def _serve(
     agent = AgentServer(
         runtime, persons, model=model, mode=mode, signal=settings.turn_complete, terminals=settings.terminals
     )
-    stopped: list[int] = []
+    signals = Signals()
     async with runtime:
         serving = asyncio.create_task(agent.serve(read_fd, write_fd))
-
-        def stop(number: int) -> None:
-            if stopped:
-                os._exit(128 + number)  # the second signal: the guard ends the remaining processes
-            stopped.append(number)
-            agent.stop()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop, number)
+        signals.listen(agent.stop)
         await serving
-    return 128 + stopped[0] if stopped else 0
+    return signals.code

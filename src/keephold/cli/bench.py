@@ -96,6 +96,15 @@ async def _by_turns(length: float, *sides: Slice) -> list[float]:
     return [statistics.median(side) for side in zip(*found, strict=True)]
 
 
+def _timed(act: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[float]]:
+    async def once() -> float:
+        began = perf_counter()
+        await act()
+        return perf_counter() - began
+
+    return once
+
+
 async def _p50(length: float, once: Callable[[], Awaitable[float]]) -> float:
     times, until = [await once()], perf_counter() + length
     while perf_counter() < until:
@@ -110,13 +119,11 @@ def _synced_writes(path: Path) -> Slice:
     async def measure(length: float) -> float:
         with path.open("ab", buffering=0) as file:
 
-            async def once() -> float:
-                began = perf_counter()
+            async def write() -> None:
                 file.write(_PAGE)
                 os.fdatasync(file.fileno())
-                return perf_counter() - began
 
-            return await _p50(length, once)
+            return await _p50(length, _timed(write))
 
     return measure
 
@@ -141,12 +148,10 @@ class _Raw:
         self._connection.execute("COMMIT")
 
     async def one_commit(self, length: float) -> float:
-        async def once() -> float:
-            began = perf_counter()
+        async def commit() -> None:
             self.commit(1)
-            return perf_counter() - began
 
-        return await _p50(length, once)
+        return await _p50(length, _timed(commit))
 
     async def many_rows(self, length: float) -> float:
         began, rows = perf_counter(), 0
@@ -173,13 +178,11 @@ class _Raw:
 def _bare_command(program: str) -> Slice:
     pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
 
-    async def once() -> float:
-        began = perf_counter()
+    async def run() -> None:
         process = await asyncio.create_subprocess_exec(program, stdin=nothing, stdout=pipe, stderr=pipe)
         await process.communicate()
-        return perf_counter() - began
 
-    return lambda length: _p50(length, once)
+    return lambda length: _p50(length, _timed(run))
 
 
 async def _time_of(waiting: Awaitable[object]) -> float:
@@ -248,12 +251,10 @@ class _Ours:
             nonlocal found
             names = itertools.count()
 
-            async def once() -> float:
-                began = perf_counter()
+            async def step() -> None:
                 await effects.run_json(f"s{next(names)}", None, _nothing)
-                return perf_counter() - began
 
-            found = await _p50(length, once)
+            found = await _p50(length, _timed(step))
 
         self._work = work
         await self.call("stepping")
@@ -295,12 +296,7 @@ class _Ours:
         await asyncio.sleep(0)  # let them run to their gates
 
     async def commands(self, length: float) -> float:
-        async def once() -> float:
-            began = perf_counter()
-            await self.call("nothing")
-            return perf_counter() - began
-
-        return await _p50(length, once)
+        return await _p50(length, _timed(lambda: self.call("nothing")))
 
 
 async def _nothing(given: Any) -> Any:

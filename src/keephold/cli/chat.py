@@ -19,6 +19,7 @@ from keephold.cli.chat_session import continuing, last_exchange
 from keephold.cli.keyboard import Tty, open_tty
 from keephold.cli.parameters import NAME, config_option, detached_option
 from keephold.cli.printing import one_line
+from keephold.cli.process import Signals, open_stdin
 from keephold.cli.prompter import TerminalPrompter, open_prompter
 from keephold.cli.store import store_of, store_option
 from keephold.config import Config, find_config, load_config
@@ -60,7 +61,8 @@ class _Left(NamedTuple):
     conversation: str
     talked: bool
     failed: bool
-    signal: int
+    code: int
+    """The exit code, if a signal ended the chat; else 0."""
 
 
 @click.command()
@@ -101,7 +103,7 @@ def chat(
         with suppress(OSError):  # the terminal may be gone
             click.echo(f"Continue with: {continuing(left.conversation, options)}", err=True)
     seen = tty is not None and prompt is None  # by the user, who continued or left
-    context.exit(128 + left.signal if left.signal else int(left.failed and not seen))
+    context.exit(left.code or int(left.failed and not seen))
 
 
 def _said(context: click.Context) -> str | None:
@@ -124,17 +126,18 @@ def _screen_tty() -> Tty | None:
 async def _terminal(wanted: _Wanted, tty: Tty) -> _Left:
     from keephold.cli.chat_session import ChatSession
 
+    loop = asyncio.get_running_loop()
     prompter = None if wanted.detached else open_prompter()
-    session = ChatSession(tty, abandon=lambda: _abandon(130, tty, prompter))
+    session = ChatSession(tty, restore=partial(_restore, tty, prompter))
     ask = None if prompter is None else _while_there(_on(session, prompter), session.hang_up)
-    stop = _Signals(lambda number: _abandon(128 + number, tty, prompter))
+    stop = Signals(partial(_restore, tty, prompter))
     try:
         with ExitStack() as last:
             async with wanted.runtime(ask) as runtime:
                 conversation = await wanted.open(runtime)
                 stop.listen(session.hang_up, signal.SIGTERM, signal.SIGHUP)
-                _heard(signal.SIGINT, session.interrupt)
-                _heard(signal.SIGWINCH, session.screen.changed)
+                loop.add_signal_handler(signal.SIGINT, session.interrupt)
+                loop.add_signal_handler(signal.SIGWINCH, session.screen.changed)
                 last.enter_context(session.screen)  # shows handles that stop while the runtime closes
                 last.enter_context(_Logged(session.screen))
                 last.callback(session.close)
@@ -146,7 +149,7 @@ async def _terminal(wanted: _Wanted, tty: Tty) -> _Left:
                 if not past and wanted.conversation is not None:
                     session.screen.show(Piece("line", _NEW.format(one_line(conversation.id)), "dim", whole=True))
                 await session.run(runtime, conversation, wanted.prompt)
-        return _Left(conversation.id, session.talked, session.failed, stop.number)
+        return _Left(conversation.id, session.talked, session.failed, stop.code)
     finally:
         tty.close()
         if prompter is not None:
@@ -176,12 +179,10 @@ def _while_there(prompter: Prompter, leave: Callable[[], None]) -> Prompter:
     return ask
 
 
-def _abandon(code: int, tty: Tty | None, prompter: TerminalPrompter | None) -> None:
-    """Restore the terminal and exit at once: the guard ends the remaining processes."""
+def _restore(tty: Tty | None, prompter: TerminalPrompter | None) -> None:
     for each in (tty, prompter):
         if each is not None:
             each.close()
-    os._exit(code)
 
 
 class _Logged(logging.Handler):
@@ -207,12 +208,12 @@ class _Logged(logging.Handler):
 
 
 async def _plain(wanted: _Wanted) -> _Left:
-    from keephold.cli.chat_plain import PlainChat, lines_of_stdin
+    from keephold.cli.chat_plain import InputLines, PlainChat
 
     chat = PlainChat(as_json=wanted.as_json)
-    lines = lines_of_stdin()
+    lines = InputLines(open_stdin(), person=sys.stdin.isatty())
     prompter = None if wanted.detached else open_prompter()
-    stop = _Signals(lambda number: _abandon(128 + number, None, prompter))
+    stop = Signals(partial(_restore, None, prompter))
     try:
         ask = None if prompter is None else _while_there(lines.prompting(prompter), chat.leave)
         async with wanted.runtime(ask) as runtime:
@@ -224,30 +225,7 @@ async def _plain(wanted: _Wanted) -> _Left:
                 click.echo(_NEW.format(one_line(conversation.id)), err=True)
             chat.begin(conversation.id, new=new)
             await chat.run(runtime, conversation, aiter(lines) if wanted.prompt is None else lines.after(wanted.prompt))
-        return _Left(conversation.id, chat.talked, chat.failed, stop.number)
+        return _Left(conversation.id, chat.talked, chat.failed, stop.code)
     finally:
         if prompter is not None:
             prompter.close()
-
-
-class _Signals:
-    """Leaves at the first signal, and exits at once at the second."""
-
-    def __init__(self, abandon: Callable[[int], None]) -> None:
-        self._abandon = abandon
-        self.number = 0
-        """The signal that ended the chat; 0: none did."""
-
-    def listen(self, leave: Callable[[], None], *numbers: int) -> None:
-        for number in numbers:
-            _heard(number, partial(self._signalled, number, leave))
-
-    def _signalled(self, number: int, leave: Callable[[], None]) -> None:
-        if self.number:
-            self._abandon(number)
-        self.number = number
-        leave()
-
-
-def _heard(number: int, then: Callable[[], None]) -> None:
-    asyncio.get_running_loop().add_signal_handler(number, then)

@@ -3,8 +3,6 @@
 import asyncio
 import os
 import stat
-import sys
-import threading
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
@@ -14,6 +12,7 @@ import click
 from keephold.agent.events import Event, TurnAnswer
 from keephold.cli.chat_lines import Piece, Teller
 from keephold.cli.printing import print_json
+from keephold.cli.process import in_thread
 from keephold.handles.handle import Handle
 from keephold.handles.state import Stopped
 from keephold.turn.prompts import Decision, Prompt, Prompter
@@ -29,7 +28,7 @@ _LATE = "Reading piped input until its end; use `</dev/null` if there is none."
 
 
 class InputLines:
-    """The lines of an input, or all of it. A thread reads, so that tools keep running."""
+    """The lines of an input, or all of it."""
 
     def __init__(self, source: BinaryIO, *, person: bool) -> None:
         self._source = source
@@ -52,7 +51,7 @@ class InputLines:
             return b""
         late = asyncio.get_running_loop().call_later(LATE_SECS, partial(click.echo, _LATE, err=True))
         try:
-            return await self._read(self._source.read)
+            return await in_thread(self._source.read)
         finally:
             late.cancel()
 
@@ -60,25 +59,7 @@ class InputLines:
         async with self.reading:
             if self._person:
                 click.echo("> ", nl=False, err=True)
-            return await self._read(self._source.readline)
-
-    async def _read(self, reading: Callable[[], bytes]) -> bytes:
-        loop = asyncio.get_running_loop()
-        read: asyncio.Future[bytes] = loop.create_future()
-
-        def done(line: bytes) -> None:
-            if not read.done():
-                read.set_result(line)
-
-        def wait() -> None:
-            line = reading()
-            try:
-                loop.call_soon_threadsafe(done, line)
-            except RuntimeError:  # the loop is closed
-                return
-
-        threading.Thread(target=wait, daemon=True, name="stdin").start()
-        return await read
+            return await in_thread(self._source.readline)
 
     def prompting(self, prompter: Prompter) -> Prompter:
         """Return a prompter that asks while no line is read."""
@@ -198,8 +179,3 @@ def _piped(fd: int) -> bool:
     except OSError:
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
-
-
-def lines_of_stdin() -> InputLines:
-    # Not sys.stdin.buffer: at exit, the interpreter would wait for the lock that the reading thread still holds.
-    return InputLines(os.fdopen(sys.stdin.fileno(), "rb", closefd=False), person=sys.stdin.isatty())

@@ -8,7 +8,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from types import TracebackType
 from typing import Self
 
 from rich.cells import cell_len, get_character_cell_size, set_cell_size
@@ -50,9 +49,7 @@ class ChatScreen:
         self._take()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._put_back()
         if self._timer is not None:
             self._timer.cancel()

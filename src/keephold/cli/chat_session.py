@@ -6,6 +6,7 @@ Ctrl-C cancels the turn, and leaves if pressed again. If the terminal goes away,
 
 import asyncio
 import logging
+import os
 import re
 import shlex
 import sys
@@ -56,21 +57,20 @@ _DETACHED = "`{}` is not in a store that another process can open; start the cha
 _HOW_TO_LEAVE = "Ctrl-C again, or Ctrl-D, leaves. /help lists the commands."
 _COMMAND = re.compile(r"/[a-z]*(\s|\Z)")
 """A path such as `/etc/hosts` is not a command."""
-"""Tools that wait for handles which have their own lines."""
 _LINES, _CHARACTERS = 10, 1000
 """How much of a message is shown when a conversation is continued."""
 
 
 class ChatSession:
-    """Runs one chat. `abandon` exits at once, if the user does not want to wait for the end."""
+    """Runs one chat. `restore` puts the terminal back, if the user does not want to wait for the end."""
 
-    def __init__(self, tty: Tty, *, abandon: Callable[[], None]) -> None:
+    def __init__(self, tty: Tty, *, restore: Callable[[], None]) -> None:
         self.screen = ChatScreen(tty, self._live)
         self.talked = False
         """Whether there was a turn."""
         self.failed = False
         """Whether the last turn ended with an error."""
-        self._abandon = abandon
+        self._restore = restore
         self._teller = Teller()
         self._runtime: Runtime | None = None
         self._conversation: Conversation | None = None
@@ -264,7 +264,8 @@ class ChatSession:
     def interrupt(self) -> None:
         """Handle Ctrl-C: cancel the turn or, without one, clear the line; pressed again, leave."""
         if self._left.done():
-            self._abandon()
+            self._restore()
+            os._exit(130)
         elif self._turn is not None and not self._cancelling:
             self._cancel()
         elif self._turn is not None or self._warned:

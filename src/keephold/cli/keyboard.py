@@ -112,7 +112,8 @@ class Tty:
         """`fd` is open for reading and writing, and non-blocking. `close` closes it."""
         self._fd = fd
         self._loop: asyncio.AbstractEventLoop | None = None  # the one it was taken on
-        self._dumb = os.environ.get("TERM", "dumb") == "dumb"
+        self.dumb = os.environ.get("TERM", "dumb") == "dumb"
+        """Whether it does not support control sequences."""
         self._modes: list[Any] | None = None  # to be put back; None: not taken
         self._decoder = KeyDecoder()
         self._keys: deque[KeyPress] = deque()
@@ -120,11 +121,6 @@ class Tty:
         self._gone = False
         self._changed = asyncio.Event()  # a key, everything sent, or gone
         self._escape: asyncio.TimerHandle | None = None
-
-    @property
-    def dumb(self) -> bool:
-        """Whether it does not support control sequences."""
-        return self._dumb
 
     @property
     def columns(self) -> int:
@@ -268,7 +264,7 @@ class Tty:
             self._send()
 
     def _control(self, sequence: str) -> None:
-        if not self._dumb:
+        if not self.dumb:
             self.write(sequence)
 
     def _send(self) -> None:

@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import logging
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +11,7 @@ from urllib.parse import urlsplit
 import click
 
 from keephold.cli.parameters import ADDRESS, NAME, TOKEN, check_own_token, config_option, the_config, tokens_of
+from keephold.cli.process import Signals, log_to_stderr
 from keephold.cli.store import store_of, store_option
 from keephold.config import Config, load_config
 from keephold.control.server_discovery import connect, pass_on
@@ -58,7 +57,7 @@ def mcp(
 
     Handles outlive a connection: a client that reconnects finds them by their ids, unless --store is `memory:`.
     """
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     own = os.environ.pop(TOKEN, None) or None  # every command would inherit it, and could print it (K5)
     known = ({"default": own} if own else {}) | tokens_of(tokens)
     if port is None and (tokens is not None or url is not None or host != "127.0.0.1"):
@@ -112,16 +111,13 @@ async def _leave(runtime: Runtime, code: int) -> None:
 
 async def _over_stdio(server: "Server") -> int:
     """Serve until the client leaves or a signal comes. The runtime is closed in good order after that (R6)."""
-    leaving: list[asyncio.Task[None]] = []
+    signals, leaving = Signals(), list[asyncio.Task[None]]()
 
-    def stop(number: int) -> None:
-        if leaving:
-            os._exit(128 + number)  # the second signal: the guard ends the remaining processes
+    def stop() -> None:
         server.subscriptions.close()
-        leaving.append(asyncio.create_task(_leave(server.runtime, 128 + number)))
+        leaving.append(asyncio.create_task(_leave(server.runtime, signals.code)))
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    signals.listen(stop)
     try:
         await server.run_stdio_async()
     except* (BrokenPipeError, ConnectionResetError):  # a client that closes its end is gone

@@ -6,7 +6,6 @@ import re
 import sys
 import termios
 import tty
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import click
@@ -62,9 +61,7 @@ class RawTerminal:
         tty.setraw(self.input, termios.TCSADRAIN)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError, termios.error):  # the terminal may be gone
             self.write(_RESET + b"\x1b[%d;1H\r\n" % self.rows)
             termios.tcsetattr(self.input, termios.TCSAFLUSH, self._before)

@@ -28,6 +28,7 @@ from keephold.cli.parameters import (
     the_config,
     tokens_of,
 )
+from keephold.cli.process import log_to_stderr
 from keephold.cli.store import store_of, store_option
 from keephold.config import Config, load_config
 from keephold.errors import ConfigError, KeepholdError
@@ -85,7 +86,7 @@ def serve(
 
     Signals: TERM and INT stop it in good order (twice: at once); HUP reads the configuration again.
     """
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     given = os.environ.pop(TOKEN, None)  # every command would inherit it, and could print it (K5)
     file = the_config(config)
     loaded = load_config(file)

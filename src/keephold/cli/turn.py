@@ -1,10 +1,7 @@
 """`keephold turn`: run one turn over stdin and stdout, one JSON batch a line (L2)."""
 
 import asyncio
-import os
-import signal
 import sys
-import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,6 +10,7 @@ import click
 import msgspec
 
 from keephold.cli.parameters import NAME, config_option, detached_option, the_config
+from keephold.cli.process import Signals, in_thread, open_stdin
 from keephold.cli.prompter import TerminalPrompter, open_prompter
 from keephold.cli.store import store_of, store_option
 from keephold.config import load_config
@@ -64,10 +62,8 @@ def turn(config: Path | None, store: str | None, conversation: str | None, resum
     runtime = Runtime(store=store or store_of(loaded), config=loaded, prompter=prompter)
     if sys.stdin.isatty():
         click.echo(f"One batch a line, for example {_EXAMPLE}; Ctrl-D ends the turn.", err=True)
-    # Not sys.stdin.buffer: at exit, the interpreter would wait for the lock that the reading thread still holds.
-    source = os.fdopen(sys.stdin.fileno(), "rb", closefd=False)
     try:
-        sys.exit(asyncio.run(_run(runtime, conversation, source, prompter, resume=resume)))
+        sys.exit(asyncio.run(_run(runtime, conversation, open_stdin(), prompter, resume=resume)))
     finally:
         if prompter is not None:
             prompter.close()
@@ -76,25 +72,17 @@ def turn(config: Path | None, store: str | None, conversation: str | None, resum
 async def _run(
     runtime: Runtime, conversation: str | None, source: BinaryIO, prompter: TerminalPrompter | None, *, resume: bool
 ) -> int:
-    loop = asyncio.get_running_loop()
     lines = _Lines(source, runtime.limits.line_bytes)
-    stopped: list[int] = []
+    signals = Signals() if prompter is None else Signals(prompter.close)  # restores the terminal
     async with runtime:
         await runtime.connected(CONNECT_SECS)
         turn = runtime.turn(conversation, resume=resume)
 
-        def stop(number: int) -> None:
-            stopped.append(number)
-            if len(stopped) == 1:  # an open batch is answered, handles are aborted and reported (B7, T5)
-                turn.cancel()
-                lines.end()
-            else:  # exit at once: the guard ends the remaining processes
-                if prompter is not None:
-                    prompter.close()  # restores the terminal
-                os._exit(128 + number)
+        def stop() -> None:  # an open batch is answered, handles are aborted and reported (B7, T5)
+            turn.cancel()
+            lines.end()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop, number)
+        signals.listen(stop)
         async with turn:
             async for answer in _answers(turn, lines):
                 _print(answer)
@@ -103,9 +91,7 @@ async def _run(
                     lines.end()
         assert turn.ending is not None
         _print({"turn": "ended", "handles": turn.ending.model})
-    if stopped:
-        return 128 + stopped[0]
-    return 0 if turn.failed is None else 1
+    return signals.code or int(turn.failed is not None)
 
 
 async def _answers(turn: Turn, lines: "_Lines") -> AsyncIterator[dict[str, Any]]:
@@ -147,40 +133,32 @@ def _print(line: dict[str, Any]) -> None:
 
 
 class _Lines:
-    """Yields the lines of the input, None for one that is too long. A thread reads, so that tools keep running."""
+    """Yields the lines of the input, None for one that is too long."""
 
     def __init__(self, source: BinaryIO, limit: int) -> None:
         self._source = source
         self._limit = limit
-        self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[tuple[bytes | None, bool]] = asyncio.Queue()
-        self._wanted = threading.Semaphore(0)
+        self._next: asyncio.Future[bytes | None] | None = None
+        self._ended = False
 
     def end(self) -> None:
         """End the iteration, whether or not the input ends."""
-        self._queue.put_nowait((None, True))
+        self._ended = True
+        if self._next is not None and not self._next.done():
+            self._next.set_result(b"")
 
     async def __aiter__(self) -> AsyncIterator[bytes | None]:
-        threading.Thread(target=self._read, daemon=True, name="stdin").start()
-        while True:
-            self._wanted.release()
-            line, end = await self._queue.get()
-            if end:
+        while not self._ended:
+            self._next = in_thread(self._read)
+            line = await self._next
+            if line == b"":
                 return
             yield line
 
-    def _read(self) -> None:
-        while self._wanted.acquire():
-            line: bytes | None = self._source.readline(self._limit + 1)
-            end = not line
-            if line and len(line) > self._limit and not line.endswith(b"\n"):
-                while rest := self._source.readline(self._limit):
-                    if rest.endswith(b"\n"):
-                        break
-                line = None
-            try:
-                self._loop.call_soon_threadsafe(self._queue.put_nowait, (line, end))
-            except RuntimeError:  # the turn was stopped while this thread waited for input
-                return
-            if end:
-                return
+    def _read(self) -> bytes | None:
+        line = self._source.readline(self._limit + 1)
+        if len(line) <= self._limit or line.endswith(b"\n"):
+            return line
+        while (rest := self._source.readline(self._limit)) and not rest.endswith(b"\n"):
+            pass
+        return None

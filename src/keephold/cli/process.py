@@ -1,0 +1,62 @@
+"""A command as a process: it logs to stderr, stops at a signal, and reads stdin beside the event loop."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import BinaryIO, TypeVar
+
+T = TypeVar("T")
+
+
+def log_to_stderr() -> None:
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+
+
+class Signals:
+    """Stops at the first signal. The second exits at once, after `restore`: the guard ends the remaining processes."""
+
+    def __init__(self, restore: Callable[[], None] = lambda: None) -> None:
+        self._restore = restore
+        self.code = 0
+        """The exit code of the first signal; 0: there was none."""
+
+    def listen(self, stop: Callable[[], None], *numbers: int) -> None:
+        """Call `stop` at these signals; by default, INT and TERM."""
+        for number in numbers or (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled, number, stop)
+
+    def _signalled(self, number: int, stop: Callable[[], None]) -> None:
+        if self.code:
+            self._restore()
+            os._exit(128 + number)
+        self.code = 128 + number
+        stop()
+
+
+def open_stdin() -> BinaryIO:
+    # Not sys.stdin.buffer: at exit, the interpreter would wait for the lock that the reading thread still holds.
+    return os.fdopen(sys.stdin.fileno(), "rb", closefd=False)
+
+
+def in_thread(read: Callable[[], T]) -> "asyncio.Future[T]":
+    """Read in a thread, so that tools keep running. The future may be resolved before the thread has read."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def done(value: T) -> None:
+        if not future.done():
+            future.set_result(value)
+
+    def wait() -> None:
+        value = read()
+        try:
+            loop.call_soon_threadsafe(done, value)
+        except RuntimeError:  # the loop is closed
+            return
+
+    threading.Thread(target=wait, daemon=True, name="stdin").start()
+    return future
