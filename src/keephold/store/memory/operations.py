@@ -289,7 +289,7 @@ def park(t: Tables, record: Record, row: WaitRow | None, at: float | None) -> St
         when = t.settled[row.key_id] if at is None else at
         return end_parked(t, record, Ended(when, REVOKED) if row.resolution is None else ended(row.resolution, when))
     if record.resources:
-        t.holding[record.uid] = record
+        t.put(t.holding, record.uid, record)
     if row is not None and row.resolution is not None:
         t.held[record.uid] = record
     if parking.deadline is not None:
@@ -376,7 +376,10 @@ def turn_began(t: Tables, op: base.TurnBegan) -> None:
     if open_turn is not None:
         note_over(t, op.conversation, open_turn.turn, op.at)
         note_end(t, op.conversation, open_turn, op.at)
-    turns = t.history.turns.setdefault(op.conversation, {})
+    turns = t.history.turns.get(op.conversation)
+    if turns is None:
+        turns = {}
+        t.put(t.history.turns, op.conversation, turns)
     before = turns.get(op.turn)
     if before is None:
         t.numbers += 1
@@ -429,7 +432,10 @@ def responded(t: Tables, op: base.Responded) -> tuple[QueuedNotification, ...]:
 
 def inquired(t: Tables, op: base.Inquired) -> None:
     row = InquiryRow(op.id, op.conversation, op.turn, op.uid, op.at, op.request, op.answer, op.error)
-    rows = t.inquiries.setdefault(op.conversation, [])
+    rows = t.inquiries.get(op.conversation)
+    if rows is None:
+        rows = []
+        t.put(t.inquiries, op.conversation, rows)
     rows.append(row)
     if t.undo is not None:
         t.undo.append((rows.pop,))

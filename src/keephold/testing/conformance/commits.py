@@ -7,24 +7,30 @@ from typing import Any
 
 from keephold.handles.state import Ended, Ok, Pending, Running, Started, transition
 from keephold.store.base import (
+    Annotated,
     Attempted,
     Browse,
     Changed,
     Claimed,
     Collected,
     Delivered,
+    Described,
     Emitted,
     Exposed,
+    Forgotten,
+    HandedOut,
     HandleQuery,
     HookCalled,
     Inquired,
     Journaled,
+    KeptOutput,
     Notice,
     Notified,
     Op,
     Opened,
     Parked,
     Parking,
+    QueuedNotification,
     Registered,
     Released,
     Replied,
@@ -37,9 +43,11 @@ from keephold.store.base import (
     Rewritten,
     SecretAdded,
     TakenBack,
+    TranscriptAppended,
     TurnBegan,
     TurnEnded,
     WaitOpened,
+    Wrote,
 )
 from keephold.testing.conformance.suite import DAY, NOON, Suite, record, shared, state_tag, uid
 
@@ -203,8 +211,19 @@ class CommitChecks(Suite):
     async def _one_of_each(self, store: Browse) -> list[Op]:
         """Return every operation once, in a legal order; each has an effect on what `_furnish` made."""
         end = Ended(NOON + 9, Ok("x"))
+        queued = QueuedNotification(1, "main", "tool.stopped", "info", "y", NOON)
         return [
             Registered(record(50)),
+            Registered(record(51, conversation="new", parking=Parking(deadline=NOON + DAY), resources=("file:b",))),
+            Annotated(uid(1), priority=2, metadata={"who": "me"}),
+            Wrote(uid(1), 1, KeptOutput(1, 0, 1)),
+            HandedOut("main", (queued,)),
+            TranscriptAppended("main", "turn-1", NOON, (("user", b"{}"),)),
+            Described("new", NOON, {"title": "x"}),
+            Forgotten("main"),
+            TurnBegan("newer", "turn-1", NOON),
+            Inquired("b.q.1", "newer", "turn-1", None, NOON, {"ask": 1}, True),
+            Notified("newest", "tool.stopped", "info", "first", NOON),
             Attempted(uid(1), 1, 2, NOON + 5),
             Journaled(uid(1), 1, "step", "good", b"\0", b"1"),
             Rewritten(uid(1), 1, {"env": "elsewhere"}),
