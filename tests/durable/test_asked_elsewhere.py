@@ -1,10 +1,12 @@
 """Questions and permission of a handle that another runtime on the same store runs (Q4, A6, P1)."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 from tests.durable.lives import in_state, only, stored_in, until
@@ -121,7 +123,14 @@ async def by_declined_task(rt: Runtime, handle: Handle, key: str) -> None:
     await tasks.answer(handle, {key: {"action": "decline"}})
 
 
-@pytest.mark.parametrize("answering", [by_model, by_tasks_update, by_declined_task])
+async def by_person(rt: Runtime, handle: Handle, key: str) -> None:
+    """As `keephold send` and the dashboard do: without naming the question, or for any open one."""
+    for answers in (None, ""):
+        late = await rt.actions.perform(handle, "apply", {"input": "late"}, by="person", answers=answers)
+        assert (late.code, "nothing was sent" in late.result) == ("not_running", True)
+
+
+@pytest.mark.parametrize("answering", [by_model, by_person, by_tasks_update, by_declined_task])
 @pytest.mark.parametrize("questions", [1, 2], ids=["it reads now", "it asks again"])
 async def test_C6_a_late_answer_from_another_process_is_refused_and_never_input(
     tmp_path: Path, answering: Callable[[Runtime, Handle, str], Awaitable[None]], questions: int
@@ -142,3 +151,43 @@ async def test_C6_a_late_answer_from_another_process_is_refused_and_never_input(
             await reply(turn, apply("talks", "a", "in time"))
         (done,) = (await reply(turn, wait_all("a")))["completed"]
         assert done["result"] == ("['yes'] in time" if questions == 1 else "['yes', 'in time'] in time")
+
+
+async def test_what_may_be_a_password_is_not_written_to_the_store_if_the_owner_has_no_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keephold.turn.relay.socket_of", lambda store, owner: None)
+    async with another(tmp_path, talks, None) as (second, turn):
+        await until(lambda: in_state(second, "a", "waiting"))
+        handle, perform = second.registry.find("a", "main"), second.actions.perform
+        refused = await perform(handle, "apply", {"input": "hunter2"}, by="person", secret=True)
+        assert refused.code == "owner_not_answering"
+        answered = await perform(handle, "apply", {"input": "open"}, by="person")
+        assert not answered.is_error
+        await until(lambda: in_state(second, "a", "running"))
+        typed = await perform(handle, "apply", {"input": "hunter2"}, by="person")
+        assert (typed.code, "no socket" in typed.result) == ("owner_not_answering", True)
+        assert "['open'] x" in str(await reply(turn, apply("talks", "a", "x")))
+
+
+@pytest.mark.parametrize("by", ["person", "model"])
+async def test_C9_input_that_cannot_be_forwarded_is_answered_with_an_error(
+    tmp_path: Path, by: Literal["person", "model"]
+) -> None:
+    async with another(tmp_path, talks, None) as (second, _):
+        await until(lambda: in_state(second, "a", "waiting"))
+        handle = second.registry.find("a", "main")
+        async with asyncio.timeout(5):
+            failed = await second.actions.perform(handle, "apply", {"input": object()}, by=by)
+        assert failed.is_error and "TypeError" in failed.result
+
+
+async def test_Q7_an_answer_that_came_first_is_not_undone_by_declining(tmp_path: Path) -> None:
+    async with Runtime([talks], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn:
+        await reply(turn, spawn("talks", "a"))
+        handle, perform = rt.registry.find("a", "main"), rt.actions.perform
+        async with asyncio.TaskGroup() as both:  # the answer is decided, and not written yet
+            answer = both.create_task(perform(handle, "apply", {"input": "yes"}, by="person"))
+            decline = both.create_task(perform(handle, "apply", by="person", declines=True))
+        assert not answer.result().is_error and decline.result().code == "not_running"
+        assert "['yes'] x" in str(await reply(turn, apply("talks", "a", "x")))

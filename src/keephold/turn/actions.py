@@ -108,7 +108,7 @@ class Actions:
                 call.parsed = replace(parsed, arguments=read_input(handle, parsed.arguments))
             _check_takes_input(handle)  # before the user is asked about it
         if parsed.declines:
-            self._decline(call)
+            self._when_visible(call, self._decline)
             return
         verdict = self._decide(call, handle.tool)
         if not isinstance(verdict, Ask):
@@ -130,6 +130,7 @@ class Actions:
     def _decline(self, call: ActiveCall) -> None:
         """Q7: the user does not want to answer the question."""
         handle, state = call.handle, call.handle.state
+        _check_takes_input(handle)
         _check_asks(handle, call.parsed.answers or "")
         assert isinstance(state, Waiting) and handle.run is not None
         handle.watch(OnStop(lambda _: call.answer(self._replies.handle(handle))))
@@ -370,16 +371,21 @@ class Actions:
         handle = call.handle
         if call.parsed.by == "model" and handle.run is not None and handle.run.unseen:
             handle.run.probe()  # the model may not answer a password prompt that was not noticed yet (Q4)
-        if handle.decided is handle.state:
-            self._apply_now(call)
-        else:
-            self._registry.when_visible(partial(self._apply_or_refuse, call))
+        self._when_visible(call, self._apply_now)
 
-    def _apply_or_refuse(self, call: ActiveCall) -> None:
-        try:
-            self._apply_now(call)
-        except ToolError as error:
-            call.answer(error_reply(error))
+    def _when_visible(self, call: ActiveCall, act: Callable[[ActiveCall], None]) -> None:
+        """Act when what was decided about the handle is visible: now, or later, when a refusal is an error reply."""
+
+        def later() -> None:
+            try:
+                act(call)
+            except Exception as error:
+                call.answer(failed_reply(call.parsed.call.id, error))
+
+        if call.handle.decided is call.handle.state:
+            act(call)
+        else:
+            self._registry.when_visible(later)
 
     def _apply_now(self, call: ActiveCall) -> None:
         parsed, handle = call.parsed, call.handle

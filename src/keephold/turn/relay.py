@@ -24,7 +24,7 @@ from keephold.tools.base import Action
 from keephold.tools.run import FORCE_SECS
 from keephold.turn.attach_protocol import REPLY, Want
 from keephold.turn.owner_connection import OwnerAddress, linked, socket_of
-from keephold.turn.replies import aborted, error_reply
+from keephold.turn.replies import aborted, error_reply, failed_reply
 from keephold.turn.tool_call import ActiveCall, By, ParsedCall, call_on
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ class Relay:
         except KeepholdError as error:
             refusal = error if isinstance(error, ToolError) else ToolError(error.message, code=error.code)
             call.answer(error_reply(refusal))
+        except Exception as error:
+            call.answer(failed_reply(call.parsed.call.id, error))
 
     async def _forwarded(self, handle: Handle, parsed: ParsedCall) -> Reply | None:
         """Return the owner's reply; None if no other process runs the handle any more."""
@@ -94,8 +96,8 @@ class Relay:
             if store.alive(owner):
                 path = socket_of(store, owner) if _is_typed(parsed) else None
                 if path is not None:
-                    return await _send(OwnerAddress(handle.uid, handle.id, handle.tool.name, path), parsed)
-                if parsed.secret:
+                    return await _send(handle, path, parsed)
+                if _is_typed(parsed) and not _is_open_answer(handle, parsed):
                     raise _no_socket(handle)
                 reply = await self._request(handle, owner, parsed)
             if reply is not None:
@@ -180,8 +182,8 @@ class Relay:
         parsed = replace(parsed, cause=wanted.cause, answers=wanted.answers, declines=wanted.declines)
         try:
             self.actions.act(ActiveCall(parsed, answer, handle=handle))
-        except ToolError as error:
-            answer(None, error_reply(error))
+        except Exception as error:
+            answer(None, failed_reply(handle.call_id, error))
 
     def _reply(self, id: str, body: bytes) -> None:
         self._registry.commit((Replied(id, body),), lambda _: None, lambda _: None, keep=True)
@@ -191,22 +193,29 @@ def _is_typed(parsed: ParsedCall) -> bool:
     return parsed.by == "person" and parsed.action == "apply" and not parsed.declines
 
 
+def _is_open_answer(handle: Handle, parsed: ParsedCall) -> bool:
+    """Return whether this answers a question that does not ask for a secret; any other input may be a password."""
+    state = handle.state
+    return isinstance(state, Waiting) and not state.question.secret and not parsed.secret
+
+
 def _question_answered(handle: Handle, parsed: ParsedCall) -> str | None:
     """Name the question that an `apply` answers, so that it is not taken for input if the question is closed by then.
 
     C6: whether an `apply` is input or an answer depends on what its sender can see, which is the state in this process.
     """
     state = handle.state
-    if parsed.answers is not None or parsed.action != "apply" or not isinstance(state, Waiting) or parsed.backs_out:
+    if parsed.answers or parsed.action != "apply" or not isinstance(state, Waiting) or parsed.backs_out:
         return parsed.answers
     return question_key(state.question, state.number)
 
 
-async def _send(to: OwnerAddress, parsed: ParsedCall) -> Reply:
+async def _send(handle: Handle, path: str, parsed: ParsedCall) -> Reply:
     """Send the owner what a person typed, over its attach socket."""
     given, keys = parsed.arguments.get("input", msgspec.UNSET), tuple(parsed.arguments.get("keys", ()))
-    want = Want(uid=to.uid, want="send", input=given, keys=keys, secret=parsed.secret, answers=parsed.answers)
-    async with linked(to, want) as link:
+    answers = _question_answered(handle, parsed)
+    want = Want(uid=handle.uid, want="send", input=given, keys=keys, secret=parsed.secret, answers=answers)
+    async with linked(OwnerAddress(handle.uid, handle.id, handle.tool.name, path), want) as link:
         while True:
             kind, payload = await link.receive()
             if kind == REPLY and isinstance(payload, bytes):
@@ -215,8 +224,8 @@ async def _send(to: OwnerAddress, parsed: ParsedCall) -> Reply:
 
 def _no_socket(handle: Handle) -> ToolError:
     return ToolError(
-        f"The process that runs handle `{handle.id}` has no socket, and a secret is not written to the store; "
-        "answer where the handle runs.",
+        f"The process that runs handle `{handle.id}` has no socket, and what may be a secret is not written to "
+        "the store; send it where the handle runs.",
         code="owner_not_answering",
     )
 
