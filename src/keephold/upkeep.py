@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from keephold.errors import KeepholdError
+from keephold.listeners import Listeners
 from keephold.turn.parts import Parts
 from keephold.turn.recovery import Deadlines
 
@@ -21,7 +21,7 @@ class Upkeep:
         self._parts = parts
         self._deadlines = deadlines
         self._timer: asyncio.TimerHandle | None = None
-        self.on_heard: list[Callable[[], None]] = []
+        self.on_heard: Listeners[[]] = Listeners()
         """Called when another process has, or may have, changed something."""
 
     def begin(self) -> None:
@@ -42,8 +42,7 @@ class Upkeep:
         parts.durability.waits.recheck(ids)
         parts.relay.notify(ids)
         parts.notifications.heard(ids)
-        for listener in tuple(self.on_heard):
-            listener()
+        self.on_heard()
         parts.registry.run_soon(self._catch_up(ids))
 
     async def _catch_up(self, ids: frozenset[str] | None) -> None:

@@ -1,7 +1,10 @@
 """Lists of listeners, and the registry's: everyone who subscribed is called, and nobody else's subscription changes."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
+
+import pytest
 
 from keephold import Runtime, ToolCall, tool
 from keephold.listeners import Listeners
@@ -33,6 +36,20 @@ def test_a_listener_may_remove_itself_while_all_are_called() -> None:
     listeners()
     listeners()
     assert heard == ["once", "always", "always"]
+
+
+def test_a_function_that_was_added_twice_is_removed_once_by_each() -> None:
+    listeners: Listeners[[]] = Listeners()
+    heard: list[int] = []
+
+    def hear() -> None:
+        heard.append(1)
+
+    remove, _ = listeners.add(hear), listeners.add(hear)
+    remove()
+    remove()
+    listeners()
+    assert heard == [1]
 
 
 @tool
@@ -81,3 +98,18 @@ async def test_commit_observers_are_called_in_turn_before_the_store() -> None:
             del seen[:]
             await turn.run([ToolCall("1", "work")])
     assert [name for name, _ in seen[:4]] == ["traces", "metrics", "metrics done", "traces done"]
+
+
+async def test_a_listener_that_raises_keeps_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    ended: list[str] = []
+
+    def bad(*_: object) -> None:
+        raise RuntimeError("bad listener")
+
+    async with Runtime(tools=[work]) as rt, rt.turn() as turn:
+        for listeners in (rt.registry.on_created, rt.registry.on_settled, rt.registry.store.on_commit):
+            listeners.add(bad)
+        rt.registry.on_settled.add(lambda uid, state, what: ended.append("b"))
+        async with asyncio.timeout(5):
+            (response,) = await turn.run([ToolCall("1", "work")])
+    assert "done" in response.result and ended == ["b"] and "bad listener" in caplog.text

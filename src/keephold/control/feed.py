@@ -54,21 +54,19 @@ class Feed:
         self._listeners: set[_Listener] = set()
         self._looking: asyncio.Task[None] | None = None
         self._again = False
-        self._unsubscribe: Callable[[], None] = lambda: None
+        self._unsubscribe: list[Callable[[], None]] = []
         self.closed = False
 
     async def open(self) -> None:
         """Begin with what comes next."""
         _, self._last = await self._store.events_range()
-        self._unsubscribe = self._store.on_commit.add(self.look)
-        self._runtime.upkeep.on_heard.append(self.look)
+        self._unsubscribe = [each.add(self.look) for each in (self._store.on_commit, self._runtime.upkeep.on_heard)]
 
     def close(self) -> None:
         """No more will come; whoever listens is let go."""
         self.closed = True
-        self._unsubscribe()
-        if self.look in self._runtime.upkeep.on_heard:
-            self._runtime.upkeep.on_heard.remove(self.look)
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
         if self._looking is not None:
             self._looking.cancel()
         for listener in self._listeners:

@@ -168,10 +168,7 @@ class SqliteStore(Reads):
             except Exception as error:  # the callbacks of later commits must run all the same
                 self._complain(error)
         if self.on_commit and any(commit.told and commit.error is None for commit in commits):
-            try:
-                self.on_commit()
-            except Exception as error:
-                self._complain(error)
+            self.on_commit()
         if self._held:
             self._held = False
             self._flush()
