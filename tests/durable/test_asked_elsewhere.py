@@ -191,3 +191,20 @@ async def test_Q7_an_answer_that_came_first_is_not_undone_by_declining(tmp_path:
             decline = both.create_task(perform(handle, "apply", by="person", declines=True))
         assert not answer.result().is_error and decline.result().code == "not_running"
         assert "['yes'] x" in str(await reply(turn, apply("talks", "a", "x")))
+
+
+async def test_P5_the_prompt_of_a_cancelled_action_is_withdrawn() -> None:
+    @keephold.tool(actions=TALKING, run_actions={"abort": "ask"})
+    async def listens(call: Call) -> str:
+        return f"heard {await call.input()}"
+
+    person = Person()
+    async with Runtime([listens], prompter=person) as rt, rt.turn("main") as turn:
+        await reply(turn, spawn("listens", "a"))
+        abort = asyncio.create_task(rt.actions.perform(rt.registry.find("a", "main"), "abort", by="model"))
+        prompt = await person.sees()
+        abort.cancel()
+        await asyncio.wait([abort])
+        await person.sees_nothing()
+        assert abort.cancelled() and person.withdrawn == [prompt]
+        assert "heard x" in str(await reply(turn, apply("listens", "a", "x")))

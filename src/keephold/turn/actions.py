@@ -88,11 +88,14 @@ class Actions:
             if not done.done():
                 done.set_result(reply)
 
+        call = ActiveCall(parsed, answer, handle=handle)
         try:
-            self._act_anywhere(ActiveCall(parsed, answer, handle=handle))
+            self._act_anywhere(call)
+            return await done
         except ToolError as error:
             return error_reply(error)
-        return await done
+        finally:
+            call.withdraw()  # if this was cancelled: nobody waits for the decision
 
     def _act_anywhere(self, call: ActiveCall) -> None:
         if self._relay.elsewhere(call.handle):
