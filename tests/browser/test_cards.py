@@ -19,7 +19,7 @@ async def test_R1_a_question_that_is_asked_again_is_the_same_card(workshop: Serv
         await expect(tab.get_by_text("Connection lost, trying again")).to_be_hidden()
         await expect(tab.get_by_role("article")).to_have_count(1)
         await expect(tab.get_by_role("textbox")).to_have_value("Otter")
-        await expect(tab.get_by_role("button", name="Take it away")).to_have_count(0)
+        await expect(tab.get_by_role("button", name="Remove")).to_have_count(0)
         await tab.get_by_role("button", name="Answer").click()
         await expect(tab.get_by_text("name has its answer.")).to_be_visible()
         await camera.take(tab, "answered", WIDE)
@@ -67,7 +67,7 @@ async def test_nothing_there_is_a_page_and_an_empty_home_says_how_to_begin(
     workshop: Served, camera: Camera, look: Look
 ) -> None:
     async with browser() as chromium, page(chromium, look, entry=workshop.entry) as tab:
-        await expect(tab.get_by_role("heading", name="How to begin")).to_be_visible()
+        await expect(tab.get_by_role("heading", name="Get started")).to_be_visible()
         await expect(tab.get_by_text(f'"url": "{workshop.mcp}"')).to_be_visible()
         assert await axe(tab) == [] and not await overflows(tab)
         await camera.take(tab, "empty", look)

@@ -167,7 +167,7 @@ async def test_what_was_typed_for_a_card_that_went_elsewhere_stays_until_it_is_t
         await assistant.call("name_release", action="abort", id="name")
         await expect(tab.get_by_text("Nothing needs you.")).to_be_visible()
         await expect(tab.get_by_role("textbox")).to_have_value("half a na")
-        await tab.get_by_role("button", name="Take it away").click()
+        await tab.get_by_role("button", name="Remove").click()
         await expect(tab.get_by_role("article")).to_have_count(0)
 
 

@@ -119,8 +119,8 @@ async def test_what_it_asks_is_answered_in_place() -> None:
         await ended(seen, "a")
         page = await seen.page(f"/handles/{uid}")
         assert "deployed: True" in said(page, "How it ended")
-        happened = said(page, "What happened")
-        assert happened.index("Asked sure") < happened.index("Answered, goes on") < happened.index("Stopped")
+        happened = said(page, "Events")
+        assert happened.index("Asked sure") < happened.index("Answered, resumed") < happened.index("Stopped")
 
 
 async def test_the_journal_shows_what_went_in_and_what_came_out_and_marks_errors() -> None:

@@ -76,7 +76,7 @@ def test_lines_are_told_by_who_said_what() -> None:
     ])  # fmt: skip
     assert [(each.who, each.title, each.content) for each in found] == [
         ("user", "User", "look\n[…]"),
-        ("assistant", "Assistant", "I look"),
+        ("assistant", "Model", "I look"),
         ("call", "see", {"at": 1}),
         ("result", "see", {"seen": True}),
         ("note", "The turn ended: error", "no money"),

@@ -43,7 +43,7 @@ async def test_an_empty_home_says_how_to_begin() -> None:
     async with dashboard([waits]) as seen:
         assert "http://localhost/mcp" in (await seen.http.get("/")).text
         await seen.turn.run([spawn("waits", "w")])
-        assert "How to begin" not in (await seen.http.get("/")).text
+        assert "Get started" not in (await seen.http.get("/")).text
 
 
 async def test_P5_what_is_remembered_lasts_as_long_as_is_said() -> None:

@@ -73,7 +73,7 @@ async def test_numbers_are_said_in_words() -> None:
     assert told["Live now"] == "20 6 running, 12 parked, 1 asking, 1 not begun"
     assert told["Waiting for you"] == "6 to be answered, allowed or let through"
     assert told["A wait takes"] == "4.20 s typically; 99 of 100 took at most 5m 40s"
-    assert told["Who waits is woken after"] == "0.8 ms typically; 99 of 100 within 7.4 ms"
+    assert told["A waiter resumes after"] == "0.8 ms typically; 99 of 100 within 7.4 ms"
     (head,) = page.texts("p", data_live="server")
     assert head.startswith("Running for 23h 53m, since ") and head.endswith("The store takes 88 MB.")
 

@@ -52,9 +52,9 @@ def test_moments_tell_each_thing_once_and_steps_together() -> None:
         ("Created", ""),
         ("Started", ""),
         ("Asked", "sure"),
-        ("Answered, goes on", ""),
+        ("Answered, resumed", ""),
         ("2 steps were recorded", "a, b"),
-        ("Parked", "waits for its completion from outside"),
+        ("Parked", "waits for an outside result"),
         ("Stopped", "broken"),
     ]
     assert [each.what for each in moments((), fact())] == ["Created", "Started", "Stopped"]

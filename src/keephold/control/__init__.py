@@ -1,5 +1,5 @@
-"""What people and scripts may ask of a system that runs: look, send, answer, abort, wait, complete.
+"""Operations on a running system for users and scripts: look, send, answer, abort, wait, complete.
 
-One set of operations with one set of words, in JSON: `Control` in this process, `RemoteControl` over HTTP. The command
-line, the dashboard and `/api` all speak it.
+The operations take and return JSON. `Control` performs them in this process, `RemoteControl` over HTTP. The command
+line, the dashboard and `/api` all use them.
 """

@@ -1,7 +1,7 @@
-"""The operations that commands perform, however they reach the system.
+"""The operations that commands perform, on the store or through a server.
 
-`cli/store_control.py` reads the store and talks to the processes that run handles; `RemoteControl` asks a server. A
-command is written once, for both. Everything is JSON as `handle_json.py` makes it; a refusal is a `KeepholdError`.
+`cli/store_control.py` reads the store and talks to the processes that run handles; `RemoteControl` asks a server.
+Commands work with both. Everything is JSON as `handle_json.py` makes it; a refusal is a `KeepholdError`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,14 +12,14 @@ from keephold.turn import attach_protocol as frames
 
 
 class Controls(Protocol):
-    """The operations of commands. A handle is named by its facts, which `find` gives, or by its uid."""
+    """The operations of commands. They take a handle's facts, as `find` returns them, or its uid."""
 
     @property
     def place(self) -> str:
-        """Where this looks, for people."""
+        """Return the store or server that this reads, for messages."""
 
     async def find(self, ids: Iterable[str], conversation: str | None) -> list[dict[str, Any]]:
-        """The facts of the handles that are meant by these ids or uids (`finding.py`)."""
+        """Return the facts of the handles that these ids or uids name (`resolve_handle.py`)."""
 
     async def handles(
         self,
@@ -32,31 +32,32 @@ class Controls(Protocol):
         after: str | None = None,
         limit: int = 50,
     ) -> dict[str, Any]:
-        """`{"handles": [facts], "next"}`: `next` is the `after` of what follows. `state` may be `live` or `parked`."""
+        """Return `{"handles": [facts], "next"}`; `next` is the next page's `after`. `state` may be `live` or
+        `parked`."""
 
     async def handle(self, uid: str, *, keys: bool = False) -> dict[str, Any]:
-        """Everything of a handle; its open keys only if asked for, and only where the store is (K5)."""
+        """Return a handle in full; its open keys only if asked for, and only from the store itself (K5)."""
 
     def talk(self, fact: dict[str, Any], want: frames.Want) -> AbstractAsyncContextManager[frames.Talk]:
         """Ask for a handle's output, its terminal, or to be sent something."""
 
     async def abort(self, uid: str) -> dict[str, Any]:
-        """End a handle, as a person; the reply of C3."""
+        """Abort a handle as the user, and return the reply."""
 
     async def wait_for(self, facts: Sequence[dict[str, Any]], *, any: bool, timeout: float | None) -> dict[str, Any]:
-        """Until all of them have stopped, or any; A3's answer."""
+        """Wait until all of them, or any, have stopped, and return the answer of `await`."""
 
     async def complete(self, key: str, resolution: dict[str, Any]) -> dict[str, Any]:
-        """`{"status", "terminal"}` (D5)."""
+        """Complete a key's wait: `{"status", "terminal"}`."""
 
     async def revoke(self, conversation: str) -> dict[str, Any]:
-        """`{"revoked": n}`: so many keys of the conversation open nothing any more."""
+        """Revoke a conversation's open keys: `{"revoked": n}`."""
 
     async def conversations(self, *, after: str | None = None, limit: int = 50) -> dict[str, Any]:
-        """`{"conversations": [{"id","handles","live","updated","title","turn_open","parent"}], "next"}`."""
+        """Return `{"conversations": [{"id","handles","live","updated","title","turn_open","parent"}], "next"}`."""
 
     async def forget(self, conversation: str) -> dict[str, Any]:
-        """Let go of what was said in a conversation: `{"lines": n}`."""
+        """Delete a conversation's transcript: `{"lines": n}`."""
 
     async def collect(self, *, older_than: float | None, dry_run: bool, vacuum: bool) -> dict[str, Any]:
-        """Let go of what retention would let go of now (`collecting.py`)."""
+        """Delete what retention would delete now (`retention.py`)."""

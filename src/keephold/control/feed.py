@@ -1,9 +1,9 @@
-"""The store's events, live, for any number of listeners: each gets every one that it asked for, once, in order.
+"""The store's events, live, for any number of listeners: each gets every event it asked for, once, in order.
 
-One reader looks when something was committed, here or by another process, and keeps the newest events in a ring; a
-listener that is further behind than the ring reaches is served from the store, which gives what is wanted and nothing
-else. Events in the ring are encoded once, for all. While much happens they are passed on in groups, `PAUSE` apart: two
-hundred listeners cost two hundred sends for a group, not for each event.
+One reader reads after each commit, of this process or another, and keeps the newest events in a ring. A listener that
+is behind the ring's first event is served from the store, which returns only the events that the listener wants. Events
+in the ring are encoded once for all listeners. Under load they are sent in groups, `PAUSE` apart: two hundred listeners
+cost two hundred sends for a group, not for each event.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ PAUSE = 0.02
 """Seconds between two groups."""
 _RING = 5000
 _PAGE = 250
-"""Events that are read at once, which nothing else can happen beside."""
+"""Events of one read, which blocks the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class FeedItem:
 
 @dataclass(frozen=True, slots=True)
 class Passing:
-    """Something to be told once, that is not stored and has no number."""
+    """A message for current listeners; it is not stored and has no number."""
 
     block: bytes
 
 
 class Feed:
-    """Reads the events of a runtime's store for everyone who listens."""
+    """Reads the events of a runtime's store for all listeners."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -58,12 +58,12 @@ class Feed:
         self.closed = False
 
     async def open(self) -> None:
-        """Begin with what comes next."""
+        """Start after the newest event in the store."""
         _, self._last = await self._store.events_range()
         self._unsubscribe = [each.add(self.look) for each in (self._store.on_commit, self._runtime.upkeep.on_heard)]
 
     def close(self) -> None:
-        """No more will come; whoever listens is let go."""
+        """Send no more events, and end every listener's stream."""
         self.closed = True
         for unsubscribe in self._unsubscribe:
             unsubscribe()
@@ -74,22 +74,22 @@ class Feed:
 
     @property
     def listeners(self) -> int:
-        """How many listen."""
+        """Return the number of listeners."""
         return len(self._listeners)
 
     @property
     def last(self) -> int:
-        """The number of the newest event that listeners have been told of."""
+        """Return the number of the newest event that listeners got."""
         return self._last
 
     def look(self) -> None:
-        """Something was committed. Nobody reads it until somebody listens."""
+        """Read what was committed, if anybody listens."""
         self._again = True
         if self._listeners and self._looking is None and not self.closed:
             self._looking = asyncio.get_running_loop().create_task(self._look())
 
     def tell(self, type: str, data: dict[str, Any]) -> None:
-        """Something that is not stored: whoever listens now hears of it, or of what is told of it later."""
+        """Send current listeners something that is not stored; a later message of the same type may replace it."""
         passing = Passing(b"event: %s\ndata: %s\n\n" % (type.encode(), msgspec.json.encode(data)))
         for listener in self._listeners:
             listener.passing[type] = passing
@@ -107,26 +107,26 @@ class Feed:
     async def _read(self) -> None:
         with contextlib.suppress(KeepholdError):  # the store cannot be read now; the sweep looks again
             _, newest = await self._store.events_range()
-            if newest - self._last > _RING:  # nobody has listened for long: what the ring cannot hold is not read here
+            if newest - self._last > _RING:  # nobody has listened for long: skip what the ring cannot hold
                 self._last = newest - _RING
                 self._ring.clear()
             while events := await self._store.events(self._last, _PAGE):
-                if events[0].seq != self._last + 1:  # what was between went unread: the ring has no gap
+                if events[0].seq != self._last + 1:  # events between were not read: the ring must not have a gap
                     self._ring.clear()
-                self._ring.extend(map(_told, events))
+                self._ring.extend(map(_item, events))
                 self._last = events[-1].seq
                 for listener in self._listeners:
                     listener.wake.set()
                 if len(events) < _PAGE:
                     return
-                await asyncio.sleep(0)  # reading does not wait for anything
+                await asyncio.sleep(0)  # reading the store does not yield to the loop
 
     async def listen(
         self, after: int | None = None, *, conversation: str | None = None, uid: str | None = None
     ) -> AsyncGenerator[list[FeedItem | Passing] | None, None]:
-        """Groups of events after that number; without one, what comes from now on. None wherever some of what was asked
-        for is not kept any more: look at everything anew. Steps of one handle are told as they happen; who comes back
-        later finds them in its journal. Ends when the feed is closed."""
+        """Yield groups of events after that number; without one, events from now on. Yield None where wanted events are
+        no longer kept: the listener must reload everything. Steps of one handle are sent only as they happen; later its
+        journal has them. Ends when the feed is closed."""
         listener = _Listener()
         self._listeners.add(listener)
         try:
@@ -156,27 +156,27 @@ class Feed:
     async def _after(
         self, place: int, conversation: str | None, uid: str | None
     ) -> tuple[list[FeedItem | Passing], int, bool]:
-        """Some of what follows that place and is wanted, in order; up to where that is; and whether it is all there."""
+        """Return some wanted events after that place, in order; the place they reach; and whether none is missing."""
         if self._ring and self._ring[0].event.seq <= place + 1:
             ring, skipped = self._ring, place + 1 - self._ring[0].event.seq  # numbers in it have no gap
-            told = [ring[at] for at in range(skipped, len(ring))]  # near its end mostly, where indexing is quick
+            told = [ring[at] for at in range(skipped, len(ring))]  # mostly near the end, where indexing is quick
             return [each for each in told if _is_wanted(each.event, conversation, uid)], told[-1].event.seq, True
-        # Of a handle they are in an index. Of a conversation they are looked for, some at a time.
+        # A handle's events have an index; a conversation's are searched for, some at a time.
         end = self._last if uid is not None else min(place + _PAGE, self._last)
         events = await self._store.events(place, _PAGE, uid=uid, conversation=conversation, before=end + 1)
         if len(events) == _PAGE:
             end = events[-1].seq
         first, _ = await self._store.events_range()
-        await asyncio.sleep(0)  # reading does not wait for anything: others may have been waiting
-        if first > place + 1:  # some may have gone before or after they were read: go on from what is kept
+        await asyncio.sleep(0)  # reading the store does not yield to the loop
+        if first > place + 1:  # some were deleted before or during the read: continue with the oldest that is kept
             kept = min(first, self._ring[0].event.seq) if self._ring else first
             return [], kept - 1, False
-        return list(map(_told, events)), end, True
+        return list(map(_item, events)), end, True
 
 
-def _told(event: StoredEvent) -> FeedItem:
+def _item(event: StoredEvent) -> FeedItem:
     data = msgspec.json.encode(event)
-    if b"hf1." in data:  # news may say what a tool asks, which may be about a key (K5)
+    if b"hf1." in data:  # a notification may contain a tool's question, which may name a key (K5)
         data = masked(data.decode()).encode()
     return FeedItem(event, b"id: %d\nevent: %s\ndata: %s\n\n" % (event.seq, event.type.encode(), data))
 

@@ -227,7 +227,7 @@ def live_fields(handle: Handle | None) -> dict[str, Any]:
 def details(
     shown: HandleGlance, record: Record, waits: list[WaitRow], journal: list[Entry], entries: int, **more: Any
 ) -> HandleDetails:
-    """Describe a handle in full; `journal` is the end of its journal, which has so many `entries`."""
+    """Describe a handle in full; `journal` is the end of its journal, which has `entries` entries."""
     state, parking = record.state, record.parking
     stopped = state if isinstance(state, Stopped) else None
     return HandleDetails(

@@ -350,7 +350,7 @@ class RequestsView:
         return {each: count for each, count in asking.items() if each != store.owner and store.alive(each)}
 
     async def _asking_elsewhere(self, most: int) -> list[Record]:
-        """The oldest handles with an open question that other processes run."""
+        """Return the oldest handles of other processes that have an open question."""
         others, after = await self._others(), None
         found: list[Record] = []
         while len(found) < min(most, sum(others.values())):

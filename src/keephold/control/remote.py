@@ -1,12 +1,10 @@
-"""The operations of `Control`, asked of a server over HTTP (`/api`), for `keephold … --server URL`.
+"""The operations of `Control`, through a server's `/api`, for `keephold … --server URL`.
 
-What the server refuses is the same `KeepholdError` as it would be here.
+A refusal of the server is the same `KeepholdError` as in this process. An unreachable server and an unknown token are
+`KeepholdError`s that say what to do.
 
-Frames over HTTP: they come in the body of one response, and what is to be sent goes in requests of its own, one
-after the other. The header `Keephold-Talk` of the response names the talk for them.
-
-Requests to a server, and what may come of them: a server that is not there, a token that it does not know, a
-refusal. Each is a `KeepholdError` that says what to do.
+Frames arrive in the body of one response; the client sends its own in requests, one after the other. The response's
+header `Keephold-Talk` gives these requests their address.
 """
 
 import asyncio
@@ -28,11 +26,11 @@ from keephold.turn import attach_protocol as frames
 
 _TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
 PATIENT = httpx2.Timeout(None, connect=10.0)
-"""For what may take as long as it takes."""
+"""For operations without a time limit."""
 
 
 class Requests:
-    """A server. Use it as an async context manager."""
+    """An HTTP client of one server. Use it as an async context manager."""
 
     def __init__(
         self, url: str, token: str | None = None, *, transport: httpx2.AsyncBaseTransport | None = None
@@ -40,16 +38,16 @@ class Requests:
         """`transport` is for tests."""
         parts = address(url)
         if parts is None:
-            shown = url.partition("?")[0].rpartition("@")[2]  # what is left out may be a token, or a password (K5)
+            shown = url.partition("?")[0].rpartition("@")[2]  # the omitted parts may be a token or a password (K5)
             raise KeepholdError(
                 f"`{shown}` is no address of a server; one looks like http://127.0.0.1:8420", code="invalid_arguments"
             )
         path = parts.path.rstrip("/")
         self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}"
-        """As it is shown: without a password."""
+        """The URL for messages: without a password."""
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self._has_token = bool(token)
-        # What the environment says of proxies is for the world outside, and a loopback address is not there.
+        # The environment's proxies are for other hosts; they do not reach a loopback address.
         self.client = httpx2.AsyncClient(
             base_url=f"{parts.scheme}://{parts.netloc}{path}", headers=headers, timeout=_TIMEOUT, transport=transport,
             trust_env=not is_local(url),
@@ -68,7 +66,7 @@ class Requests:
         await self.client.aclose()
 
     async def stream(self, path: str, **asked: Any) -> AsyncIterator[httpx2.ServerSentEvent]:
-        """A stream of server-sent events, as they come."""
+        """Yield server-sent events as they come."""
         request = self.client.build_request("GET", path, params=_given(asked), timeout=PATIENT)
         response = await self.sent(request)
         try:
@@ -80,11 +78,11 @@ class Requests:
             await response.aclose()
 
     async def get(self, path: str, **asked: Any) -> Any:
-        """What a GET answers; what is None is not asked for."""
+        """Return the answer to a GET; omit parameters without a value."""
         return await self.read(await self.sent(self.client.build_request("GET", path, params=_given(asked))))
 
     async def post(self, path: str, body: Mapping[str, Any], *, timeout: float | None = 30.0) -> Any:
-        """What a POST answers."""
+        """Return the answer to a POST."""
         request = self.client.build_request(
             "POST", path, content=to_json(body), headers={"content-type": "application/json"},
             timeout=httpx2.Timeout(timeout, connect=10.0),
@@ -92,7 +90,8 @@ class Requests:
         return await self.read(await self.sent(request))
 
     async def read(self, response: httpx2.Response) -> Any:
-        """What a response says. Whatever else is at that address may say something else, and any may break off."""
+        """Return the JSON of a response. Raises `KeepholdError` if it breaks off, or is not ours: another server may
+        answer."""
         try:
             return msgspec.json.decode(await response.aread())
         except httpx2.TransportError as error:
@@ -101,7 +100,7 @@ class Requests:
             raise refused(response, None) from None
 
     async def sent(self, request: httpx2.Request, fine: tuple[int, ...] = ()) -> httpx2.Response:
-        """The response, whose body is still to be read. Raises `KeepholdError` for one that is an error."""
+        """Return the response; its body is not read yet. Raises `KeepholdError` for an error status."""
         try:
             response = await self.client.send(request, stream=True)
             if response.is_success or response.status_code in fine:
@@ -124,7 +123,7 @@ class Requests:
         )
 
     def _lost(self, error: Exception) -> KeepholdError:
-        # What we may not send is told with what it is, and that may be the token (K5).
+        # httpx quotes a header that it cannot send, and that may be the token (K5).
         told = "" if isinstance(error, httpx2.LocalProtocolError) else str(error)
         why = told or type(error).__name__
         return KeepholdError(
@@ -135,17 +134,17 @@ class Requests:
 
 
 def address(url: str) -> SplitResult | None:
-    """The parts of what a server can be reached by: http or https, a host, and a port that there can be; else None."""
+    """Return the parts of a server's URL; None unless it has http or https, a host and a valid port."""
     try:
         parts = urlsplit(url)
-        httpx2.URL(url).copy_with(port=parts.port)  # each finds faults that the other does not
+        httpx2.URL(url).copy_with(port=parts.port)  # each parser finds errors that the other misses
     except (ValueError, httpx2.InvalidURL):
         return None
     return parts if parts.scheme in ("http", "https") and parts.hostname else None
 
 
 def is_local(url: str) -> bool:
-    """Whether the server is on this machine: a proxy does not lead there, and a token of this machine is for it."""
+    """Whether the server is on this machine: no proxy leads there, and it takes this machine's token."""
     parts = address(url)
     host = "" if parts is None else (parts.hostname or "").lower()
     try:
@@ -159,7 +158,7 @@ def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refused(response: httpx2.Response, answered: Any) -> KeepholdError:
-    """What the server says is wrong. `{"error": {"code", "message"}}`; whatever else there is between us may answer."""
+    """Return the error of a response, normally `{"error": {"code", "message"}}`; a proxy may answer something else."""
     error = answered.get("error") if isinstance(answered, dict) else None
     if isinstance(error, dict) and isinstance(error.get("message"), str):
         return KeepholdError(error["message"], code=str(error.get("code") or "tool_error"))
@@ -176,11 +175,11 @@ TALK = "Keephold-Talk"
 HEAD = 5
 """Bytes of a frame before its payload."""
 _LAST_SECS = 2.0
-"""How long what was typed last may take to arrive."""
+"""How long the last input may take to arrive."""
 
 
 class RemoteTalk:
-    """A talk with whoever runs a handle, by way of a server."""
+    """An exchange of frames with a handle's process, through a server."""
 
     def __init__(self, client: httpx2.AsyncClient, response: httpx2.Response, url: str) -> None:
         self._client = client
@@ -208,9 +207,9 @@ class RemoteTalk:
                 ) from None
 
     def send(self, kind: frames.Kind, payload: bytes | msgspec.Struct = b"") -> None:
-        """Whatever is sent while a request is on its way goes with the next one, in order."""
+        """Queue a frame; while a request is under way, frames collect for the next one, in order."""
         if kind == frames.DETACH:
-            return  # leaving is enough
+            return  # leaving says it already
         self._unsent += frames.frame(kind, payload)
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send())
@@ -222,10 +221,10 @@ class RemoteTalk:
             try:
                 await self._client.post(f"/api/talks/{self._response.headers[TALK]}", content=data)
             except httpx2.TransportError:
-                return  # whoever receives is told so
+                return  # `receive` raises the error
 
     async def close(self) -> None:
-        """Say what is still to be said, and leave."""
+        """Send what is queued, and leave."""
         if self._sending is not None:
             await asyncio.wait((self._sending,), timeout=_LAST_SECS)
             self._sending.cancel()
@@ -235,12 +234,12 @@ class RemoteTalk:
 
 _PAGE = 200
 _WAIT_SECS = 50.0
-"""How long one request waits: no proxy or firewall on the way takes such a connection for dead."""
+"""How long one request waits: short enough that proxies and firewalls keep the connection."""
 _TAIL_BYTES = 4096
 
 
 class RemoteControl(Requests):
-    """The operations, by requests. Use it as an async context manager."""
+    """The operations, through a server. Use it as an async context manager."""
 
     # Handles
 
@@ -253,7 +252,7 @@ class RemoteControl(Requests):
         return choose(wanted, found, self.place, lambda fact: (fact["conversation"], fact["state"] != "stopped"))
 
     async def _candidates(self, id: str, conversation: str | None) -> list[dict[str, Any]]:
-        """The handle of that uid, or the live ones of that id; if there is none, the newest of each conversation."""
+        """Return the handle of that uid, or the live ones of that id; if none is live, each conversation's newest."""
         live = await self.handles(conversation=conversation, state="live", search=id, oneshot=True, limit=_PAGE)
         bearing = [fact for fact in live["handles"] if id in (fact["id"], fact["uid"])]
         if bearing:
@@ -274,8 +273,8 @@ class RemoteControl(Requests):
                 return list(newest.values())
 
     async def _check_expired(self, id: str, conversation: str | None) -> None:
-        """Raise `KeepholdError` for one that was there once: no list has it any more."""
-        if "/" in id:  # to the server it is another path, quoted or not
+        """Raise `KeepholdError` if the handle existed and expired, since no list contains it."""
+        if "/" in id:  # the server would see another path, quoted or not
             return
         try:
             await self.get(f"/api/handles/{_part(id)}", conversation=conversation)
@@ -296,7 +295,7 @@ class RemoteControl(Requests):
         limit: int = 50,
         oneshot: bool = False,
     ) -> dict[str, Any]:
-        """A page of facts. However many are wanted, the server is asked for so many at once as it gives."""
+        """Return a page of facts, in as many requests as the server's page size needs."""
         asked = {
             "conversation": conversation, "state": state, "kind": kind, "tool": tool, "search": search, "sort": sort,
             "oneshot": "true" if oneshot else None,
@@ -334,7 +333,7 @@ class RemoteControl(Requests):
 
     @asynccontextmanager
     async def _talk(self, uid: str, want: frames.Want) -> AsyncIterator[frames.Talk]:
-        """The frames that the process which runs the handle sends, by way of the server."""
+        """Yield the exchange of frames with the handle's process."""
         body = to_json(want)
         request = self.client.build_request(
             "POST", f"/api/handles/{_part(uid)}/talk", content=body, timeout=PATIENT,
@@ -390,7 +389,7 @@ class RemoteControl(Requests):
         forgotten: dict[str, Any] = await self.post("/api/forget", {"conversation": conversation})
         return forgotten
 
-    # Keys, news, and the rest
+    # Keys, notifications, and the rest
 
     async def revoke(self, conversation: str) -> dict[str, Any]:
         revoked: dict[str, Any] = await self.post("/api/keys/revoke", {"conversation": conversation})
@@ -416,8 +415,8 @@ class RemoteControl(Requests):
     async def events(
         self, after: int | None = None, *, conversation: str | None = None, uid: str | None = None
     ) -> AsyncIterator[dict[str, Any]]:
-        """The store's events, as they happen. Some have no `seq`, as they are not stored: `reset`, if events after that
-        place are not kept any more, and `requests`, when other requests are open."""
+        """Yield the store's events as they happen. Two have no `seq`, since they are not stored: `reset`, if events
+        after that place are no longer kept, and `requests`, when the open requests have changed."""
         async for event in self.stream("/api/events", after=after, conversation=conversation, uid=uid):
             told = msgspec.json.decode(event.data)
             yield told if "seq" in told else {"type": event.event, "data": told}

@@ -1,7 +1,7 @@
-"""The handle that somebody means: the one of a uid, or the one of an id, wherever it is.
+"""Find the handle that an id or uid names, in any conversation.
 
-Whoever names a handle means one that is live, if one of that id is; else the newest. It is an error that lists them if
-several are live, or if none is and several conversations have had one: a wrong one is never taken.
+An id names the live handle of that id; if none is live, the newest. If several are live, or none is and several
+conversations have had one, an error lists them: keephold never guesses.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -17,12 +17,12 @@ _PAGE = 1000
 
 
 def place_of(store: Store) -> str:
-    """Where a store is, for people: the first mistake is to look in another one."""
+    """Return the store's place for messages: the most common mistake is to look in another store."""
     return f"the store {getattr(store, 'path', '')}".strip()
 
 
 async def find(store: Store, ids: Iterable[str], conversation: str | None) -> list[Record]:
-    """The handle of each id or uid, in a conversation or in whichever has it."""
+    """Return the handle of each id or uid, in that conversation or in any."""
     wanted = list(dict.fromkeys(ids))
     found: dict[str, list[Record]] = {}
     for id in wanted:
@@ -39,9 +39,9 @@ async def find(store: Store, ids: Iterable[str], conversation: str | None) -> li
 def choose(
     wanted: Sequence[str], found: Mapping[str, list[T]], place: str, known: Callable[[T], tuple[str, bool]]
 ) -> list[T]:
-    """Of what was found for each id, the one that is meant. Raises `KeepholdError` if that is none, or not certain.
+    """Return the handle that each id names, of those `found`. Raises `KeepholdError` if there is none, or several.
 
-    `known` tells the conversation of one that was found, and whether it is live.
+    `known` returns a handle's conversation, and whether it is live.
     """
     meant: dict[str, T] = {}
     for id in wanted:
@@ -61,7 +61,7 @@ def _uncertain(id: str, candidates: Sequence[Record | dict[str, Any]], conversat
     if len(set(conversations)) == len(conversations):
         where = ", ".join(f"`{conversation}`" for conversation in conversations)
         text = f"Handle `{id}` is in {len(candidates)} conversations: {where}; name one by --conversation"
-    else:  # a client numbers its calls, and so does another
+    else:  # clients number their calls, so two clients use the same ids
         uids = ", ".join(
             f"{each['uid']} ({each['tool']})" if isinstance(each, dict) else f"{each.uid} ({each.tool})"
             for each in candidates
@@ -71,7 +71,7 @@ def _uncertain(id: str, candidates: Sequence[Record | dict[str, Any]], conversat
 
 
 async def _bearing(store: Store, id: str, conversation: str | None) -> list[Record]:
-    """The live handles that bear the id; if there is none, the newest of each conversation that has one."""
+    """Return the live handles of that id; if there is none, each conversation's newest."""
     live = [record async for record in _pages(store, id, conversation, live=True)]
     if live:
         return live
@@ -82,7 +82,7 @@ async def _bearing(store: Store, id: str, conversation: str | None) -> list[Reco
 
 
 async def _pages(store: Store, id: str, conversation: str | None, *, live: bool) -> AsyncIterator[Record]:
-    """The handles that bear the id, the oldest first."""
+    """Yield the handles of that id, oldest first."""
     after = None
     while page := await store.handles(
         HandleQuery(conversation=conversation, live=live, search=id, stateful=None, after=after, limit=_PAGE)
@@ -103,5 +103,5 @@ async def _newest(store: Store, id: str, conversation: str) -> list[Record]:
 
 
 def expired(id: str) -> KeepholdError:
-    """What is said of a handle whose retention is over."""
+    """Return the error for a handle whose retention is over."""
     return KeepholdError(f"Handle `{id}` expired: it stopped long ago and its result is gone", code="handle_expired")

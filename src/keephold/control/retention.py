@@ -1,8 +1,7 @@
-"""Letting go by hand of what retention lets go of by itself (S5), and of what a crash has left: output files that
-belong to no handle, and, if asked for, the room in the file that nothing uses any more.
+"""Delete on demand what retention deletes by itself (S5), and what a crash left: output files without a handle and,
+with `vacuum`, unused space in the store's file.
 
-A runtime collects once a minute while it works; this is for stores that nobody works on, and for whoever wants less to
-be kept.
+A runtime collects once a minute while it works. Use this for stores without a runtime, or to keep less.
 """
 
 import asyncio
@@ -19,16 +18,16 @@ from keephold.handles.registry import Registry
 from keephold.store.base import EVENTS_LIMIT, WAIT_KINDS, Browse, Collected, Store, browsable
 
 _MANY = 100_000
-"""So many handles a dry run counts."""
+"""Handles that a dry run counts at most."""
 _YOUNG_SECS = 3600.0
-"""A file that was written to so lately may belong to a call that is not written yet."""
+"""A file written to this recently may belong to a call that is not committed yet."""
 
 
 async def collect(registry: Registry, *, older_than: float | None, dry_run: bool, vacuum: bool) -> dict[str, Any]:
-    """Let go of what stopped more than `older_than` seconds ago; None: as the retention of this runtime says.
+    """Delete what stopped more than `older_than` seconds ago; None: as the runtime's retention says.
 
-    Says what went, or with `dry_run` what would: `handles` (one-shot `calls` apart), `events`, `files` and their
-    `file_bytes`, and `bytes`, by how much the store's own file has become smaller.
+    Return what was deleted, or with `dry_run` what would be: `handles` (one-shot `calls` apart), `events`, `files` and
+    their `file_bytes`, and `bytes`, by how much the store's own file has shrunk.
     """
     store, now = browsable(registry.store), registry.clock.now()
     ops = _ops(registry, older_than, now)
@@ -69,7 +68,7 @@ def _ops(registry: Registry, older_than: float | None, now: float) -> list[Colle
 
 
 def _op(now: float, secs: float, **which: Any) -> Collected:
-    return Collected(math.nextafter(now - secs, math.inf), now, **which)  # what stopped just then goes, too
+    return Collected(math.nextafter(now - secs, math.inf), now, **which)  # includes what stopped at that very moment
 
 
 async def _go(registry: Registry, op: Collected, *, dry_run: bool) -> Any:
@@ -79,7 +78,7 @@ async def _go(registry: Registry, op: Collected, *, dry_run: bool) -> Any:
 
 
 async def _go_on(registry: Registry, op: Collected) -> None:
-    """A pass lets go of some events; go on until none goes."""
+    """Repeat until no event is deleted, since a pass deletes only some."""
     store = browsable(registry.store)
     first, before = (await store.events_range())[0], -1
     while first != before:
@@ -88,8 +87,8 @@ async def _go_on(registry: Registry, op: Collected) -> None:
 
 
 async def _first_after(store: Browse, before: float) -> int:
-    """The number of the first event that stays: not older than that, and not too many before the newest, which always
-    stays. Their times grow with their numbers."""
+    """Return the number of the first event to keep: none older than `before`, at most `EVENTS_LIMIT`, but always the
+    newest. Times grow with numbers."""
     low, high = await store.events_range()
     low = max(low, high - EVENTS_LIMIT + 1)
     while low < high:
@@ -106,7 +105,8 @@ async def _first_after(store: Browse, before: float) -> int:
 
 
 async def _orphans(store: Store) -> list[Path]:
-    """Output files whose handle the store does not know: it went while the file could not be removed, or never came."""
+    """Return the output files whose handle is not in the store: it was never written, or its file could not be
+    removed."""
     if store.directory is None or not store.directory.is_dir():
         return []
     old = [file for file in store.directory.iterdir() if file.is_file() and _age(file) > _YOUNG_SECS]
@@ -116,7 +116,7 @@ async def _orphans(store: Store) -> list[Path]:
 def _age(file: Path) -> float:
     try:
         return time.time() - file.stat().st_mtime
-    except OSError:  # it has just gone
+    except OSError:  # it was just deleted
         return 0.0
 
 
@@ -128,16 +128,16 @@ def _size_of(file: Path) -> int:
 
 
 def _size(store: Store) -> int:
-    path = getattr(store, "path", None)  # of a file
+    path = getattr(store, "path", None)  # only a store in a file has one
     return 0 if path is None else sum(_size_of(Path(f"{path}{end}")) for end in ("", "-wal"))
 
 
 async def _vacuum(store: Store) -> None:
-    """Write the store's file anew, without the room that nothing uses. Others who write wait meanwhile."""
+    """Rewrite the store's file without unused space. Other writers wait meanwhile."""
     path = getattr(store, "path", None)
     if path is None:
         raise KeepholdError("only a store in a file can be vacuumed; leave --vacuum out", code="unsupported_store")
-    with ThreadPoolExecutor(1) as thread:  # one of the loop's own pool would stay
+    with ThreadPoolExecutor(1) as thread:  # a thread of the loop's own pool would stay
         await asyncio.get_running_loop().run_in_executor(thread, _rewrite, path)
 
 

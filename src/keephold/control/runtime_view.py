@@ -180,7 +180,7 @@ class RuntimeView:
 
 
 def _waits_on(tool: str, arguments: Any) -> list[str]:
-    """The ids that a call of a waiting tool names."""
+    """Return the ids that a call of a waiting tool names."""
     if tool not in WAITING or not isinstance(arguments, dict):
         return []
     named: list[Any] = [arguments.get("handleId")]

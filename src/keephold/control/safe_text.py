@@ -1,5 +1,5 @@
-"""What a tool printed, piece by piece, made into text that may be shown (K4). A piece may end anywhere: what cannot be
-understood without the next one is held back until it is there."""
+"""Turn a tool's output, piece by piece, into text that is safe to show (K4). A piece may end anywhere: bytes that need
+the next piece to be understood are held back until it comes."""
 
 import codecs
 import re
@@ -10,26 +10,26 @@ from keephold.handles.rendering import on_alternate, render
 from keephold.text import SEQUENCE, SEQUENCE_SIZE, has_controls, printable, strip_controls
 
 _LONGEST_LINE = 1 << 20
-"""Bytes of a terminal's line that are held back. A longer one is shown in parts."""
+"""Bytes of a terminal's line that are held back. A longer line is shown in parts."""
 _ALTERNATE = b"\x1b[?1049h"
 _UNFINISHED = re.compile("\r+\\Z")
 
 
 class Readable(Protocol):
-    """Takes bytes, gives what is to be written."""
+    """Takes bytes, and returns the bytes to show."""
 
     def feed(self, data: bytes) -> bytes: ...
 
     def end(self) -> bytes:
-        """What is left; what is fed then begins anew."""
+        """Return what is held back, and start over."""
 
     @property
     def held(self) -> int:
-        """Bytes that were fed and are held back."""
+        """Return how many bytes are held back."""
 
 
 class Raw:
-    """Everything as it was printed."""
+    """Returns everything unchanged."""
 
     def feed(self, data: bytes) -> bytes:
         return data
@@ -41,7 +41,7 @@ class Raw:
 
 
 class Plain:
-    """Text without control sequences."""
+    """Returns text without control sequences."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -64,13 +64,13 @@ class Plain:
 
 
 class Rendered:
-    """The lines of a terminal as they were to be seen. One that the alternate screen interrupts counts as two."""
+    """Returns a terminal's lines as a user would have seen them. The alternate screen splits a line in two."""
 
     def __init__(self, cols: int) -> None:
         self._cols = cols
         self._held = b""
         self._before = b""
-        """The end of what was rendered, after what it takes to be on the same screen."""
+        """The end of the rendered bytes, preceded by what selects its screen."""
 
     def feed(self, data: bytes) -> bytes:
         self._held += data
@@ -96,10 +96,10 @@ class Rendered:
 
 
 class Keyless:
-    """What another gives, with the ids of keys where there were keys (K5)."""
+    """Replaces keys by their ids in another `Readable`'s text (K5)."""
 
     def __init__(self, readable: Readable, begun: str = "") -> None:
-        """`begun`: what may be the beginning of a key was before."""
+        """`begun` is text before this that may be the beginning of a key."""
         self._readable = readable
         self._held = begun
 
@@ -128,7 +128,7 @@ def _shown(text: str) -> bytes:
 
 
 def _unfinished(text: str) -> int:
-    """Where something begins that may go on: a control sequence, or the return before a newline."""
+    """Return where an unfinished control sequence, or a return before a newline, begins."""
     start = max(0, len(text) - SEQUENCE_SIZE)
     tail = text[start:]
     if has_controls(tail):

@@ -1,10 +1,10 @@
-"""Which server runs on a store, and the way to it for `keephold mcp` (M3).
+"""Find the server that runs on a store, for `keephold mcp` (M3).
 
-A client that starts `keephold mcp` ends it when it goes, and with it whatever it ran. Where a server runs anyway, the
-command only passes bytes between its client and the server: what was spawned stays there.
+A client that starts `keephold mcp` ends it on exit, together with everything it ran. If a server runs on the store
+anyway, the command only forwards bytes between its client and the server, so spawned handles survive the client.
 
-Which server that is, a file beside the store says. It is believed only if it is about the same configuration and
-conversation; a socket that nobody listens at is as good as none. Nothing heavy is imported: a client waits for it.
+A file beside the store names the server. It counts only for the same configuration and conversation, and only if
+somebody listens at its socket. Imports are kept light, because a client waits for them.
 """
 
 import json
@@ -18,20 +18,20 @@ _PIECE = 1 << 16
 
 
 def announce(store: Path, path: str, config: Path, conversation: str) -> None:
-    """Say beside the store that a server listens at that socket."""
+    """Write beside the store that a server listens at that socket."""
     said = {"socket": path, "config": str(config.resolve()), "conversation": conversation}
     with os.fdopen(os.open(_file(store), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(said, file)
 
 
 def withdraw(store: Path, path: str) -> None:
-    """It listens no more; what another server has said since stays."""
+    """Remove this server's note; keep one that another server has written since."""
     if _read(store).get("socket") == path:
         _file(store).unlink(missing_ok=True)
 
 
 def connect(store: Path, config: Path, conversation: str) -> socket.socket | None:
-    """A connection to the server that runs on that store with that configuration; None: there is none."""
+    """Connect to the server that runs on that store with that configuration; None if there is none."""
     said = _read(store)
     if said.get("config") != str(config.resolve()) or said.get("conversation") != conversation:
         return None
@@ -45,7 +45,7 @@ def connect(store: Path, config: Path, conversation: str) -> socket.socket | Non
 
 
 def pass_on(connection: socket.socket) -> None:
-    """Pass bytes between standard input and output and the connection, until the server has no more to say."""
+    """Forward bytes between standard input and output and the connection until the server closes it."""
     reading = [0, connection.fileno()]
     with connection:
         while True:

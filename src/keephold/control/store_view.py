@@ -38,7 +38,7 @@ SORTS = ("newest", "oldest", "stopped", "tool", "id")
 KINDS: tuple[str, ...] = get_args(Kind)
 _QUEUED = 200
 _EVENTS = 1000
-"""Events that are looked through: of one handle for its timeline, of news for the conversations that have any."""
+"""Events that are searched: one handle's for its timeline, notifications' for their conversations."""
 
 
 class HandlesPage(Shape):
@@ -174,7 +174,7 @@ class StoreView:
         limit: int = 50,
         oneshot: bool = False,
     ) -> dict[str, Any]:
-        """A page of handles; `next` is the `after` of the one that follows, None on the last."""
+        """Return a page of handles; `next` is the next page's `after`, None on the last."""
         _check("state", state, STATES)
         _check("kind", kind, KINDS)
         _check("sort", sort, SORTS)
@@ -199,7 +199,8 @@ class StoreView:
         return as_json(HandlesPage(listed, records[size - 1].uid if len(records) > size else None))
 
     async def record(self, ref: str, conversation: str | None = None) -> Record:
-        """The handle of a uid, or the newest of an id in a conversation. Raises `KeepholdError` if there is none."""
+        """Return the handle of a uid, or the newest of an id in a conversation. Raises `KeepholdError` if there is
+        none."""
         record: Record | Expired | None = await self._store.handle(ref)
         if record is None and conversation is not None:
             record = await self._store.named(conversation, ref)
@@ -234,16 +235,16 @@ class StoreView:
         return as_json(JournalPage([journal_entry(entry) for entry in entries], count, left or None))
 
     async def timeline(self, uid: str) -> list[dict[str, Any]]:
-        """What has happened to a handle, oldest first, as far as it is kept; of very much, the end."""
+        """Return a handle's events, oldest first; if there are very many, the newest of them."""
         newest = await self._store.events(uid=uid, newest=True, limit=_EVENTS)
         return [as_json(_event(event)) for event in reversed(newest)]
 
     async def ended(self, since: float) -> dict[tuple[str, Status, EndedBy], int]:
-        """How many spawned handles have stopped since then, by tool, status and what ended them."""
+        """Count the spawned handles that have stopped since then, by tool, status and what ended them."""
         return await self._store.ended(since)
 
     async def workflow(self, uid: str) -> dict[str, Any]:
-        """How far a workflow is."""
+        """Return a workflow's steps and how far each is."""
         from keephold.control.workflows import workflow_json
 
         record = await self.record(uid)
@@ -261,13 +262,13 @@ class StoreView:
             if entry.kind != "trace":
                 found.append(as_json(journal_entry(entry)))
             if not number % PAGE:
-                await asyncio.sleep(0)  # a long one takes a while
+                await asyncio.sleep(0)  # let others run: a journal may be long
         return found
 
     # Conversations
 
     async def conversations(self, *, after: str | None = None, limit: int = 50) -> dict[str, Any]:
-        """A page of conversations, by name: whatever has handles, turns or a transcript."""
+        """Return a page of conversations by name: all that have handles, turns or a transcript."""
         size = self._size(limit)
         places = await self._store.summaries(after=after or "", limit=size + 1)
         listed = []
@@ -288,7 +289,8 @@ class StoreView:
         return as_json(ConversationsPage(listed, places[size - 1].id if len(places) > size else None))
 
     async def conversation(self, id: str, *, before: int | None = None, limit: int = 20) -> dict[str, Any]:
-        """A conversation and its turns, newest first; `before` is the number of the last one of the page before."""
+        """Return a conversation and its turns, newest first; `before` is the number of the previous page's last
+        turn."""
         described, size = await self._store.conversation(id), self._size(limit)
         turns = await self._store.turns(id, before=before, limit=size + 1)
         if (
@@ -323,12 +325,12 @@ class StoreView:
         return None if owner is None else "alive" if self._store.alive(owner) else "gone"
 
     async def inquiries(self, conversation: str, limit: int = 20) -> list[dict[str, Any]]:
-        """What a model was asked beside a conversation, and what it answered (Q6), newest first."""
+        """Return the inquiries of a conversation and their answers (Q6), newest first."""
         rows = await self._store.inquiries(conversation, newest=True, limit=self._size(limit))
         return [masked(msgspec.to_builtins(row)) for row in rows]
 
     async def transcript(self, conversation: str, after: int = 0, limit: int = 100) -> dict[str, Any]:
-        """What was said in a conversation after that line."""
+        """Return a page of a conversation's transcript after that line."""
         size = self._size(limit)
         lines = await self._store.transcript(conversation, after, size + 1)
         shown = [
@@ -337,24 +339,24 @@ class StoreView:
         ]
         return as_json(TranscriptPage(shown, lines[size - 1].number if len(lines) > size else None))
 
-    # Keys and news
+    # Keys and notifications
 
     async def keys(self, conversation: str | None = None, after: str | None = None, limit: int = 50) -> dict[str, Any]:
-        """A page of the keys that are open, by their ids, those of a conversation together: a key itself is nowhere
-        shown (D3)."""
+        """Return a page of open keys by their ids, grouped by conversation. Keys themselves are never shown (D3)."""
         size = self._size(limit)
         found = await self._store.open_waits(conversation=conversation, after=after or None, limit=size + 1)
         listed = [_key(row, record) for row, record in found[:size]]
         return as_json(KeysPage(listed, listed[-1].key_id if len(found) > size else None))
 
     async def count_keys(self, conversations: Sequence[str]) -> dict[str, int]:
-        """How many keys are open in each of these conversations."""
+        """Count the open keys of each of these conversations."""
         return await self._store.count_open_waits(conversations)
 
     async def notifications(
         self, conversation: str | None = None, before: int | None = None, limit: int = 50
     ) -> dict[str, Any]:
-        """News that is queued, and what has become of news, newest first; `next` is the `before` of what follows."""
+        """Return the queued notifications and a page of earlier ones, newest first; `next` is the next page's
+        `before`."""
         size = self._size(limit)
         names = [conversation] if conversation else await self._with_notifications()
         queued = [
@@ -369,7 +371,7 @@ class StoreView:
         return as_json(NotificationsPage(queued[:_QUEUED], history, past[size - 1].seq if len(past) > size else None))
 
     async def _with_notifications(self) -> list[str]:
-        """Conversations that may have news, those with the newest first: there may be many that never had any."""
+        """Return conversations that may have notifications, latest first; most conversations never had any."""
         told = await self._store.events(notifications=True, newest=True, limit=_EVENTS)
         return list(dict.fromkeys(event.conversation for event in told))
 

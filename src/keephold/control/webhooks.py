@@ -1,7 +1,7 @@
-"""`POST /complete/<key>`: whoever has a key brings what it waits for (K2, D8).
+"""`POST /complete/<key>`: complete the wait that a key opened (K2, D8).
 
-The one request that comes from machines, and in numbers. So it is an ASGI application by itself, without a framework
-between it and the store: what a request costs beyond its commit is what HTTP costs.
+Only machines send this request, and they send many. So it is an ASGI application without a framework: a request costs
+its commit and HTTP, nothing more.
 """
 
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ from keephold.text import to_json
 PATH = "/complete/"
 _STATUS = {"accepted": 200, "already_resolved": 409, "unknown_or_revoked": 404}
 _DIGITS = 18
-"""A length of more has one that nobody sends, and Python reads no number of very many."""
+"""Digits of a `Content-Length`. Nobody sends more, and Python refuses to parse very long numbers."""
 _JSON = (b"content-type", b"application/json")
 
 
 class Completing:
-    """Resolves what keys stand for."""
+    """Completes waits by their keys."""
 
     path = f"{PATH}{{key}}"
-    """What it is called in numbers: a path as it was asked for is a key (K5)."""
+    """Its route in metrics: the requested path contains a key (K5)."""
 
     def __init__(self, runtime: Runtime, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-        """`headers` are in each answer."""
+        """`headers` are added to each response."""
         self._runtime = runtime
         self._headers = (_JSON, *headers)
 
@@ -42,7 +42,7 @@ class Completing:
         await send({"type": "http.response.body", "body": body})
 
     async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, dict[str, Any]]:
-        """The status and the body of what is answered."""
+        """Return the status and the body of the response."""
         if scope["method"] != "POST":
             return 405, {"error": "a key is used by POST"}
         limit = self._runtime.limits.arguments_bytes
@@ -62,13 +62,13 @@ class Completing:
 
 
 def _says_more(scope: Scope, limit: int) -> bool:
-    """Whether the body is too long by its `Content-Length`, before any of it is read."""
+    """Whether `Content-Length` is too large, checked before the body is read."""
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     return length.isdigit() and (len(length) > _DIGITS or int(length) > limit)
 
 
 async def _body(receive: Receive, limit: int) -> bytes | None:
-    """The body of a request; None if it is too long, as soon as that is known, and if its sender has gone."""
+    """Return the body; None as soon as it is too long, or if the sender has left."""
     body = b""
     while len(body) <= limit:
         message = await receive()

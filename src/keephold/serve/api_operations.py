@@ -1,4 +1,4 @@
-"""Whatever `/api` offers: what each operation takes, and the shape of what it gives. `api.py` says what does them."""
+"""The operations of `/api`: their parameters, and the shapes of their results. `api.py` has the code they run."""
 
 from typing import Any
 
@@ -45,30 +45,30 @@ def _body(required: tuple[str, ...] = (), **properties: Any) -> Schema:
 
 
 _ONE = "/api/handles/{uid}"
-_CONVERSATION = _text("conversation", "Only of this conversation.")
-_WHERE = _text("conversation", "Of this conversation.", required=True)
-_LIMIT = _number("limit", "At most so many.", 1, PAGE)
-_AFTER = _text("after", "`next` of the page before.")
-_BEFORE = _number("before", "`next` of the page before.")
-_OFFSET = _number("offset", "The first byte that is wanted.")
+_CONVERSATION = _text("conversation", "Only this conversation.")
+_WHERE = _text("conversation", "The conversation.", required=True)
+_LIMIT = _number("limit", "The most entries to return.", 1, PAGE)
+_AFTER = _text("after", "`next` of the previous page.")
+_BEFORE = _number("before", "`next` of the previous page.")
+_OFFSET = _number("offset", "The first byte to return.")
 _NAMES = {"type": "array", "items": TEXT, "maxItems": 1000}
 _YES = {"type": "boolean"}
 _FOREVER = 86_400.0 * 30
 
 OPERATIONS = (
-    # Looking at handles
+    # Reading handles
     Operation(
         id="handles",
         path="/api/handles",
-        summary="A page of handles.",
+        summary="List handles, a page at a time.",
         query=(
             _CONVERSATION,
-            _choice("state", STATES, "Only those in this state; `live`: all that have not stopped."),
-            _choice("kind", KINDS, "Only those of this kind."),
-            _text("tool", "Only those of this tool."),
-            _text("search", "Only those whose id, tool or uid contains this."),
-            _choice("sort", SORTS, "In which order."),
-            Parameter("oneshot", _YES, "One-shot calls, too."),
+            _choice("state", STATES, "Only handles in this state; `live`: all that have not stopped."),
+            _choice("kind", KINDS, "Only handles of this kind."),
+            _text("tool", "Only handles of this tool."),
+            _text("search", "Only handles whose id, tool or uid contains this text."),
+            _choice("sort", SORTS, "The order."),
+            Parameter("oneshot", _YES, "Include one-shot calls."),
             _AFTER,
             _LIMIT,
         ),
@@ -77,19 +77,19 @@ OPERATIONS = (
     Operation(
         id="handle",
         path=_ONE,
-        summary="Everything of a handle, but its output; of its journal the end.",
-        query=(_text("conversation", "If the path has an id instead of a uid: where to look for it."),),
+        summary="Return a handle in full, with the end of its journal, without its output.",
+        query=(_text("conversation", "The conversation, if the path has an id instead of a uid."),),
         returns=HandleDetails,
     ),
     Operation(
         id="output",
         path=f"{_ONE}/output",
-        summary="What a handle has printed: a piece, or the lines that hold a pattern.",
+        summary="Return a piece of a handle's output, or the lines that contain a text.",
         query=(
             _OFFSET,
-            _number("limit", "At most so many bytes.", 1, PIECE),
-            _number("from_end", "Begin so many bytes before the end instead."),
-            _text("pattern", "Lines that contain this text, from `offset` on."),
+            _number("limit", "The most bytes to return.", 1, PIECE),
+            _number("from_end", "Start this many bytes before the end instead."),
+            _text("pattern", "Return the lines from `offset` on that contain this text."),
             _choice("format", ("json", "raw"), "`raw`: the text alone."),
         ),
         text=True,
@@ -99,39 +99,47 @@ OPERATIONS = (
     Operation(
         id="follow",
         path=f"{_ONE}/follow",
-        summary="What a handle prints and how it changes, as it happens, until it has stopped.",
+        summary="Stream a handle's output and state changes until it has stopped.",
         query=(_OFFSET,),
         errors=(504,),
     ),
     Operation(
         id="journal",
         path=f"{_ONE}/journal",
-        summary="A page of the journal of a handle: steps, with what went in and what came out, newest first.",
+        summary="List the recorded steps of a handle with their inputs and results, newest first.",
         query=(_BEFORE, _LIMIT),
         returns=JournalPage,
     ),
     Operation(
-        id="timeline", path=f"{_ONE}/timeline", summary="What has happened to a handle.", returns=list[StoredEvent]
+        id="timeline",
+        path=f"{_ONE}/timeline",
+        summary="List a handle's events, oldest first.",
+        returns=list[StoredEvent],
     ),
     Operation(
         id="waiters",
         path=f"{_ONE}/waiters",
-        summary="Calls that wait for a handle now.",
+        summary="List the calls that wait for a handle now.",
         returns=list[Waiter],
     ),
-    Operation(id="workflow", path=f"{_ONE}/workflow", summary="How far a workflow is.", returns=Workflow),
+    Operation(
+        id="workflow",
+        path=f"{_ONE}/workflow",
+        summary="Return a workflow's steps and how far each is.",
+        returns=Workflow,
+    ),
     Operation(
         id="glances",
         path="/api/glances",
-        summary="The last line and the progress of handles, when they change.",
-        query=(_text("uids", "Uids, with commas between them.", required=True),),
+        summary="Stream the last line and the progress of handles as they change.",
+        query=(_text("uids", "Uids, separated by commas.", required=True),),
     ),
-    # Acting upon them
+    # Acting on handles
     Operation(
         id="apply",
         path=f"{_ONE}/apply",
         method="POST",
-        summary="Send a handle input or keys, or answer its open question, as a person; `null` closes its stdin.",
+        summary="Send a handle input or keys, or answer its open question, as the user; `null` closes its stdin.",
         body=_body(input={}, keys=_NAMES, secret=_YES),
         returns=ReplyJson,
         errors=(409, 422, 504),
@@ -140,7 +148,7 @@ OPERATIONS = (
         id="answer",
         path=f"{_ONE}/answer",
         method="POST",
-        summary="Answer the open question of a handle; with `question`, only if it is that one.",
+        summary="Answer a handle's open question; with `question`, only that question.",
         body=_body(("answer",), answer={}, question=TEXT),
         returns=ReplyJson,
         errors=(409, 422, 504),
@@ -149,7 +157,7 @@ OPERATIONS = (
         id="abort",
         path=f"{_ONE}/abort",
         method="POST",
-        summary="End a handle. Twice is harmless.",
+        summary="Abort a handle. A second abort does nothing.",
         body=_body(),
         returns=ReplyJson,
         errors=(409, 504),
@@ -199,7 +207,7 @@ OPERATIONS = (
         id="conversations",
         path="/api/conversations",
         tag="conversations",
-        summary="A page of conversations, by name.",
+        summary="List conversations by name, a page at a time.",
         query=(_AFTER, _LIMIT),
         returns=ConversationsPage,
     ),
@@ -207,7 +215,7 @@ OPERATIONS = (
         id="conversation",
         path="/api/conversations/{id:path}",
         tag="conversations",
-        summary="A conversation and its turns, newest first.",
+        summary="Return a conversation and its turns, newest first.",
         query=(_BEFORE, _LIMIT),
         returns=ConversationDetails,
     ),
@@ -215,16 +223,16 @@ OPERATIONS = (
         id="calls",
         path="/api/calls",
         tag="conversations",
-        summary="The calls of a conversation, or of one of its turns.",
-        query=(_WHERE, _text("turn", "Only of this turn.")),
+        summary="List the calls of a conversation, or of one of its turns.",
+        query=(_WHERE, _text("turn", "Only this turn.")),
         returns=list[CallGlance],
     ),
     Operation(
         id="transcript",
         path="/api/transcript",
         tag="conversations",
-        summary="What was said in a conversation.",
-        query=(_WHERE, _number("after", "`next` of the page before."), _LIMIT),
+        summary="Return a conversation's transcript, a page at a time.",
+        query=(_WHERE, _number("after", "`next` of the previous page."), _LIMIT),
         returns=TranscriptPage,
     ),
     Operation(
@@ -232,27 +240,27 @@ OPERATIONS = (
         path="/api/forget",
         method="POST",
         tag="conversations",
-        summary="Let go of what was said in a conversation.",
+        summary="Delete a conversation's transcript.",
         body=_body(("conversation",), conversation=TEXT),
         returns=Forgot,
     ),
-    # Events, keys, news, the server itself
+    # Events, keys, notifications, the server itself
     Operation(
         id="events",
         path="/api/events",
         tag="events",
-        summary="What happens, as it happens. `Last-Event-ID`, or `after`, goes on where a stream ended.",
+        summary="Stream events as they happen. `Last-Event-ID`, or `after`, resumes where a stream ended.",
         query=(
-            _number("after", "The number of the last event that is known."),
+            _number("after", "The number of the last event you have."),
             _CONVERSATION,
-            _text("uid", "Of a handle."),
+            _text("uid", "Only this handle."),
         ),
     ),
     Operation(
         id="keys",
         path="/api/keys",
         tag="keys",
-        summary="A page of the keys that are open, by their ids; the keys themselves are shown nowhere.",
+        summary="List open keys by their ids. Keys themselves are never shown.",
         query=(_CONVERSATION, _AFTER, _LIMIT),
         returns=KeysPage,
     ),
@@ -261,7 +269,7 @@ OPERATIONS = (
         path="/api/keys/revoke",
         method="POST",
         tag="keys",
-        summary="Make the open keys of a conversation worthless.",
+        summary="Revoke the open keys of a conversation; calls parked on them stop.",
         body=_body(("conversation",), conversation=TEXT),
         returns=Revoked,
     ),
@@ -269,16 +277,16 @@ OPERATIONS = (
         id="notifications",
         path="/api/notifications",
         tag="events",
-        summary="News that is queued, and what has become of news.",
+        summary="List the queued notifications, and what became of earlier ones.",
         query=(_CONVERSATION, _BEFORE, _LIMIT),
         returns=NotificationsPage,
     ),
-    Operation(id="tools", path="/api/tools", tag="server", summary="What can be called.", returns=list[ServedTool]),
+    Operation(id="tools", path="/api/tools", tag="server", summary="List the tools.", returns=list[ServedTool]),
     Operation(
         id="stats",
         path="/api/stats",
         tag="server",
-        summary="Numbers of the store, and of this server since its start.",
+        summary="Return the numbers of the store, and of this server since its start.",
         returns=Stats,
     ),
     Operation(
@@ -286,9 +294,9 @@ OPERATIONS = (
         path="/api/collect",
         method="POST",
         tag="server",
-        summary="Let go of what retention would let go of now.",
+        summary="Delete what retention would delete now.",
         body=_body(older_than={"type": ["number", "null"], "minimum": 0}, dry_run=_YES, vacuum=_YES),
         returns=dict[str, Any],
     ),
 )
-"""All of them, in the order in which they are described."""
+"""All operations, in the order of the reference."""

@@ -1,4 +1,4 @@
-"""The one application: MCP, completions, the API, terminals, metrics and the dashboard, behind one door."""
+"""The one ASGI application: MCP, completions, the API, terminals, metrics and the dashboard, behind one door."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from keephold.serve.tracing import traced
 
 
 class App:
-    """Everything that `keephold serve` answers, over one runtime. `open` it when the runtime is open."""
+    """Everything that `keephold serve` answers, over one runtime. `open` it after the runtime."""
 
     def __init__(self, server: Server, control: Control, metrics: Prometheus) -> None:
         self.runtime = server.runtime
@@ -37,13 +37,13 @@ class App:
         self._telling = False
 
     async def open(self) -> None:
-        """Listen to what happens."""
+        """Start the feed of events."""
         await self.feed.open()
         if self._control.requests.here is not None:
             self._control.requests.here.on_changed.add(self._requests_changed)
 
     def _requests_changed(self) -> None:
-        """A batch may ask a thousand things at once, which is one change to whoever looks."""
+        """Send one event for many changes: a batch may ask a thousand things at once."""
         if not self._telling:
             self._telling = True
             asyncio.get_running_loop().call_soon(self._announce_requests)
@@ -54,7 +54,7 @@ class App:
         self.feed.tell("requests", {"open": len(self._control.requests.here)})
 
     async def close(self) -> None:
-        """Let go of everyone who listens, so that the server can end."""
+        """End all streams, so that the server can end."""
         self.feed.close()
         await self.screens.close()
         await self._server.close()
@@ -69,7 +69,7 @@ class App:
         secure: bool = False,
         loopback: bool = True,
     ) -> ASGIApp:
-        """The application behind its door (`ServeDoor`)."""
+        """Return the application behind its door (`ServeDoor`)."""
         inner = mcp_app(self._server)
         inner.router.routes += self._routes()
         inner.add_exception_handler(KeepholdError, _unable)
@@ -98,7 +98,7 @@ class App:
         ]
 
     async def _health(self, request: Request) -> Response:
-        """Whether it can do its work: 503 while the store cannot write, or it is closing."""
+        """Answer `/healthz`: 503 while the store cannot write, or the server closes."""
         trouble = self.runtime.registry.store.trouble
         if self.runtime.closing:
             trouble = "closing"
@@ -106,6 +106,6 @@ class App:
 
 
 async def _unable(request: Request, error: Exception) -> Response:
-    """What a page could not do: the store cannot be read, or is closed already. A page that says so would read it."""
+    """Answer plainly that the store cannot be read or is closed; a dashboard page would have to read it."""
     assert isinstance(error, KeepholdError)
     return refusal(error)

@@ -1,9 +1,8 @@
-"""Frames over HTTP: `logs -f`, `send` and `attach` of a command line that is elsewhere (`turn/attach_protocol.py`).
+"""Frames over HTTP, for `logs -f`, `send` and `attach` with `--server` (`turn/attach_protocol.py`).
 
-`POST /api/handles/{uid}/talk` takes what is wanted (`Want`, without the uid) and answers with the frames of whoever has
-the handle: the process that runs it, this one or another, or the store. What the client sends meanwhile, it posts as
-frames to `/api/talks/{talk}`, where `talk` is the header `Keephold-Talk` of the response. However the client goes, its
-side of the talk ends, and with it the driving of a terminal.
+`POST /api/handles/{uid}/talk` takes a `Want` without the uid and answers with frames from the handle's process, this
+one or another, or from the store. The client posts its own frames to `/api/talks/{talk}`; `talk` is the response's
+header `Keephold-Talk`. When the client disconnects, its side of the talk ends and it stops driving the terminal.
 """
 
 import asyncio
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
     from keephold.runtime import Runtime
 
 _LONGEST = 1 << 20
-"""Bytes of a request; a paste has room in it."""
+"""Bytes of a request; enough for a paste."""
 _LAST = (frames.END, frames.REPLY)
 
 
 def routes(control: "Control") -> list[BaseRoute]:
-    """The routes; `Door` has seen to who may use them."""
+    """Return the routes; `Door` checks who may use them."""
     talks: dict[str, frames.Talk] = {}
 
     async def talk(request: Request) -> Response:
@@ -74,8 +73,8 @@ async def _wanted(runtime: "Runtime", request: Request) -> tuple[Record, frames.
 
 
 def _pass_on(talk: frames.Talk, body: bytes) -> None:
-    """What a client sends, frame by frame. Raises `KeepholdError`, having sent nothing, for anything but whole frames
-    of the kinds that a client sends."""
+    """Forward a client's frames. Raises `KeepholdError`, and forwards nothing, unless all are whole frames that a
+    client may send."""
     sent: list[tuple[frames.Kind, bytes | frames.Size]] = []
     place = 0
     while place < len(body):
@@ -99,8 +98,8 @@ def _size(payload: bytes) -> frames.Size:
 
 
 class _Talking(Response):
-    """The body that lasts as long as the talk. It listens for the client's leaving: a terminal may be silent for hours,
-    and must be handed back at once."""
+    """A response that lasts as long as the talk. It watches for a disconnect: a terminal may be silent for hours, and
+    must be handed back at once."""
 
     def __init__(self, runtime: "Runtime", record: Record, want: frames.Want, talks: dict[str, frames.Talk]) -> None:
         super().__init__()
@@ -126,7 +125,7 @@ class _Talking(Response):
         begun = False
         try:
             async with talking(self._runtime.registry.store, self._record, self._want) as talk:
-                received = await talk.receive()  # what is refused at once is told as such
+                received = await talk.receive()  # an immediate refusal becomes an error status
                 self._talks[id] = talk
                 begun = True
                 await send({"type": "http.response.start", "status": 200, "headers": _headers(id)})
@@ -146,7 +145,7 @@ class _Talking(Response):
                 )
             else:
                 await _refuse(error, send)
-        except OSError:  # the client has gone
+        except OSError:  # the client has left
             pass
         finally:
             self._talks.pop(id, None)

@@ -1,4 +1,4 @@
-"""What a runtime writes, counted on its way to the store: a runtime without metrics does nothing for it."""
+"""Count what a runtime commits. A runtime without metrics does not run this code."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Written:
-    """Counts for the metrics what the store has taken."""
+    """Counts committed operations for the metrics."""
 
     def __init__(self, metrics: "Prometheus") -> None:
         self._child = metrics.child

@@ -1,11 +1,11 @@
-"""Who may reach the server (K1, K2): what `mcp/http.py` checks of names and pages, and a token for everything else.
+"""Who may reach the server (K1, K2): the checks of `mcp/http.py` for hosts and origins, and tokens.
 
-The owner's token opens everything, as a bearer token or by the cookie that a browser gets for it; tokens of principals
-open `/mcp` alone, each with handles of its own. Nothing is asked for `/healthz`, the styles of the page that asks for
-the token, and `/complete/<key>`, where the key is the authority.
+The owner's token opens everything, as a bearer token or as the cookie that a browser gets for it. Principals' tokens
+open only `/mcp`, and each principal has its own handles. Three need no token: `/healthz`, the styles of the page that
+asks for the token, and `/complete/<key>`, where the key is the authority.
 
-A cookie is sent by a browser whoever wrote the page that makes it send. So it counts, for requests that change
-something, only if the browser says that the page is ours; and it is not sent to us from other sites at all.
+Browsers send a cookie even if another site's page makes the request. So for requests that change something, the cookie
+counts only if the browser says that the page is ours; and browsers never send it from other sites.
 """
 
 import hashlib
@@ -25,11 +25,11 @@ from keephold.serve.operations import is_more, refused
 _OPEN = ("/healthz",)
 _FILES = "/static/"
 OWNER = "keephold.owner"
-"""In the scope of a request: whether its sender may see everything."""
+"""Key in a request's scope: whether the sender is the owner."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _COOKIE_SECS = 30 * 86_400
 _TOKEN_BYTES = 4096
-"""More than this of a form that should hold a token is no token."""
+"""The largest form that may hold a token."""
 
 HEADERS = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
@@ -40,18 +40,18 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-"""On every response. A referrer could carry a token or a key to whatever a page links to; without any at all, browsers
-say of our own forms that they have no origin."""
+"""Headers of every response. A referrer could carry a token or a key to a linked site; without any referrer, browsers
+send our own forms with a null origin."""
 
 
 RAW_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 Heads = Mapping[str, str]
-"""The headers of a request, by name in small letters."""
+"""The headers of a request, by lower-case name."""
 
 
 class ServeDoor(Door):
-    """Lets in whom it may, and says to browsers what our pages may do."""
+    """Authenticates requests, and sends browsers the security headers of our pages."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class ServeDoor(Door):
         metrics_open: bool = True,
         longest: int = 16 << 20,
     ) -> None:
-        """`completing` takes completions, `app` everything else. `owner` is the owner's token, `principals` are tokens
-        for `/mcp` by whose they are. `metrics_open`: none is needed for `/metrics`, as only this machine can reach it.
-        `secure`: browsers reach it by https. `longest`: bytes of a body."""
+        """`completing` takes completions, `app` everything else. `owner` is the owner's token, `principals` maps tokens
+        for `/mcp` to their principals. `metrics_open`: `/metrics` needs no token, since only this machine can reach it.
+        `secure`: browsers use https. `longest`: bytes of a body."""
         super().__init__(app, dict(principals or {}), hosts)
         self._any_host = any(host in ("0.0.0.0", "::", "[::]") for host in hosts)
         self._completing = completing
@@ -81,18 +81,18 @@ class ServeDoor(Door):
 
     @property
     def cookie(self) -> str:
-        """The cookie's name: browsers give all ports of a host the same cookies."""
+        """Return the cookie's name; it has the port, since all ports of a host share their cookies."""
         return f"keephold_{self._port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":  # nothing here speaks anything else
+        if scope["type"] != "http":  # only HTTP is served
             await send({"type": "websocket.close", "code": 1008})
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        if scope["path"].startswith(PATH):  # in numbers, and by machines: not through everything that is for others
+        if scope["path"].startswith(PATH):  # machines send many of these, so they skip the rest
             scope["route"] = self._completing
             strange = self._strange(scope, headers)
             if strange is None:
@@ -108,7 +108,7 @@ class ServeDoor(Door):
         await super().__call__(scope, receive, guarded)
 
     async def _answer(self, scope: Scope, receive: Receive, headers: "Heads") -> Response | None:
-        """What the door itself says: a refusal, or a cookie for a token; None: come in."""
+        """Return the door's own response, a refusal or a cookie for a token; None lets the request in."""
         wrong = self._strange(scope, headers)
         if wrong is not None:
             return wrong
@@ -138,7 +138,7 @@ class ServeDoor(Door):
         return _no_token(headers)
 
     def _strange(self, scope: Scope, headers: Heads) -> Response | None:
-        """Refuses what comes by another name, and from pages of others."""
+        """Refuse unknown host names, and pages of other sites."""
         if not self._any_host and self._name(headers.get("host", "")) not in self._hosts:
             return refused("forbidden", "this server is not reached by that name (Host)", 403)
         if headers.get("origin") is not None and not self._own_origin(headers):
@@ -150,7 +150,7 @@ class ServeDoor(Door):
         return None
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
-        """The rest of the way is for those who were let in; `/mcp` wants to know whom."""
+        """Refuse requests without a valid token; for `/mcp`, note the principal."""
         if not scope["path"].startswith("/mcp") or self._is_owner(headers) or self._by_cookie(headers):
             return None
         return super()._refusal(scope, headers)
@@ -165,14 +165,14 @@ class ServeDoor(Door):
         return scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self._owner)
 
     def _by_cookie(self, headers: Heads) -> bool:
-        # Not by http.cookies: it stops at what other programs on this host have set, which we are sent as well.
+        # Not by http.cookies: it stops at invalid cookies that other programs on this host have set.
         ours = cookie_parser(headers.get("cookie", "")).get(self.cookie)
         return ours is not None and hmac.compare_digest(ours.encode(), self._badge.encode())
 
     # A browser, the first time
 
     def _welcome(self, given: str, path: str, query: str) -> Response:
-        """The token came with the address: it goes from there into a cookie."""
+        """Move the token from the address into a cookie."""
         if not hmac.compare_digest(given.encode(), self._owner):
             return _ask_for_token(401, wrong=True)
         rest = [(name, value) for name, value in parse_qsl(query) if name != "token"]
@@ -199,7 +199,7 @@ class ServeDoor(Door):
 
 
 def _same_page(headers: Heads) -> bool:
-    """Whether the browser says that a page of ours makes the request; the Origin was checked before."""
+    """Whether the browser says that our own page makes the request; the Origin was checked before."""
     return headers.get("origin") is not None or headers.get("sec-fetch-site") == "same-origin"
 
 

@@ -1,16 +1,13 @@
-"""`/metrics`: a runtime in numbers, for Prometheus. `Runtime(metrics=Prometheus())` fills it.
+"""`/metrics`: a runtime's numbers for Prometheus. `Runtime(metrics=Prometheus())` fills it.
 
-Labels are names of tools, kinds, states, statuses, models and route templates: what a configuration bounds. No id, no
-conversation, no key and no path is ever a label (K5). The registry of collectors is this object's own.
+Labels are names of tools, kinds, states, statuses, models and route templates, which a configuration bounds. No id,
+conversation, key or path is ever a label (K5); HTTP requests count by their route template. Each object has its own
+registry of collectors.
 
-What was told last is kept for `snapshot`, which the dashboard shows: percentiles of the last thousand waits.
+`snapshot` returns percentiles of the last thousand waits, for the dashboard.
 
-Counters, gauges and histograms that one thread writes and reads: no lock, a tenth of the cost.
-
-Everything that is counted is counted on the event loop's thread, and so is `/metrics` made. prometheus_client's own
-would take a lock each time, which on a call that takes 60 µs is felt.
-
-HTTP requests in numbers: by method, route template and status. A path as it was asked for is never a label (K5).
+Everything is counted and rendered on the event loop's thread, so our counters need no lock. prometheus_client's own
+take one each time: ten times the cost, which is noticeable on a call of 60 µs.
 """
 
 import time
@@ -53,7 +50,7 @@ class Number:
 
 
 class Histogram:
-    """How often a value was within each of its buckets, and the sum of all values."""
+    """A histogram: the number of values in each bucket, and their sum."""
 
     __slots__ = ("_buckets", "counts", "total")
 
@@ -67,7 +64,7 @@ class Histogram:
         self.total += value
 
     def cumulative(self) -> Iterator[tuple[str, float]]:
-        """By upper bound: how many values were not above it."""
+        """Yield each upper bound and the number of values up to it."""
         sum_of = 0
         for bound, count in zip((*self._buckets, float("inf")), self.counts, strict=True):
             sum_of += count
@@ -75,16 +72,16 @@ class Histogram:
 
 
 class Family:
-    """Numbers of one name, told apart by their labels."""
+    """The numbers of one name, one for each combination of labels."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float] | None = None) -> None:
         self.name, self.text, self.labels, self.buckets = name, text, tuple(labels), buckets
         self.children: dict[tuple[str, ...], Number | Histogram] = {}
         if not labels:
-            self.child(())  # what has not happened yet is 0, and not missing
+            self.child(())  # shown as 0 before anything is counted
 
     def child(self, values: tuple[str, ...]) -> Number | Histogram:
-        """The one with these labels, in their order."""
+        """Return the number with these labels, in their order."""
         found = self.children.get(values)
         if found is None:
             if len(values) != len(self.labels):
@@ -92,8 +89,8 @@ class Family:
             found = self.children[values] = Number() if self.buckets is None else Histogram(self.buckets)
         return found
 
-    def told(self) -> Metric:
-        """As prometheus_client writes it."""
+    def metric(self) -> Metric:
+        """Return the family for prometheus_client."""
         family: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
         if self.buckets is not None:
             family = HistogramMetricFamily(self.name, self.text, labels=self.labels)
@@ -112,20 +109,20 @@ class Family:
 
 
 class Numbers(Collector):
-    """Families, as prometheus_client collects them."""
+    """Families as a collector of prometheus_client."""
 
     def __init__(self, families: Iterable[Family]) -> None:
         self._families = list(families)
 
     def collect(self) -> Iterator[Metric]:
         for family in self._families:
-            yield family.told()
+            yield family.metric()
 
 
 INSTANT = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-"""Seconds, for what should take next to none."""
+"""Buckets in seconds, for operations of the runtime."""
 LONG = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 14_400, 86_400)
-"""Seconds, for what takes as long as it takes."""
+"""Buckets in seconds, for tools and users."""
 _RECENT = 1000
 _STATES = ("pending", "running", "waiting", "stopped", "parked")
 
@@ -143,13 +140,13 @@ class Prometheus:
         ProcessCollector(registry=registry)
         self._of: Registry | None = None
         self.requests: Callable[[], Awaitable[int]] | None = None
-        """How much waits for a person."""
+        """Counts the open requests to the user."""
         self._open = 0
         self._calls = self._produced = self._shown = self._waits = 0
         self._waited: deque[float] = deque(maxlen=_RECENT)
         self._woken: deque[float] = deque(maxlen=_RECENT)
 
-    # What it is told
+    # Recording
 
     def count(self, name: str, **labels: str) -> None:
         self.child(name, *labels.values()).inc()
@@ -158,7 +155,7 @@ class Prometheus:
         self.child(name, *labels.values()).observe(value)
 
     def child(self, *name_and_labels: str) -> Any:
-        """The counter, gauge or histogram of that name and with these labels, in their order."""
+        """Return the counter, gauge or histogram of that name and these labels, in their order."""
         found = self._children.get(name_and_labels)
         if found is None:
             name, *values = name_and_labels
@@ -206,7 +203,7 @@ class Prometheus:
 
     @contextmanager
     def stream(self, kind: str = "events") -> Iterator[None]:
-        """A stream of that kind (`events`, `output`, …) is open within."""
+        """Count a stream of that kind (`events`, `output`, …) as open within the block."""
         gauge = self.child("keephold_event_streams", kind)
         self._open += 1
         gauge.inc()
@@ -216,10 +213,10 @@ class Prometheus:
             self._open -= 1
             gauge.inc(-1)
 
-    # What it tells
+    # Reading
 
     def snapshot(self) -> dict[str, Any]:
-        """What `stats` shows of this process, since its start."""
+        """Return this process's numbers since its start, for `stats`."""
         return {
             "calls": self._calls,
             "bytes_produced": self._produced,
@@ -232,8 +229,8 @@ class Prometheus:
         }
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The text of `/metrics` in the format that is accepted, and its media type."""
-        await self._look()
+        """Return the text of `/metrics` in an accepted format, and its media type."""
+        await self._read_store()
         encode, media = choose_encoder(accept)
         return encode(self.registry), media
 
@@ -242,8 +239,8 @@ class Prometheus:
         body, media = await self.render(request.headers.get("accept", ""))
         return Response(body, media_type=None, headers={"content-type": media})
 
-    async def _look(self) -> None:
-        """What is read when somebody asks, as counting it would cost more."""
+    async def _read_store(self) -> None:
+        """Read the gauges that would cost more to count."""
         store = browsable(self._of.store) if self._of is not None else None
         if store is None or self._of is None or (store.durable and self._of.closing):
             return
@@ -256,7 +253,7 @@ class Prometheus:
                 self.child("keephold_handles", state).value = counts.get(state, 0)
             self.child("keephold_store_last_event").value = (await store.events_range())[1]
         except KeepholdError:
-            pass  # it cannot be read just now: what was true last is shown
+            pass  # the store cannot be read now: show the last values
 
 
 def _size(value: Any) -> int:
@@ -277,57 +274,57 @@ COUNTERS: dict[str, tuple[str, ...]] = {
     "keephold_calls_total": ("Calls that have stopped, spawned or not", "tool", "status"),
     WAITS: ("Waits for handles that have ended", "tool", "status"),
     "keephold_output_bytes_total": ("Bytes that tools printed and returned", "tool"),
-    "keephold_shown_bytes_total": ("Bytes of that and of replies that were given to models",),
-    "keephold_attempts_total": ("Further attempts that were planned after a failure",),
-    "keephold_recovered_total": ("Calls of dead processes that were taken over",),
-    "keephold_parked_total": ("Calls that have begun to wait for their completion from outside",),
-    "keephold_resolved_total": ("Keys that somebody tried to resolve", "status"),
-    "keephold_steps_total": ("Entries of journals", "kind"),
-    "keephold_notifications_queued_total": ("News for conversations", "level"),
-    "keephold_notifications_delivered_total": ("News that was given to an assistant", "level"),
-    "keephold_store_commits_total": ("Commits that were written",),
-    "keephold_store_refused_total": ("Commits that were not written", "code"),
+    "keephold_shown_bytes_total": ("Bytes of output and replies that models were given",),
+    "keephold_attempts_total": ("Retries planned after a failure",),
+    "keephold_recovered_total": ("Calls taken over from dead processes",),
+    "keephold_parked_total": ("Calls that were parked until an outside result",),
+    "keephold_resolved_total": ("Attempts to complete a key", "status"),
+    "keephold_steps_total": ("Journal entries written", "kind"),
+    "keephold_notifications_queued_total": ("Notifications queued for conversations", "level"),
+    "keephold_notifications_delivered_total": ("Notifications delivered to a model", "level"),
+    "keephold_store_commits_total": ("Commits written",),
+    "keephold_store_refused_total": ("Commits refused", "code"),
     "keephold_http_requests_total": ("HTTP requests", "method", "route", "status"),
-    "keephold_model_requests_total": ("Requests that a model has answered", "model"),
-    "keephold_model_tokens_total": ("Tokens of these", "model", "direction"),
-    "keephold_model_cost_dollars_total": ("What they cost, where a price is known", "model"),
+    "keephold_model_requests_total": ("Requests answered by a model", "model"),
+    "keephold_model_tokens_total": ("Tokens of these requests", "model", "direction"),
+    "keephold_model_cost_dollars_total": ("Cost of these requests, where a price is known", "model"),
 }
 GAUGES: dict[str, tuple[str, ...]] = {
     "keephold_handles": (
-        "Spawned handles in the store; `waiting`: a question is open, `parked`: for the outside",
+        "Spawned handles in the store; `waiting`: a question is open, `parked`: until an outside result",
         "state",
     ),
     "keephold_open_requests": ("Open requests to the user: permissions, questions, results, passwords",),
-    "keephold_event_streams": ("Streams of events and of output that are open", "kind"),
+    "keephold_event_streams": ("Open streams of events and output", "kind"),
     "keephold_store_last_event": ("Number of the newest event in the store",),
-    "keephold_store_transactions": ("Transactions of this process; commits per transaction is the size of a group",),
+    "keephold_store_transactions": ("Transactions of this process; commits per transaction is the group size",),
 }
-"""By name what it says, and its labels."""
+"""By name: help text and labels."""
 
 HISTOGRAMS: dict[str, tuple[Any, ...]] = {
     SECONDS: ("From spawn to stop", LONG, "type", "status"),
-    WAIT_SECONDS: ("How long was waited for handles", LONG, "tool", "status"),
-    "keephold_wakeup_seconds": ("From a visible stop until who waited for it went on", INSTANT),
-    "keephold_queue_seconds": ("From registered to running", LONG),
-    "keephold_asked_seconds": ("Until a question, a permission or a result was answered", LONG, "what"),
-    "keephold_store_commit_seconds": ("From a commit to its being visible", INSTANT),
-    "keephold_http_request_seconds": ("From a request to the beginning of its response", INSTANT, "method", "route"),
+    WAIT_SECONDS: ("Duration of waits for handles", LONG, "tool", "status"),
+    "keephold_wakeup_seconds": ("From a visible stop until its waiters resume", INSTANT),
+    "keephold_queue_seconds": ("From registration to running", LONG),
+    "keephold_asked_seconds": ("Time until a question, a permission or a result was answered", LONG, "what"),
+    "keephold_store_commit_seconds": ("From a commit until it is visible", INSTANT),
+    "keephold_http_request_seconds": ("From a request to the start of its response", INSTANT, "method", "route"),
 }
-"""By name what it says, its buckets, and its labels."""
+"""By name: help text, buckets and labels."""
 
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 NO_ROUTE = "none"
-"""The route of what no route was found for, and of what was refused before one was looked for."""
+"""The route of requests that match none, or were refused before routing."""
 
 
 def route_of(scope: Scope) -> str:
-    """The template of the route that a request was given to."""
+    """Return the template of a request's route."""
     return str(getattr(scope.get("route"), "path", "") or NO_ROUTE)
 
 
 class Requests:
-    """Counts what goes through it: the outermost of all, so that what is refused counts as well."""
+    """Counts HTTP requests. It is the outermost layer, so that it counts refused requests too."""
 
     def __init__(self, app: ASGIApp, metrics: Prometheus) -> None:
         self._app = app
@@ -337,24 +334,24 @@ class Requests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, told = time.perf_counter(), False
+        began, counted = time.perf_counter(), False
         method = scope["method"] if scope["method"] in _METHODS else "other"
 
-        def tell(status: int) -> None:
-            nonlocal told
-            told, route = True, route_of(scope)
+        def count(status: int) -> None:
+            nonlocal counted
+            counted, route = True, route_of(scope)
             self._metrics.child("keephold_http_requests_total", method, route, str(status)).inc()
             seconds = self._metrics.child("keephold_http_request_seconds", method, route)
             seconds.observe(time.perf_counter() - began)
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
-                tell(message["status"])
+                count(message["status"])
             await send(message)
 
         try:
             await self._app(scope, receive, sending)
         except Exception:
-            if not told:
-                tell(500)
+            if not counted:
+                count(500)
             raise

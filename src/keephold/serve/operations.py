@@ -1,7 +1,7 @@
-"""What an operation of the API is: how it is reached, what it takes, what it gives. Requests are checked against this,
-and the OpenAPI description is made from it, so that neither can be wrong about the other.
+"""The description of an API operation: path, parameters, result. Requests are checked against it, and the OpenAPI
+description is made from it, so the two always agree.
 
-What is refused, as the API tells it: a status, a stable code, and a sentence (`errors.CODES`).
+A refusal has a status, a stable code and a sentence (`errors.CODES`).
 """
 
 import asyncio
@@ -34,16 +34,16 @@ STATUS = {
     "runtime_closing": 503,
     "store_unavailable": 503,
 }
-"""By the code of an error; any other says that it does not fit the state of things, which is 409."""
+"""Statuses by error code; any other code is 409."""
 
 
 def refusal(error: KeepholdError) -> JSONResponse:
-    """The response that tells of an error."""
+    """Return the response for an error."""
     return refused(error.code, error.message, STATUS.get(error.code, 409))
 
 
 def refused(code: str, message: str, status: int) -> JSONResponse:
-    """The same, of something that is not an error of ours."""
+    """Return the response for a refusal that is not a `KeepholdError`."""
     return JSONResponse({"error": {"code": code, "message": message}}, status)
 
 
@@ -66,7 +66,7 @@ class Parameter:
     required: bool = False
 
     def read(self, text: str) -> Any:
-        """The value that a query says. Raises `KeepholdError`."""
+        """Parse a query's value. Raises `KeepholdError`."""
         kind = self.schema["type"]
         if kind == "boolean":
             if text.lower() in _WORDS:
@@ -98,7 +98,7 @@ class Operation:
     does: Handler | None = None
     streams: Callable[[Given, Request], Awaitable[ASGIApp]] | None = None
     patient: bool = False
-    """It may take for ever, so it ends when its client goes."""
+    """It has no time limit, so it ends when its client disconnects."""
     method: Literal["GET", "POST"] = "GET"
     tag: str = "handles"
     query: Sequence[Parameter] = ()
@@ -106,7 +106,7 @@ class Operation:
     returns: Any = None
     errors: Sequence[int] = ()
     text: bool = False
-    """It may also be given as plain text."""
+    """It can also return plain text."""
 
 
 class Endpoint:
@@ -158,7 +158,7 @@ class Endpoint:
             raise KeepholdError(f"the body is not JSON: {error}", code="invalid_arguments") from None
         try:
             problem = next(iter(self._check.iter_errors(value)), None)
-        except (RecursionError, ValueError) as error:  # what JSON allows and no program holds
+        except (RecursionError, ValueError) as error:  # valid JSON that Python cannot hold
             raise KeepholdError(f"the body cannot be taken: {error}", code="invalid_arguments") from None
         if problem is not None:
             where = "/".join(str(part) for part in problem.instance_path) or "the body"
@@ -167,11 +167,11 @@ class Endpoint:
 
 
 async def while_there(request: Request, doing: Awaitable[Any]) -> Any:
-    """What is done for a client, as long as it is there."""
+    """Run this for a client; cancel it if the client disconnects."""
     work, left = asyncio.ensure_future(doing), asyncio.ensure_future(_left(request))
     try:
         await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
-        return work.result() if work.done() else Response(status_code=499)  # nobody takes it
+        return work.result() if work.done() else Response(status_code=499)  # nobody reads it
     finally:
         work.cancel()
         left.cancel()
@@ -184,8 +184,7 @@ async def _left(request: Request) -> None:
 
 
 async def read_body(request: Request, limit: int, setting: str = "") -> bytes:
-    """The body of a request. Raises `KeepholdError` for one that is too long, before all of it has come; `setting` is
-    what allows more."""
+    """Return the body of a request. Raises `KeepholdError` as soon as it is too long; `setting` names the limit."""
     said = request.headers.get("content-length", "")
     body = bytearray()
     if not is_more(said, limit):
@@ -200,7 +199,7 @@ async def read_body(request: Request, limit: int, setting: str = "") -> bytes:
 
 
 def is_more(length: str, limit: int) -> bool:
-    """Whether a `Content-Length` says so; one of very many digits does, and is no number that Python reads."""
+    """Whether a `Content-Length` exceeds the limit. Python refuses to parse very many digits."""
     return length.isascii() and length.isdigit() and (len(length) > _DIGITS or int(length) > limit)
 
 

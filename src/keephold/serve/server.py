@@ -1,12 +1,10 @@
-"""Running the application: a socket, uvicorn in our own loop, signals, and an end in good order (R6).
+"""Run the application: a socket, uvicorn in our own loop, signals, and an orderly end (R6).
 
-SIGINT and SIGTERM: streams end, calls that wait are answered, the runtime is closed. A second one
-exits at once and leaves the rest to the guard. SIGHUP: the configuration is read again.
+On SIGINT and SIGTERM streams end, waiting calls are answered, and the runtime closes. A second signal exits at once;
+the guard ends what is left. SIGHUP reloads the configuration.
 
-Connections that take their time: who opens one and does not say what it wants is not waited for.
-
-uvicorn waits for ever for the head of a request and for its body. Ten thousand such connections would keep everybody
-else out; here each has `HEAD_SECS` for a head, and after that must go on sending its body.
+uvicorn waits without limit for the head and the body of a request, so ten thousand idle connections would lock out
+all others. Here a head must arrive within `HEAD_SECS`, and then the body must keep coming.
 """
 
 import asyncio
@@ -28,13 +26,13 @@ from keephold.errors import ConfigError
 
 HEAD_SECS = 10.0
 BODY_SECS = 30.0
-"""How long nothing may come of a body that was announced."""
+"""The longest pause within a body."""
 _RESERVE = 200
-"""Descriptors for everything that is not a connection: the store, tools, terminals."""
+"""Descriptors kept for the store, tools and terminals."""
 
 
 class SlowClientProtocol(H11Protocol):
-    """uvicorn's protocol, with limits to its patience."""
+    """uvicorn's protocol with time limits for slow clients."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -81,7 +79,7 @@ class SlowClientProtocol(H11Protocol):
 
 
 def allow_many() -> None:
-    """Let this process have as many descriptors as it may."""
+    """Raise this process's limit of descriptors to its maximum."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -92,13 +90,13 @@ def _most_connections() -> int:
 
 
 _GRACE_SECS = 2
-"""How long closing waits for connections to end by themselves."""
+"""How long closing waits for connections to end."""
 _IDLE_SECS = 75
 _BACKLOG = 4096
 
 
 def bound(host: str, port: int, option: str = "--port") -> socket.socket:
-    """A socket that says that it is of TCP: only then does asyncio send replies at once, 40 ms sooner."""
+    """Return a bound socket. It names TCP explicitly: only then does asyncio send replies at once, 40 ms sooner."""
     listening = None
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -106,7 +104,7 @@ def bound(host: str, port: int, option: str = "--port") -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.set_inheritable(False)
-        listening.listen(_BACKLOG)  # whoever reads the address and comes at once waits, and is not refused
+        listening.listen(_BACKLOG)  # a client that connects at once waits, and is not refused
     except (OSError, UnicodeError) as error:
         if listening is not None:
             listening.close()
@@ -123,10 +121,10 @@ async def serve(
     reload: Callable[[], None] | None = None,
     patient: bool = True,
 ) -> int:
-    """Serve until a signal comes, then `close`; the exit code."""
+    """Serve until a signal comes, then `close`; return the exit code."""
     allow_many()
     try:
-        listening.listen(_BACKLOG)  # two that start at the same time can both bind
+        listening.listen(_BACKLOG)  # two servers that start together can both bind
     except OSError as error:
         raise ConfigError([f"cannot listen on {listening.getsockname()[1]}: {error.strerror}"]) from None
     stopped: list[int] = []
@@ -134,7 +132,7 @@ async def serve(
 
     def stop(number: int) -> None:
         if stopped:
-            os._exit(128 + number)  # asked twice: the guard ends what is left
+            os._exit(128 + number)  # second signal: the guard ends what is left
         stopped.append(number)
         ended.set()
 
@@ -142,14 +140,14 @@ async def serve(
         loop.add_signal_handler(number, stop, number)
     if reload is not None:
         loop.add_signal_handler(signal.SIGHUP, reload)
-    # No access log: the path of a completion is its key (K5). Signals are ours.
+    # No access log: the path of a completion contains its key (K5). Signals are ours.
     config = uvicorn.Config(
         app,
         access_log=False,
         backlog=_BACKLOG,
         http=SlowClientProtocol if patient else "auto",
         log_level="error",
-        proxy_headers=False,  # nothing depends on them, and anybody may send them
+        proxy_headers=False,  # anybody may send these headers, and nothing needs them
         server_header=False,
         timeout_graceful_shutdown=_GRACE_SECS,
         timeout_keep_alive=_IDLE_SECS,
@@ -162,8 +160,8 @@ async def serve(
     waiting = asyncio.ensure_future(ended.wait())
     try:
         await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
-        await close()  # whoever comes meanwhile is told so; refused connections would be an error to clients
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it complains of streams that are cut
+        await close()  # late clients get an answer; to them a refused connection would be an error
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it complains about cut streams
         AppStatus.should_exit = True  # streams of 2025 clients end
         server.should_exit = True
         await serving

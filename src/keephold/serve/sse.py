@@ -1,7 +1,7 @@
-"""Server-sent events: a response that goes on until its source ends or its client goes.
+"""Server-sent events: a response that lasts until its source ends or its client disconnects.
 
-No task and no timer for each event: what the source gives is sent as it is. A comment line now and then keeps whatever
-is between us and the client from taking the connection for dead.
+There is no task or timer for each event: chunks are sent as they come. Regular comment lines keep proxies from closing
+an idle connection.
 """
 
 import asyncio
@@ -23,21 +23,21 @@ _HEADERS = [
 
 
 def event(name: str, data: Any, id: int | None = None) -> bytes:
-    """An event as it is sent; `data` as JSON, which has no line ends in it."""
+    """Encode an event; `data` becomes JSON, which has no line ends."""
     number = b"" if id is None else b"id: %d\n" % id
     return b"%sevent: %s\ndata: %s\n\n" % (number, name.encode(), msgspec.json.encode(data))
 
 
 class EventStream:
-    """An ASGI response. A comment is sent at once, so that the client knows that it is heard."""
+    """An ASGI response. It sends a comment at once, so that the client sees that it is connected."""
 
     def __init__(self, chunks: AsyncIterator[bytes], counted: AbstractContextManager[None] | None = None) -> None:
-        """`counted` is entered while it goes on."""
+        """`counted` is entered while the stream is open."""
         self._chunks = chunks
         self._counted = counted or contextlib.nullcontext()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] == "HEAD":  # its answer has no body, so it would never be seen to end
+        if scope["method"] == "HEAD":  # it has no body, so it would never end
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
@@ -70,7 +70,7 @@ class EventStream:
 
 
 async def _watch(receive: Receive, send: Send) -> None:
-    """Until the client has gone; meanwhile, a sign of life now and then."""
+    """Send regular comments until the client disconnects."""
     while True:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BEAT_SECS):

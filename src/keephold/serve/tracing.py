@@ -1,7 +1,7 @@
-"""HTTP requests as spans: the `traceparent` of a request is the parent of what is done for it.
+"""HTTP requests as spans: the `traceparent` of a request is the parent of its work.
 
-Only for programs that have a tracer provider; `traced` gives back the application as it is where there is none. Spans
-are named by route templates; paths and queries are not told (K5).
+`traced` returns the application unchanged if the program has no tracer provider. Spans are named by route templates
+and never contain paths or queries (K5).
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from keephold.tracing import tracer
 
 
 def traced(app: ASGIApp) -> ASGIApp:
-    """The application, with a span around each request if anybody wants spans."""
+    """Return the application with a span around each request, if there is a tracer provider."""
     made = tracer()
     return app if made is None else _Traced(app, made)
 

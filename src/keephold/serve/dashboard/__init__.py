@@ -1,1 +1,2 @@
-"""The dashboard: what needs a person, what runs, what happened. Pages are made here and work without JavaScript."""
+"""The dashboard: open requests, running handles, history. The server renders the pages; they work without
+JavaScript."""

@@ -1,10 +1,7 @@
-"""The page of one conversation: its turns over time, who waited for whom, what was said, the agents below it.
+"""The page of one conversation: its turns over time, who waited for whom, its transcript, its sub-agents.
 
-Turns are a few a page, newest first; what was said is a page of lines, the last unless asked otherwise.
-
-What was said in a conversation, for people: lines of its transcript as messages of who said what.
-
-Lines are what the model layer wrote (`agent/transcript.py`). What is not understood is shown as the JSON it is.
+A page has a few turns, newest first, and some lines of the transcript, by default the last. The model layer wrote the
+lines (`agent/transcript.py`); a line that is not understood is shown as JSON.
 """
 
 import time
@@ -27,15 +24,15 @@ if TYPE_CHECKING:
 
 
 SHORT = 700
-"""Characters of a message that is shown at once; of a longer one, its beginning."""
+"""Characters of a message that are shown at once; longer ones are folded."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """One thing that was said."""
+    """One message of the transcript."""
 
     who: str
-    """`user`, `assistant`, `call`, `result`, `news`, or `note`."""
+    """`user`, `assistant`, `call`, `result`, `notification`, or `note`."""
     title: str
     content: Any
     """A text, or data."""
@@ -45,12 +42,12 @@ class Message:
 
     @property
     def long(self) -> bool:
-        """Whether it is folded: results always are, unless they are short."""
+        """Whether it is folded: all long ones, and every result that is not short."""
         return not isinstance(self.content, str) or len(self.content) > SHORT or self.content.count("\n") > 12
 
 
 def messages(lines: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """All that was said in these lines."""
+    """Return the messages of these lines."""
     return [message for line in lines for message in _messages(line)]
 
 
@@ -62,7 +59,7 @@ def _messages(line: Mapping[str, Any]) -> Iterator[Message]:
                 if isinstance(part, Mapping):
                     yield from _part(part, number, at)
         case "summary", {"text": text}:
-            yield Message("note", "What was said before, in short", text, number, at)
+            yield Message("note", "Summary of earlier messages", text, number, at)
         case "ended", {"stop_reason": reason, **rest}:
             error = rest.get("error")
             yield Message("note", f"The turn ended: {reason}", error or "", number, at, wrong=error is not None)
@@ -76,10 +73,10 @@ def _part(part: Mapping[str, Any], number: int, at: float) -> Iterator[Message]:
         case "user-prompt":
             text = _joined(content)
             automatic = text.startswith(AUTOMATIC)
-            who, title = ("news", "Told by keephold") if automatic else ("user", "User")
+            who, title = ("notification", "Notification") if automatic else ("user", "User")
             yield Message(who, title, text, number, at)
         case "text" if content:
-            yield Message("assistant", "Assistant", str(content), number, at)
+            yield Message("assistant", "Model", str(content), number, at)
         case "thinking" if content:
             yield Message("note", "Thought", str(content), number, at)
         case "tool-call":
@@ -93,7 +90,7 @@ def _part(part: Mapping[str, Any], number: int, at: float) -> Iterator[Message]:
 
 
 def _joined(content: Any) -> str:
-    """What was said in text; of other things, only that they were there."""
+    """Return the text of a message; other content is only mentioned."""
     if isinstance(content, str):
         return content
     pieces = content if isinstance(content, list) else []
@@ -101,15 +98,15 @@ def _joined(content: Any) -> str:
 
 
 TURNS = 5
-"""Turns of a page."""
+"""Turns of one page."""
 LINES = 60
-"""Lines of what was said, of a page."""
+"""Transcript lines of one page."""
 _BELOW = 200
 _INQUIRIES = 20
 
 
 def routes(look: Look, control: "Control") -> list[BaseRoute]:
-    """The page."""
+    """Return the page's route."""
     return [Route("/conversations/{id:path}", _Page(look, control).show)]
 
 
@@ -119,7 +116,7 @@ class _Page:
         self._control = control
 
     async def show(self, request: Request) -> Response:
-        """A conversation, by its name."""
+        """Show the conversation of that name."""
         id, asked = request.path_params["id"], request.query_params
         before = _number(asked.get("before"))
         try:
@@ -144,13 +141,13 @@ class _Page:
         )
 
     async def _turn(self, id: str, turn: dict[str, Any] | None) -> dict[str, Any]:
-        """A turn with its calls. Of calls without turns: the newest."""
+        """Return a turn with its calls; without a turn, the newest calls."""
         now = time.time()
         calls = await self._control.runtime_view.calls(id, None if turn is None else turn["turn"])
         shown = calls[-MOST:]
         went: dict[str, list[Stretch]] = {}
         for fact in shown:
-            if fact["stateful"] or fact["tool"] == "ask_user":  # another one-shot call's facts tell all of it
+            if fact["stateful"] or fact["tool"] == "ask_user":  # other one-shot calls need no events
                 went[fact["uid"]] = stretches(await self._control.store_view.timeline(fact["uid"]), fact, now)
         return {
             "turn": turn,
@@ -167,11 +164,11 @@ class _Page:
         return {"said": messages(found["lines"]), "earlier": earlier, "later": later}
 
     async def _inquiries(self, id: str) -> list[dict[str, Any]]:
-        """What was asked of the model on the side (Q6), newest first."""
+        """Return the inquiries (Q6), newest first."""
         return await self._control.store_view.inquiries(id, _INQUIRIES)
 
     async def _below(self, id: str) -> list[dict[str, Any]]:
-        """The conversations of the agents that this one started."""
+        """Return the conversations of the sub-agents that this one started."""
         found = await self._control.store_view.conversations(after=f"{id}/", limit=_BELOW)
         return [place for place in found["conversations"] if place["parent"] == id]
 

@@ -1,6 +1,6 @@
-"""What the dashboard's forms do: answer, abort, send, revoke. Each answers with the way back to where it was sent from.
+"""The actions of the dashboard's forms: answer, abort, send, revoke. Each redirects to the page with the form.
 
-A refusal is a page that says why. Who may send forms at all is checked at the door (K1), not here.
+A refusal is a page that says why. The door checks who may send forms (K1), not this module.
 """
 
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from keephold.control.control import Control
 
 _BYTES = 4 * 1024 * 1024
-"""Of a form: the largest arguments ([limits] arguments_bytes), with every character escaped."""
+"""The largest form: arguments of [limits] arguments_bytes with every character escaped."""
 _STATUS = {
     "handle_not_found": 404,
     "handle_expired": 410,
@@ -39,7 +39,7 @@ _DONE = {
 """The message key for a decision about a kind of request; see `rendering.SAID`."""
 
 _NOTHING = {"status": "again", "problem": "nothing was chosen, so nothing is answered yet: choose one of the answers"}
-"""To a form that was sent by none of its buttons; see `no_answer` in macros.html."""
+"""The reply to a form sent by none of its buttons; see `no_answer` in macros.html."""
 
 Fields = dict[str, str]
 Acts = Callable[[Request, Fields], Awaitable[Response]]
@@ -53,7 +53,7 @@ class _Refused(Exception):
 
 
 def routes(look: Look, control: "Control", home: Home) -> list[BaseRoute]:
-    """The routes that forms are sent to. `home` shows a request again whose answer was not taken."""
+    """Return the routes of forms. `home` shows a request again whose answer was not taken."""
     forms = Forms(control, home)
 
     def post(path: str, act: Acts) -> Route:
@@ -68,14 +68,14 @@ def routes(look: Look, control: "Control", home: Home) -> list[BaseRoute]:
 
 
 class Forms:
-    """What each form does."""
+    """The action of each form."""
 
     def __init__(self, control: "Control", home: Home) -> None:
         self._control = control
         self._home = home
 
     async def decide(self, request: Request, fields: Fields) -> Response:
-        """Decide what waits for a person."""
+        """Decide an open request."""
         asked = await self._meant(request.path_params["id"], fields.get("card", ""))
         if asked is None:
             return _back(fields, "gone")
@@ -104,7 +104,7 @@ class Forms:
         return asked if asked is not None and _giver(asked["id"]) != _giver(id) else None
 
     async def abort(self, request: Request, fields: Fields) -> Response:
-        """End a handle."""
+        """Abort a handle."""
         uid = request.path_params["uid"]
         fact = await self._control.runtime_view.handle(uid)
         if fact["state"] == "stopped":
@@ -113,13 +113,13 @@ class Forms:
         return _back(fields, "aborted", fact["id"])
 
     async def apply(self, request: Request, fields: Fields) -> Response:
-        """Send a text to a handle, or the answer to its question."""
+        """Send a handle a text, or the answer to its question."""
         if "value" not in fields:
             raise _Refused("there is nothing to send: choose or type an answer", 422)
         uid, question = request.path_params["uid"], fields.get("question")
         if question is None:
             await self._control.apply(uid, fields["value"])
-        else:  # of the form of a question: it is answered, and no other
+        else:  # the question of the form, and no other
             await self._control.answer(uid, fields["value"], question=question)
         return _back(fields, "sent")
 
@@ -136,12 +136,12 @@ def _says_something(fields: Fields) -> bool:
 
 
 def _giver(id: str) -> str:
-    """What the ids of one server have in common: a second answer is none to the same question asked a second time."""
+    """Return the part that ids of one server share; it tells a second answer from a repeated question."""
     return id.rpartition("-")[0]
 
 
 def _taken(look: Look, act: Acts) -> Callable[[Request], Awaitable[Response]]:
-    """A view that reads the form and shows what was refused."""
+    """Return a view that reads the form and shows a refusal."""
 
     @wraps(act)
     async def view(request: Request) -> Response:
@@ -167,11 +167,11 @@ async def _fields(request: Request) -> Fields:
         pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=20, errors="strict")
     except ValueError:
         raise _Refused("the form cannot be read: too many fields, or text that is not UTF-8", 400) from None
-    return {name: value.replace("\r\n", "\n") for name, value in pairs}  # browsers send line ends of their own
+    return {name: value.replace("\r\n", "\n") for name, value in pairs}  # browsers send CRLF
 
 
 def _back(fields: Fields, said: str, of: str | None = None) -> Response:
-    """See other: the page that the form was on, what was done, and what with."""
+    """Redirect to the form's page, with what was done and to what."""
     path, _, query = _place(fields).partition("?")
     kept = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] not in ("said", "of")]
     told = [("said", said), *([("of", of)] if of else [])]
@@ -179,7 +179,7 @@ def _back(fields: Fields, said: str, of: str | None = None) -> Response:
 
 
 def _place(fields: Fields) -> str:
-    """Where the form says it was: a path of ours, or home."""
+    """Return the form's page if it is a path of ours, else home."""
     given = fields.get("next", "")
     if not given.startswith("/") or given.startswith("//") or "\\" in given or not given.isprintable():
         return "/"

@@ -1,7 +1,7 @@
-"""A workflow as a picture: where its boxes stand and how they are joined. `graph.html` draws it.
+"""A workflow as a picture: the positions of its boxes and arrows. `graph.html` draws it.
 
-Steps stand below one another in the order they are written; what stands inside a step stands in columns within its
-frame. A jump is an arrow at the right of its list. `draw` promises: nothing overlaps, whatever the nesting.
+Steps are drawn top down in the order they are written. Nested steps are columns inside a frame. A jump is an arrow at
+the right of its list. `draw` guarantees that nothing overlaps at any depth.
 """
 
 import math
@@ -10,17 +10,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 WIDTH, HEIGHT = 184, 54
-"""Of a step without steps in it."""
+"""Size of a step without nested steps."""
 MOST = 400
-"""Steps of a workflow that is drawn; a larger one is listed only."""
+"""The most steps that are drawn; a larger workflow is only listed."""
 _GAP = 30
 _INSIDE = 14
 _LABEL = 26
 _LANE = 20
-"""Between two jumps side by side."""
+"""Distance between two parallel jumps."""
 _ROUND = 8
 _END = 18
-"""Below a list that jumps end."""
+"""Room below a list for jumps to its end."""
 
 Step = Mapping[str, Any]
 
@@ -39,7 +39,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Frame:
-    """What encloses a step with steps in it (`outer`), or one list of these, with its name."""
+    """A frame around a step with nested steps (`outer`), or around one named list of them."""
 
     x: float
     y: float
@@ -53,7 +53,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class GraphEdge:
-    """An arrow: `flow` to the next step, `success` or `error` where one jumps. `taken`: the run went there."""
+    """An arrow: `flow` to the next step, `success` or `error` for a jump. `taken`: the run followed it."""
 
     points: tuple[tuple[float, float], ...]
     kind: str
@@ -61,7 +61,7 @@ class GraphEdge:
 
     @property
     def path(self) -> str:
-        """As SVG writes it, its corners rounded."""
+        """Return the arrow as an SVG path with rounded corners."""
         (x, y), *rest = self.points
         drawn = [f"M{x:g} {y:g}"]
         for at, (x, y) in enumerate(rest):
@@ -74,7 +74,7 @@ class GraphEdge:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Everything that is to be drawn, in a space of that size."""
+    """All parts of the picture, and its size."""
 
     width: float
     height: float
@@ -84,7 +84,7 @@ class Drawing:
 
 
 def draw(steps: Sequence[Step]) -> Drawing | None:
-    """The picture of a workflow; None if there is nothing to draw, or too much."""
+    """Return the picture of a workflow; None if it has no steps, or too many."""
     count = _count(steps)
     if not 0 < count <= MOST:
         return None
@@ -94,7 +94,7 @@ def draw(steps: Sequence[Step]) -> Drawing | None:
 
 @dataclass
 class _Numbers:
-    """Numbers steps in the order they are written, as the list beside the picture does."""
+    """Numbers steps in the order they are written, as in the list beside the picture."""
 
     last: int = field(default=0)
 
@@ -104,7 +104,7 @@ class _Numbers:
 
 
 def numbered(steps: Sequence[Step], numbers: _Numbers | None = None) -> list[dict[str, Any]]:
-    """The steps with their numbers, for the list."""
+    """Return the steps with their numbers, for the list."""
     numbers = numbers or _Numbers()
     found = []
     for step in steps:
@@ -119,7 +119,7 @@ def _count(steps: Sequence[Step]) -> int:
 
 
 def _list(steps: Sequence[Step], numbers: _Numbers) -> Drawing:
-    """Steps below one another, with the arrows between them."""
+    """Draw steps top down, with the arrows between them."""
     parts = [_step(step, numbers) for step in steps]
     core = max((part.width for part in parts), default=WIDTH)
     placed, y = [], 0.0
@@ -168,7 +168,7 @@ def _flow(steps: Sequence[Step], parts: Sequence[Drawing], tops: Sequence[float]
     lines = []
     for at in range(len(steps) - 1):
         if steps[at]["on_success"] and not steps[at]["skip_if"] and not steps[at]["condition"]:
-            continue  # it never goes on to the next
+            continue  # the run never continues with the next step
         taken = steps[at + 1]["state"] in ("done", "failed", "current") and steps[at]["visits"] > 0
         bottom = tops[at] + parts[at].height
         lines.append(GraphEdge(((core / 2, bottom), (core / 2, tops[at + 1])), "flow", taken))
@@ -207,13 +207,13 @@ def _moved(drawing: Drawing, x: float, y: float) -> Drawing:
 
 
 def _corner(before: tuple[float, float], at: tuple[float, float], after: tuple[float, float]) -> str:
-    """To the corner and round it."""
+    """Return the SVG path to a corner and round it."""
     (near_x, near_y), (far_x, far_y) = _towards(at, before), _towards(at, after)
     return f"L{near_x:g} {near_y:g}Q{at[0]:g} {at[1]:g} {far_x:g} {far_y:g}"
 
 
 def _towards(start: tuple[float, float], end: tuple[float, float]) -> tuple[float, float]:
-    """A point not far from the start on the way to the end."""
+    """Return a point near the start, towards the end."""
     length = math.dist(start, end)
     share = 0 if length == 0 else min(_ROUND, length / 2) / length
     return start[0] + (end[0] - start[0]) * share, start[1] + (end[1] - start[1]) * share

@@ -1,6 +1,6 @@
-"""The page of one handle: how it stands, what it asks, prints, shows, has done and came to.
+"""The page of one handle: state, question, output, terminal, journal and result.
 
-What it printed is read a page at a time, from an offset on or up to the end, or looked through for a text.
+The output is read a page at a time, from an offset or up to the end, or searched for a text.
 """
 
 import time
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 PIECE = 1 << 16
 """Bytes of output on a page."""
 LINES = ("100", "1000", "all")
-"""How many of the last lines may be chosen; `all` is the whole piece."""
+"""Choices for the number of last lines; `all` is the whole piece."""
 _AROUND = 300
-"""Characters of a line that are shown before and after what was found in it."""
+"""Characters shown before and after a match in its line."""
 _FOUND = 200
-"""Handles that are looked through for one of an id."""
+"""Handles that are searched for an id."""
 WHOLE, PART = 1 << 16, 1 << 12
-"""Characters of a value that are shown: of arguments and results, of one side of a journal's entry."""
+"""Characters of a value that are shown: for arguments and results, and for one side of a journal entry."""
 _GONE = {"handle_not_found": 404, "expired": 410, "handle_expired": 410}
 
 
 def routes(look: Look, control: "Control", screens: "Screens") -> list[BaseRoute]:
-    """The page."""
+    """Return the page's routes."""
     return [Route("/handles/{uid}", _Page(look, control, screens).show)]
 
 
@@ -50,7 +50,7 @@ class _Page:
         self._screens = screens
 
     async def show(self, request: Request) -> Response:
-        """A handle, by its uid; of an id, the newest that has it."""
+        """Show the handle of a uid, or the newest of an id."""
         uid, control, now = request.path_params["uid"], self._control, time.time()
         try:
             fact = await control.runtime_view.handle(uid)
@@ -85,7 +85,7 @@ class _Page:
         )
 
     async def _named(self, request: Request, id: str) -> Response:
-        """To the newest handle of an id. Of several conversations that have one: a page with the newest of each."""
+        """Redirect to the newest handle of an id; if several conversations have one, list the newest of each."""
         found = await self._control.store_view.handles(search=id, oneshot=True, limit=_FOUND)
         newest: dict[str, dict[str, Any]] = {}
         for fact in found["handles"]:
@@ -100,7 +100,7 @@ class _Page:
         return RedirectResponse(f"/handles/{fact['uid']}", 303)
 
     async def _printed(self, request: Request, fact: dict[str, Any]) -> dict[str, Any]:
-        """The piece of output that is asked for, and the ways to others."""
+        """Return the requested piece of output, with links to others."""
         asked = request.query_params
         pattern, start = asked.get("q", ""), asked.get("from", "")
         lines = asked["lines"] if asked.get("lines") in LINES else "all"
@@ -126,7 +126,8 @@ class _Page:
         return found | piece | shown
 
     async def _terminal(self, fact: dict[str, Any]) -> dict[str, Any] | None:
-        """What its terminal shows, if it is one that runs; without `html` if another process runs it."""
+        """Return the screen of a running terminal, without `html` if another process runs it; None for other
+        handles."""
         if fact["state"] == "stopped":
             return None
         screen = self._screens.now(fact["uid"])
@@ -139,19 +140,19 @@ class _Page:
         return {"html": "", "rows": 24, "cols": 80, "cursor": [1, 1], "title": "", "driver": fact["driver"]}
 
     async def _agent(self, fact: dict[str, Any]) -> str | None:
-        """The conversation of the sub-agent that this handle is."""
+        """Return the conversation of this handle's sub-agent."""
         if fact["kind"] != "agent":
             return None
         id = conversation_of(fact["conversation"], fact["metadata"].get("agentId") or fact["tool"], fact["uid"])
         try:
             await self._control.store_view.conversation(id)
-        except KeepholdError:  # a program's conversation is its own
+        except KeepholdError:  # a program's conversation is not listed
             return None
         return id
 
 
 def clipped(value: Any, most: int) -> tuple[str, int]:
-    """A value as text to be read, no more than so many characters, and how many are left out."""
+    """Return a value as text of at most `most` characters, and the number of characters omitted."""
     if isinstance(value, str):
         text = value
     else:
@@ -161,7 +162,7 @@ def clipped(value: Any, most: int) -> tuple[str, int]:
 
 
 def _scaled(given: list[Any]) -> list[dict[str, Any]]:
-    """Stretches on a bar of 1000."""
+    """Scale stretches to a bar of 1000."""
     start, end = given[0].start, max(given[-1].end, given[0].start + 0.001)
     scale = 1000 / (end - start)
     return [
@@ -176,20 +177,20 @@ def _scaled(given: list[Any]) -> list[dict[str, Any]]:
 
 
 def _match(match: "Match", pattern: str, path: str) -> dict[str, Any]:
-    """A line with the text that was looked for, in three parts, and the way to where it stands."""
+    """Return a line in three parts around the match, with a link to its position."""
     before, found, after = match["line"].partition(pattern)
     return {
         "offset": match["offset"],
         "before": before if len(before) <= _AROUND else f"…{before[-_AROUND:]}",
         "found": found,
         "after": after if len(after) <= _AROUND else f"{after[:_AROUND]}…",
-        # From where its line begins, if that is not far, and no sequences were taken out of it.
+        # Start at the line's beginning, if it is near and no sequences were removed from it.
         "href": _address(path, **{"from": max(0, match["offset"] - len(before[-_AROUND:].encode(errors="replace")))}),
     }
 
 
 def _last(text: str, lines: str) -> str:
-    """The last so many lines of a text."""
+    """Return the last lines of a text."""
     if lines == "all":
         return text
     parts = text.splitlines(keepends=True)

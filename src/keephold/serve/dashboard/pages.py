@@ -1,10 +1,7 @@
-"""The pages that list: what needs a person, handles, conversations, notifications, keys, numbers, tools.
+"""The pages with lists: open requests, handles, conversations, notifications, keys, numbers, tools.
 
-Each view asks `Control` and fills a template; none reads the store. Lists are read a page at a time, from a cursor on.
-
-What has stopped today, counted by outcome and by tool, for the page of numbers.
-
-Only spawned handles are counted. The store does that, beside the loop: nothing of them is read but how they ended.
+Each view asks `Control` and fills a template; none reads the store. Lists are read a page at a time, by cursor. The
+store counts the handles that stopped today outside the event loop; one-shot calls are not counted.
 """
 
 import time
@@ -30,12 +27,12 @@ if TYPE_CHECKING:
 
 
 _TOOLS = 5
-"""Tools that are named."""
+"""The most tools that are named."""
 
 
 @dataclass(frozen=True)
 class ToolToday:
-    """A tool, how many handles of it have stopped, and how many of those have failed."""
+    """A tool, how many of its handles have stopped, and how many of those failed."""
 
     name: str
     handles: int
@@ -44,19 +41,19 @@ class ToolToday:
 
 @dataclass(frozen=True)
 class Today:
-    """What has stopped today."""
+    """The handles that have stopped today."""
 
     stopped: int
     outcomes: Sequence[tuple[str, int]]
-    """How many ended how, in the words of `mark`: what is done, then the most frequent."""
+    """How many ended in which way, in the words of `mark`: `done` first, then by frequency."""
     used: Sequence[ToolToday]
-    """Those with the most handles, the first of them."""
+    """The tools with the most handles."""
     failing: Sequence[ToolToday]
-    """Those with the most failures, the first of them; none that has not failed."""
+    """The tools with the most failures; only those that failed."""
 
 
 async def today(view: StoreView, now: float) -> Today:
-    """What has stopped since midnight, by the clock of this machine."""
+    """Count the handles that have stopped since local midnight."""
     handles, failures, outcomes = Counter[str](), Counter[str](), Counter[str]()
     for (tool, status, ended_by), count in (await view.ended(_midnight(now))).items():
         shape, word = mark({"state": "stopped", "ended_by": ended_by, "ok": status == "completed"})
@@ -80,20 +77,20 @@ def _midnight(now: float) -> float:
 
 PAGE = 50
 _RUNNING, _HAPPENED = 30, 12
-"""How many the first page shows; the rest is on the page of handles."""
+"""Handles on the first page; the page of handles has the rest."""
 _REQUESTS = 50
-"""What needs the person, of the first page: the rest comes when these are answered."""
+"""Open requests on the first page; more appear as these are answered."""
 _END = 400
-"""Bytes in which the last line of an output is looked for."""
+"""Bytes that are searched for the last line of an output."""
 _PLACES = 200
-"""Conversations a page."""
+"""Conversations on a page."""
 _NEWS = 100
-"""Lines of notifications' history a page."""
+"""Past notifications on a page."""
 _KEYS = 100
-"""Keys a page."""
+"""Keys on a page."""
 
 _ORDERS = {"newest": "Newest first", "oldest": "Oldest first", "stopped": "Last stopped first"}
-"""The words for orders; of others: by what."""
+"""Labels of the sort orders; others are named after their column."""
 GROUPS: dict[str, Callable[[dict[str, Any]], str]] = {
     "conversation": lambda fact: short_name(fact["conversation"]),
     "kind": lambda fact: str(fact["kind"]),
@@ -104,7 +101,7 @@ View = Callable[[Request], Awaitable[Response]]
 
 
 def routes(control: "Control", screens: "Screens") -> list[BaseRoute]:
-    """Everything of the dashboard: its pages, what its forms do, its files."""
+    """Return the dashboard's routes: pages, forms and files."""
     look = Look(control)
     pages = Pages(control, look)
     return [
@@ -123,12 +120,12 @@ def routes(control: "Control", screens: "Screens") -> list[BaseRoute]:
 
 
 def nowhere(control: "Control") -> Callable[[Request, Exception], Awaitable[Response]]:
-    """Says that there is no such page, as a page if a browser asks."""
+    """Return the handler for unknown addresses; it answers browsers with a page."""
     look = Look(control)
 
     async def view(request: Request, error: Exception) -> Response:
         wants_page = request.method == "GET" and "text/html" in request.headers.get("accept", "")
-        if wants_page and request.scope.get(OWNER):  # the frame of a page says what needs the person
+        if wants_page and request.scope.get(OWNER):  # the page's frame shows the number of open requests
             return await look.problem(request, "There is nothing at this address.", 404, "/", "No such page")
         return PlainTextResponse("Not Found", 404)
 
@@ -136,7 +133,7 @@ def nowhere(control: "Control") -> Callable[[Request, Exception], Awaitable[Resp
 
 
 class Files(StaticFiles):
-    """The styles and scripts. Browsers keep them, and ask each time whether they are still the same."""
+    """Styles and scripts. Browsers cache them, and check each time whether they have changed."""
 
     def file_response(self, *args: Any, **options: Any) -> Response:
         response = super().file_response(*args, **options)
@@ -145,18 +142,17 @@ class Files(StaticFiles):
 
 
 class Pages:
-    """The views. Each is asked by GET, and asked again by live.js when something has happened."""
+    """The views. live.js requests them again when something has happened."""
 
     def __init__(self, control: "Control", look: Look) -> None:
         self._control = control
         self._look = look
 
     async def home(self, request: Request, *, status: int = 200, drafts: dict[str, Any] | None = None) -> Response:
-        """What needs the person, what runs, what has just happened. `drafts`: what was typed and could not be taken,
-        by need."""
+        """Show open requests, running handles and what stopped last. `drafts` are refused inputs by request id."""
         requests = await self._control.requests.page(limit=_REQUESTS)
         listed = {each["id"] for each in requests}
-        for id in set(drafts or ()) - listed:  # of one that would not be on the page yet
+        for id in set(drafts or ()) - listed:  # a request that the page would not list yet
             requests = [each for each in [await self._control.requests.get(id)] if each is not None] + requests
         running = await self._control.store_view.handles(state="live", oneshot=True, limit=_RUNNING)
         happened = await self._control.store_view.handles(state="stopped", sort="stopped", limit=_HAPPENED)
@@ -177,7 +173,7 @@ class Pages:
         )
 
     async def handles(self, request: Request) -> Response:
-        """Handles by state, kind, tool, conversation and text, a page at a time."""
+        """List handles by state, kind, tool, conversation and text, a page at a time."""
         asked = request.query_params
         chosen = {
             "q": asked.get("q", "").strip(),
@@ -222,7 +218,7 @@ class Pages:
         )
 
     async def _tell_ends(self, facts: list[dict[str, Any]]) -> None:
-        """Add the last lines of what has stopped and was not told to anybody since."""
+        """Add the last output line of stopped handles that have none yet."""
         for fact in facts:
             if fact["state"] != "stopped" or fact["last_line"] or fact["message"] or not fact["output_bytes"]:
                 continue
@@ -231,7 +227,7 @@ class Pages:
             fact["last_line"] = lines[-1] if lines else None
 
     async def conversations(self, request: Request) -> Response:
-        """Conversations, each sub-agent's below its caller's."""
+        """List conversations, each sub-agent's below its parent's."""
         after = request.query_params.get("after") or None
         found = await self._control.store_view.conversations(after=after, limit=_PLACES)
         whole = after is None and found["next"] is None
@@ -244,7 +240,7 @@ class Pages:
         )
 
     async def notifications(self, request: Request) -> Response:
-        """What waits to be told to a model, and what became of what was queued."""
+        """List queued notifications, and what became of earlier ones."""
         asked = request.query_params
         place = asked.get("conversation", "").strip()
         before = int(asked["before"]) if asked.get("before", "").isdecimal() and len(asked["before"]) < 19 else None
@@ -261,7 +257,7 @@ class Pages:
         )
 
     async def keys(self, request: Request) -> Response:
-        """What waits for the outside, by the ids of its keys: the keys themselves are on no page (K5)."""
+        """List open keys by their ids; no page shows the keys themselves (K5)."""
         place, after = request.query_params.get("conversation", "").strip(), request.query_params.get("after")
         found = await self._control.store_view.keys(place or None, after or None, _KEYS)
         by_place: dict[str, list[dict[str, Any]]] = {}
@@ -278,14 +274,14 @@ class Pages:
         )
 
     async def stats(self, request: Request) -> Response:
-        """Numbers: of now, of today, since the server started, and how much is stored."""
+        """Show numbers: now, today, since the server started, and of the store."""
         stopped = await today(self._control.store_view, time.time())
         return await self._look.page(
             request, "stats.html", stats=await self._control.runtime_view.stats(), today=stopped
         )
 
     async def tools(self, request: Request) -> Response:
-        """What can be called."""
+        """List the tools."""
         tools = sorted(await self._control.runtime_view.tools(), key=lambda tool: str(tool["name"]))
         own = [tool for tool in tools if not tool["builtin"]]
         return await self._look.page(
@@ -294,7 +290,7 @@ class Pages:
 
 
 def _one_of(known: Iterable[str], given: str | None) -> str:
-    """A choice, or none: what nobody could have chosen on the page is as good as nothing."""
+    """Return a valid choice; anything the page does not offer counts as no choice."""
     return given if given is not None and given in known else ""
 
 
@@ -303,7 +299,7 @@ def _address(path: str, query: dict[str, str]) -> str:
 
 
 def _grouped(facts: list[dict[str, Any]], by: str) -> list[tuple[str | None, list[dict[str, Any]]]]:
-    """The handles of a page under a title each, in the order in which the titles come up."""
+    """Group the handles of a page by title, in the order the titles appear."""
     if not by:
         return [(None, facts)] if facts else []
     groups: dict[str, list[dict[str, Any]]] = {}
@@ -313,7 +309,7 @@ def _grouped(facts: list[dict[str, Any]], by: str) -> list[tuple[str | None, lis
 
 
 def _nested(places: list[dict[str, Any]], *, latest_first: bool) -> list[dict[str, Any]]:
-    """Conversations with their `depth`: below its parent if that is on the page, else at the edge."""
+    """Add each conversation's `depth`: below its parent if the parent is on the page, else 0."""
     known = {place["id"] for place in places}
     below: dict[str | None, list[dict[str, Any]]] = {}
     for place in places:

@@ -1,8 +1,8 @@
-"""A terminal's screen as HTML: rows of spans whose classes say how they are drawn, and the style sheet of the palette.
+"""A terminal's screen as HTML: rows of spans whose classes name their colours, and the palette's style sheet.
 
-The page allows no style attributes (its Content-Security-Policy), so every colour is a class: `f1` is text in colour 1
-of the palette, `b1` a background. True colours are shown as the nearest of the 256. `palette_css` makes the style
-sheet; the file that is served is its output, and a test compares the two.
+The Content-Security-Policy forbids style attributes, so every colour is a class: `f1` is text in colour 1 of the
+palette, `b1` a background. True colours become the nearest of the 256. `palette_css` makes the style sheet; a test
+compares it with the file that is served.
 """
 
 import html
@@ -15,21 +15,21 @@ SIXTEEN = (
     "#7d8590", "#ff8a80", "#7ee787", "#e3b341", "#79c0ff", "#d2a8ff", "#56d4dd", "#d0d7de",
     "#8b949e", "#ffa198", "#a5f2ac", "#f2cc60", "#a5d6ff", "#e2c5ff", "#8be9f0", "#ffffff",
 )  # fmt: skip
-"""The first sixteen as text, all readable on the dark ground of a screen."""
+"""The first sixteen colours as text, readable on the dark screen."""
 SIXTEEN_BEHIND = (
     "#3d444d", "#8e1519", "#116329", "#6b4a00", "#0a4ba0", "#5e2fa3", "#11616b", "#59636e",
     "#656c76", "#b0211f", "#1a7f37", "#845306", "#1459c4", "#7a44c9", "#1a7480", "#818b98",
 )  # fmt: skip
-"""The first sixteen as backgrounds, dark enough for light text."""
+"""The first sixteen colours as backgrounds, dark enough for light text."""
 _STEPS = (0, 95, 135, 175, 215, 255)
 _ATTRIBUTES = ("bold", "faint", "italic", "underline", "invisible", "strike", "overline")
 _UNSEEN = frozenset(range(0x202A, 0x202F)) | frozenset(range(0x2066, 0x206A)) | {0x2028, 0x2029, 0x200E, 0x200F}
-"""Characters that would change the direction of text, or break a line."""
+"""Characters that would change the text's direction, or break a line."""
 _DROPPED = dict.fromkeys(_UNSEEN)
 
 
 def screen_html(rows: Rows, cursor: tuple[int, int] | None) -> str:
-    """The rows, each a line. `cursor`: the row and column, from 1, where it is to be drawn."""
+    """Return the rows, one a line. `cursor` is its row and column, from 1."""
     return "\n".join(
         "".join(_row(row, cursor[1] - 1 if cursor is not None and cursor[0] == number else None))
         for number, row in enumerate(rows, start=1)
@@ -47,7 +47,7 @@ def _row(row: tuple[StyledRun, ...], cursor: int | None) -> Iterator[str]:
 
 
 def _parted(text: str, cursor: int | None) -> Iterator[tuple[str, bool]]:
-    """The text before the cursor, the character under it, the text after it."""
+    """Yield the text before the cursor, the character under it, and the text after it."""
     width = _columns(text)
     if cursor is None or not 0 <= cursor < width:
         yield text, False
@@ -72,7 +72,7 @@ def _span(text: str, classes: str) -> str:
 
 
 def _cell(character: str) -> str:
-    """A character that takes two columns is given two: fonts differ in how wide they draw it."""
+    """Give a wide character two columns, since fonts differ in its width."""
     escaped = html.escape(character)
     return f'<span class="wide">{escaped}</span>' if _width(character) == 2 else escaped
 
@@ -83,7 +83,7 @@ def _classes(style: Style, *, at_cursor: bool) -> str:
     if "inverse" in style.attributes:
         names += [_named("f", back, "fi"), _named("b", front, "bi")]
     else:
-        # Our backgrounds are dark ones: what is meant to be black on a colour is white on it here.
+        # Our backgrounds are dark, so black text on a colour becomes white.
         names += [_named("f", 15 if front == 0 and back is not None else front, ""), _named("b", back, "")]
     if at_cursor:
         names.append("cursor")
@@ -91,14 +91,14 @@ def _classes(style: Style, *, at_cursor: bool) -> str:
 
 
 def _named(kind: str, colour: Colour, own: str) -> str:
-    """The class of a colour; `own` stands for the terminal's own."""
+    """Return the class of a colour; `own` is the class of the terminal's own colour."""
     if colour is None:
         return own
     return f"{kind}{colour if isinstance(colour, int) else nearest(*colour)}"
 
 
 def nearest(red: int, green: int, blue: int) -> int:
-    """The number of the colour of the palette, from 16 on, that is nearest."""
+    """Return the number of the nearest palette colour, from 16 on."""
     at = [min(range(6), key=lambda step: abs(_STEPS[step] - value)) for value in (red, green, blue)]
     grey = max(0, min(23, round(((red + green + blue) / 3 - 8) / 10)))
     cube = 16 + 36 * at[0] + 6 * at[1] + at[2]
@@ -106,7 +106,7 @@ def nearest(red: int, green: int, blue: int) -> int:
 
 
 def rgb(number: int) -> tuple[int, int, int]:
-    """Red, green and blue of a colour of the palette, from 16 on."""
+    """Return red, green and blue of a palette colour, from 16 on."""
     if number >= 232:
         value = 8 + 10 * (number - 232)
         return value, value, value
@@ -119,7 +119,7 @@ def _distance(one: tuple[int, int, int], other: tuple[int, int, int]) -> int:
 
 
 def palette_css() -> str:
-    """The style sheet of all colours: what `static/palette.css` holds."""
+    """Return the style sheet of all colours, the content of `static/palette.css`."""
     lines = ["/* Colours of terminals. Made by keephold.serve.dashboard.painting.palette_css. */"]
     for number in range(256):
         front = SIXTEEN[number] if number < 16 else _hex(number)

@@ -1,8 +1,7 @@
-"""How pages are made: the templates, how they print things, and what every page has.
+"""Render pages: the templates, their filters, and the frame of every page.
 
-Whatever a template prints goes through `printable` (K4): control sequences are gone, whoever wrote the text and whether
-the template's author thought of it or not. HTML is escaped. Nothing is marked as safe but what templates and `coded`
-wrote.
+Every text that a template prints goes through `printable` (K4), which removes control sequences; no template has to ask
+for it. HTML is escaped. Only templates and `coded` produce unescaped HTML.
 """
 
 import json
@@ -24,19 +23,19 @@ if TYPE_CHECKING:
     from keephold.control.control import Control
 
 _AGENT = re.compile(r"/([^/]+)@[0-9a-f]{32}(?=/|\Z)")
-"""A step down in the name of a sub-agent's conversation (`turn/lineage.py`)."""
+"""One level in the name of a sub-agent's conversation (`turn/lineage.py`)."""
 _CODE = re.compile(r"(?<!`)`(?=[^`\n]*[^`\s])[^`\n]+`(?!`)")
-"""Something between two backticks, on one line; more than one in a row is something else."""
+"""A text between two single backticks on one line."""
 _FEW, _SHORT = 6, 40
-"""Options, and characters of each, up to which a question has a button for each."""
+"""The most options of a question, and characters of each, for one button per option."""
 HERE = Path(__file__).parent
 
 SAID = {
     "answered": ("Answered.", "{} has its answer."),
     "allowed": ("Allowed: it runs.", "{} may run."),
     "denied": ("Denied: it does not run.", "{} does not run."),
-    "delivered": ("The assistant gets the result.", "The assistant gets the result of {}."),
-    "withheld": ("The assistant does not get the result.", "The assistant does not get the result of {}."),
+    "delivered": ("The model gets the result.", "The model gets the result of {}."),
+    "withheld": ("The model does not get the result.", "The model does not get the result of {}."),
     "cancelled": ("Not answered: the call ends.", "{} gets no answer: the call ends."),
     "gone": ("Nobody needs an answer to that any more.", "{} does not need an answer any more."),
     "aborted": ("Aborted.", "{} is aborted."),
@@ -47,10 +46,9 @@ SAID = {
         "The keys of {} are revoked: they resolve nothing any more.",
     ),
 }
-"""What was done by the form that led here, by the word in the address (`?said=`), and the same of something that has a
-name (`&of=`)."""
+"""Messages about the last form, by the address's `?said=`: in general, and for something with a name (`&of=`)."""
 _NAME = re.compile(r"[\w.:/@-]{1,80}")
-"""What an address may say that it was: no sentence of somebody else's."""
+"""Names that an address may contain: no sentence that somebody else wrote."""
 
 ENDS = {
     "abort": "aborted",
@@ -60,21 +58,21 @@ ENDS = {
     "shutdown": "shut down",
     "crash": "crashed",
 }
-"""The words for an end that was not the tool's own."""
+"""Words for an end that did not come from the tool."""
 
 
 class Look:
-    """Makes pages of templates."""
+    """Renders templates as pages."""
 
     def __init__(self, control: "Control") -> None:
         self._control = control
         self._templates = _environment()
 
     async def page(self, request: Request, template: str, *, status: int = 200, **what: Any) -> Response:
-        """A page in the frame that all have: the navigation, how much needs the person, what was just done.
+        """Return a page in the common frame: navigation, number of open requests, result of the last form.
 
         Templates see `what`, and `path`, `here` (the address with its query), `open_requests` (a count), `now`, `said`
-        and `wrong`: what was just done, and what was wrong with it. `turnless`: uids of handles that belong to no turn.
+        and `wrong` (the last form's result and problem), and `turnless`: uids of handles that belong to no turn.
         """
         query = request.url.query
         frame = {
@@ -92,7 +90,7 @@ class Look:
     async def problem(
         self, request: Request, message: str, status: int = 404, back: str = "/", title: str | None = None
     ) -> Response:
-        """A page that says what was wrong, and the way back."""
+        """Return a page that says what was wrong, with a link back."""
         title = title or ("Not found" if status in (404, 410) else "That did not work")
         return await self.page(request, "problem.html", status=status, wrong=message, heading=title, back=back)
 
@@ -130,38 +128,37 @@ def _environment() -> "Environment":
 
 
 def said(word: str, of: str) -> str | None:
-    """What was just done, in words."""
+    """Return the message about the last form."""
     plain, named = SAID.get(word, (None, ""))
     return named.format(of) if plain is not None and _NAME.fullmatch(of) else plain
 
 
 def is_turnless(fact: dict[str, Any]) -> bool:
-    """Whether a handle belongs to a desk (`turn/single_calls.py`), as those of MCP clients do, and not to a turn."""
+    """Whether a handle belongs to no turn but to a desk (`turn/single_calls.py`), as those of MCP clients do."""
     return str(fact["turn"]).startswith("d-")
 
 
 def _shown(value: Any) -> Any:
-    if type(value) is not str:  # `Markup` is a str, too, and what it holds has been through here
+    if type(value) is not str:  # `Markup` is a str too, and its text was made printable before
         return value
     return value if value.isprintable() else printable(value)
 
 
 def coded(text: str) -> Markup:
-    """A text in which what stands between backticks looks like code, and they with it: who approves something sees all
-    of it. Nothing else in it means anything: it is made printable and escaped before backticks are looked for (K4)."""
+    """Show text between backticks as code. The backticks stay, because the user must see everything they approve. The
+    text is made printable and escaped first, so nothing else in it has an effect (K4)."""
     return Markup(_CODE.sub(r"<code>\g<0></code>", str(escape(printable(text)))))
 
 
 def are_few(options: list[str]) -> bool:
-    """Whether the options of a question have a button each: they are few and short, and can be seen and sent as they
-    are."""
+    """Whether a question gets a button for each option: few, short, visible, and unchanged when a form sends them."""
     return len(options) <= _FEW and all(
         len(option) <= _SHORT and option.strip() and option.isprintable() for option in options
     )
 
 
 def pretty(value: Any) -> str:
-    """JSON to be read. What cannot be seen is written as an escape: who approves something sees all of it."""
+    """Return readable JSON. Invisible characters are escaped, because the user must see everything they approve."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     return "".join(each if each.isprintable() or each == "\n" else _escape(each) for each in text)
 
@@ -171,7 +168,7 @@ def _escape(character: str) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes, to be read: `512 B`, `1.5 kB`, `12 MB`."""
+    """Return a number of bytes as `512 B`, `1.5 kB`, `12 MB`."""
     amount, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if amount < 1000:
@@ -181,28 +178,28 @@ def size(count: int) -> str:
 
 
 def number(count: float) -> str:
-    """A count with its thousands apart."""
+    """Return a count with separated thousands."""
     return f"{count:,.0f}"
 
 
 def first_line(text: str, width: int = 200) -> str:
-    """The first line of a text, cut if need be."""
+    """Return the first line of a text, shortened to `width`."""
     line = printable(text).strip().partition("\n")[0]
     return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
 def short_name(conversation: str) -> str:
-    """A conversation's name without the uids of sub-agents: `main › reviewer`."""
+    """Return a conversation's name without the uids of sub-agents: `main › reviewer`."""
     return _AGENT.sub(r" › \1", conversation)
 
 
 def agent_name(conversation: str) -> str:
-    """The last part of the name of a sub-agent's conversation: `reviewer`."""
+    """Return the last part of a sub-agent conversation's name: `reviewer`."""
     return short_name(conversation).rpartition(" › ")[2]
 
 
 def parameters(tool: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """The parameters of a tool: name, type in words, description. Of one with actions, those that a spawn takes."""
+    """Return a tool's parameters: name, type in words, description. For a tool with actions, those of `spawn`."""
     schema = tool["parameters"]
     if tool["actions"]:
         schema = schema["oneOf"][0]
@@ -224,20 +221,20 @@ def _type(schema: Any) -> str:
 
 
 def _of(schema: Any, key: str) -> Any:
-    return schema.get(key) if isinstance(schema, dict) else None  # `true` is a schema, too
+    return schema.get(key) if isinstance(schema, dict) else None  # `true` is a schema too
 
 
 def card_key(asked: dict[str, Any]) -> str:
     """Return what identifies a request to the user: after a restart the same request has another id."""
     if asked["handle"] is None or asked["action"] in ("apply", "fetch", "abort") or asked["kind"] == "result":
-        return str(asked["id"])  # one handle may have several of them at once
+        return str(asked["id"])  # one handle may have several at once
     question = asked["question"]
     same = asked["arguments"] if question is None else [question["id"], question["text"], question["answer_type"]]
     return f"{asked['handle']}-{zlib.crc32(json.dumps(same, sort_keys=True).encode()):08x}"
 
 
 def mark(fact: dict[str, Any]) -> tuple[str, str]:
-    """How a handle stands, as a badge shows it: its shape and its word."""
+    """Return the icon and the label of a handle's state."""
     if fact["state"] != "stopped":
         return ("parked", "parked") if fact["parked"] else (fact["state"], fact["state"])
     if fact["ended_by"] in ENDS:

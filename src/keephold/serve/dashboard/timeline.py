@@ -1,6 +1,6 @@
-"""Time as a picture: what a handle went through, and the calls of a turn side by side, who waited for whom.
+"""Time as a picture: the states of one handle, and the calls of a turn with who waited for whom.
 
-Everything is worked out from events and facts, in seconds; pictures have coordinates of their own, which `lanes` gives.
+Everything is computed from events and facts, in seconds; `lanes` converts to the picture's coordinates.
 """
 
 import math
@@ -13,12 +13,12 @@ from keephold.tools.waiting import WAITING
 Fact = Mapping[str, Any]
 
 MOST = 60
-"""Calls of a turn that are drawn. The newest, if there are more."""
+"""The most calls of a turn that are drawn; the newest, if there are more."""
 NAMES, CHART, ROW = 200.0, 760.0, 30.0
-"""Of the picture: the column of names, the width of the time, the height of a row."""
+"""Sizes: the column of names, the width of the chart, the height of a row."""
 _HEAD = 26.0
 _LEAST = 3.0
-"""How wide the shortest stretch is drawn: it must be seen."""
+"""The least width of a stretch, so that it stays visible."""
 _STEPS = (
     0.01,
     0.02,
@@ -47,7 +47,7 @@ _STEPS = (
 
 @dataclass(frozen=True)
 class Stretch:
-    """A time that a handle spent in one way: `pending`, `running`, `waiting` or `parked`."""
+    """A period that a handle spent `pending`, `running`, `waiting` or `parked`."""
 
     state: str
     start: float
@@ -56,17 +56,17 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Moment:
-    """Something that happened to a handle, for people."""
+    """Something that happened to a handle, in words."""
 
     at: float
     shape: str
-    """The icon that stands before it."""
+    """The icon before it."""
     what: str
     more: str = ""
 
 
 def stretches(events: Sequence[Fact], fact: Fact, now: float) -> list[Stretch]:
-    """What a handle went through, from its creation to its end or now. Without events: what its facts tell."""
+    """Return the periods of a handle from its creation to its end or now; without events, from its facts."""
     end = fact["stopped"] if fact["stopped"] is not None else now
     changes = [(fact["created"], "pending")]
     if fact["started"] is not None:
@@ -90,7 +90,7 @@ def stretches(events: Sequence[Fact], fact: Fact, now: float) -> list[Stretch]:
 
 
 def moments(events: Sequence[Fact], fact: Fact) -> list[Moment]:
-    """What happened to a handle, oldest first. Steps that follow one another are one line."""
+    """Return what happened to a handle, oldest first. Consecutive steps become one line."""
     found: list[Moment] = []
     steps: list[Fact] = []
     asked = False
@@ -131,11 +131,11 @@ def _moment(event: Fact, *, asked: bool) -> Moment | None:
         case "handle.created":
             return Moment(at, "pending", "Created", "started at once" if data.get("state") == "running" else "")
         case "handle.running":
-            return Moment(at, "running", "Answered, goes on" if asked else "Started")
+            return Moment(at, "running", "Answered, resumed" if asked else "Started")
         case "handle.waiting":
             return Moment(at, "waiting", "Asked", str(data.get("question") or ""))
         case "handle.parked":
-            return Moment(at, "parked", "Parked", "waits for its completion from outside")
+            return Moment(at, "parked", "Parked", "waits for an outside result")
         case "handle.attempt":
             return Moment(
                 at, "running", f"Attempt {data.get('attempt')}", "after a pause" if data.get("next_at") else ""
@@ -145,11 +145,11 @@ def _moment(event: Fact, *, asked: bool) -> Moment | None:
         case "key.opened":
             return Moment(at, "keys", "Waits for an event", f"{data.get('name') or data.get('kind')}")
         case "key.resolved":
-            return Moment(at, "keys", "What it waited for came", str(data.get("status") or ""))
+            return Moment(at, "keys", "Outside result arrived", str(data.get("status") or ""))
         case "key.revoked":
             return Moment(at, "keys", "Its key was revoked")
         case "notification.delivered":
-            return Moment(at, "notifications", "The model was told", str(data.get("message") or ""))
+            return Moment(at, "notifications", "Model notified", str(data.get("message") or ""))
     return None
 
 
@@ -165,7 +165,7 @@ def _stopped(at: float, data: Fact) -> Moment:
 
 @dataclass(frozen=True)
 class Bar:
-    """A stretch, or a whole wait, as it is drawn."""
+    """A stretch, or a whole wait, in the picture's coordinates."""
 
     state: str
     x: float
@@ -174,20 +174,20 @@ class Bar:
 
 @dataclass(frozen=True)
 class Row:
-    """A call: where it is drawn."""
+    """A call and its position."""
 
     fact: Fact
     y: float
     bars: tuple[Bar, ...]
     waits: bool
-    """It waits for others."""
+    """It waits for other calls."""
     asks: float | None
-    """Where its open question is marked."""
+    """Position of its open question."""
 
 
 @dataclass(frozen=True)
 class Blocked:
-    """Somebody who waits, and the handle that is waited for; `open`: still."""
+    """A waiter and the handle it waits for; `open`: it still waits."""
 
     x: float
     y: float
@@ -208,14 +208,14 @@ class Lanes:
     ticks: tuple[tuple[float, str], ...]
     left_out: int
     serial: float | None
-    """Where the serial lane begins, if there is one."""
+    """Position of the serial lane, if there is one."""
     start: float
     end: float
-    """When."""
+    """Time at the right edge."""
 
 
 def lanes(calls: Sequence[Fact], went: Mapping[str, Sequence[Stretch]], now: float) -> Lanes | None:
-    """Calls below one another over one time; None if there are none. `went`: what each went through, by uid."""
+    """Draw calls on one time axis; None if there are none. `went` has the stretches of each call by uid."""
     shown = sorted(calls[-MOST:], key=lambda fact: bool(fact.get("serial")))
     if not shown:
         return None
@@ -257,7 +257,7 @@ def _end(fact: Fact, now: float) -> float:
 
 
 def _released(waiter: Fact, target: Fact, now: float) -> float:
-    """When a wait was done with a handle: at that one's end, within the time that was waited."""
+    """Return when a wait stopped waiting for a handle: at the handle's end, within the wait's own time."""
     return min(max(_end(target, now), float(waiter["created"])), _end(waiter, now))
 
 
@@ -266,12 +266,12 @@ def _wide(width: float) -> float:
 
 
 def _ticks(length: float) -> list[tuple[float, str]]:
-    """Round times within so many seconds, about six."""
+    """Return about six round times within that many seconds."""
     step = next((step for step in _STEPS if length / step <= 6), _STEPS[-1] * math.ceil(length / 6 / _STEPS[-1]))
-    return [(number * step, _told(number * step)) for number in range(math.floor(length / step) + 1)]
+    return [(number * step, _label(number * step)) for number in range(math.floor(length / step) + 1)]
 
 
-def _told(seconds: float) -> str:
+def _label(seconds: float) -> str:
     if seconds < 1:
         return "0" if seconds == 0 else f"{seconds * 1000:.0f} ms"
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):

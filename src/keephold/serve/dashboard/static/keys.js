@@ -1,4 +1,4 @@
-// Single keys that move about, and the switch between themes.
+// Single-key shortcuts, and the theme switch.
 
 const ROW = "[data-row]";
 const dialog = document.querySelector("[data-keys]");
@@ -13,7 +13,7 @@ function kept(name, value) {
   }
 }
 
-// To the row after or before the one that has the focus; its first link or field gets it.
+// Focus the first link or field of the next or previous row.
 function move(step) {
   const rows = [...document.querySelectorAll(ROW)];
   if (!rows.length) return;
@@ -50,7 +50,7 @@ document.querySelector("[data-keys-open]").addEventListener("click", () => dialo
 if (location.hash === "#q") search();
 if (location.hash === "#requests-title") toRequests();
 
-// Where there is little room, filters are folded away, unless one of them is in use.
+// On narrow screens the filters are folded, unless one is in use.
 const fold = document.querySelector("[data-fold]");
 const narrow = matchMedia("(width < 48rem)");
 function foldAway() {

@@ -1,8 +1,8 @@
-// Keeps a page fresh while it is open, and saves its forms a page load. Everything works without it, by hand.
+// Updates an open page, and sends its forms without a page load. Everything also works without it.
 //
-// The server tells what happens (/api/events); then the same page is fetched again and every element with `data-live`
-// is brought up to date. Elements are changed, not replaced: what has the focus, is opened, marked or typed stays so.
-// `data-still`: the content of this element is somebody else's. `data-key`: by this an element is found again.
+// On an event (/api/events) the same page is fetched again and every element with `data-live` is updated in place, so
+// focus, open details, selected text and input survive. `data-still`: another script owns the element's content.
+// `data-key` identifies an element.
 
 import { morph } from "./morph.js";
 
@@ -13,13 +13,13 @@ const EVENTS = [
   "requests", "reset",
 ];
 const PAUSE = 500; // between two fetches of the page
-const HIDDEN_PAUSE = 20_000; // while nobody sees the page, which then keeps no connection: browsers have six in all
+const HIDDEN_PAUSE = 20_000; // while the page is hidden; it then keeps no connection, since browsers allow six
 const RETRY = 2000;
 const TOLD = 8000;
 
-// Times, told anew every second. The server's clock is the right one.
+// Times, updated every second by the server's clock.
 
-let ahead = 0; // of ours, in seconds
+let ahead = 0; // seconds that the server's clock is ahead
 
 function setClock(page) {
   const told = Number(page.body.dataset.now);
@@ -52,8 +52,8 @@ function tick(root) {
 let fetching = false;
 let again = false;
 let fetched = 0;
-let sent = 0; // forms: a page that was asked for before one was sent shows what was before it
-let sending = 0; // forms: what has become of one is told by its answer, and not by a page before it
+let sent = 0; // forms sent: a page requested before a form was sent is outdated
+let sending = 0; // forms under way: only the answer shows their result
 let timer = null;
 
 function refreshSoon() {
@@ -72,7 +72,7 @@ async function refresh() {
     if (before !== sent || sending) again = true;
     else if (response.ok) take(html);
   } catch {
-    // The server is away; the stream says so, and when it is back there is another fetch.
+    // The server is unreachable; the stream reports it, and fetches again when it is back.
   }
   fetching = false;
   fetched = Date.now();
@@ -82,11 +82,11 @@ async function refresh() {
 function address() {
   const here = new URL(location.href);
   here.hash = "";
-  for (const name of ["said", "of"]) here.searchParams.delete(name); // told once
+  for (const name of ["said", "of"]) here.searchParams.delete(name); // shown once
   return here;
 }
 
-// `names`: only these parts, as the page is another one.
+// `names`: update only these parts, because the page is another one.
 function take(html, names = null) {
   const page = new DOMParser().parseFromString(html, "text/html");
   setClock(page);
@@ -105,7 +105,7 @@ function take(html, names = null) {
   glance();
 }
 
-// What was done is told for a while; what went wrong stays.
+// A success message disappears after a while; an error stays.
 let hiding = null;
 
 function hideSoon(flash) {
@@ -126,11 +126,11 @@ function listen() {
   events = new EventSource("/api/events");
   events.onopen = () => {
     lost.hidden = true;
-    refreshSoon(); // what happened before this stream began was not heard
+    refreshSoon(); // events before this stream began were missed
   };
   events.onerror = () => {
     lost.hidden = false;
-    if (isClosed(events)) setTimeout(() => isClosed(events) && listen(), RETRY); // this browser does not try again
+    if (isClosed(events)) setTimeout(() => isClosed(events) && listen(), RETRY); // this browser does not retry
   };
   for (const type of EVENTS) events.addEventListener(type, refreshSoon);
   glance();
@@ -140,7 +140,7 @@ function isClosed(stream) {
   return stream?.readyState === EventSource.CLOSED;
 }
 
-// The last lines of what runs here come by a stream of their own, for those that are on the page.
+// A separate stream carries the last output lines of the running handles on the page.
 function glance() {
   const lines = [...document.querySelectorAll("[data-glance]")];
   const uids = [...new Set(lines.map((line) => line.dataset.glance))].join(",");
@@ -173,7 +173,7 @@ function seen() {
   }
 }
 
-// Forms that do something are sent from here; the answer is the page they came from, or what was wrong.
+// Forms that act are sent from here; the answer is their page, or an error.
 
 async function send(form, button) {
   const fields = new URLSearchParams(new FormData(form, button));
@@ -185,11 +185,11 @@ async function send(form, button) {
     const html = await response.text();
     sent += 1;
     const card = form.closest(".request");
-    const gone = new URL(response.url).searchParams.get("said") === "gone"; // not taken: it stays to be seen
+    const gone = new URL(response.url).searchParams.get("said") === "gone"; // not taken: keep the card visible
     if (response.ok && !gone) settle(card ?? form);
     if (response.ok) take(html);
-    else if (!card || !takeCard(card, html)) take(html, ["flash"]); // what is said then is on a page of its own
-    if (!form.isConnected) document.getElementById("main").focus({ preventScroll: true }); // not lost with its button
+    else if (!card || !takeCard(card, html)) take(html, ["flash"]); // the error is on a separate page
+    if (!form.isConnected) document.getElementById("main").focus({ preventScroll: true }); // the focused button is gone
   } catch {
     say("It could not be sent: the server does not answer. What you typed is still here.");
   }
@@ -197,7 +197,7 @@ async function send(form, button) {
   buttons.forEach((each) => { each.disabled = false; });
 }
 
-// What was wrong with an answer is told in its card, which is on the page that came, too.
+// Show an answer's error in its card, which the returned page contains.
 function takeCard(card, html) {
   const page = new DOMParser().parseFromString(html, "text/html");
   const fresh = page.querySelector(`.request[data-key="${CSS.escape(card.dataset.key)}"]`);
@@ -208,7 +208,7 @@ function takeCard(card, html) {
   return true;
 }
 
-// What was typed has been taken, or is not wanted any more: of a card, all of it.
+// Reset inputs that were sent or are no longer needed; for a card, all of them.
 function settle(part) {
   for (const form of part.matches("form") ? [part] : part.querySelectorAll("form")) {
     form.reset();
@@ -232,7 +232,7 @@ document.addEventListener("submit", (event) => {
   send(event.target, event.submitter);
 });
 
-// The second click of a double click sends nothing: by now something else may be asked where the first one went.
+// Ignore the second click of a double click: another request may have taken the first one's position.
 document.addEventListener("click", (event) => {
   if (event.detail > 1 && event.target.closest("form[data-send] button")) event.preventDefault();
 });

@@ -1,7 +1,7 @@
-// Makes one tree of elements like another by changing as little as can be: focus, open details, scrolling, marked text
-// and what is being typed survive.
+// Makes one tree of elements equal to another with few changes: focus, open details, scrolling, selected text and
+// input survive.
 
-// Whether a person has put something into a form that is not sent.
+// Whether a form has input that is not sent.
 function isTouched(form) {
   return [...form.elements].some((field) => {
     if (field.matches("input[type=checkbox], input[type=radio]")) return field.checked !== field.defaultChecked;
@@ -21,7 +21,7 @@ export function morph(old, fresh) {
     return;
   }
   if (old.hasAttribute("data-still")) return;
-  attributes(old, fresh); // also of a form that is being filled: where it is sent to may have changed
+  attributes(old, fresh); // also of a form being filled in: its action may have changed
   if (isTouchedForm(old)) return;
   children(old, fresh);
 }
@@ -47,12 +47,12 @@ function children(old, fresh) {
   const kept = new Set([...fresh.childNodes].map(keyOf));
   for (const node of [...old.childNodes]) if (keyOf(node) && !kept.has(keyOf(node))) drop(node);
   const keyed = new Map([...old.childNodes].filter(keyOf).map((node) => [keyOf(node), node]));
-  let place = old.firstChild; // everything before it is right
+  let place = old.firstChild; // everything before it is up to date
   for (const wanted of [...fresh.childNodes]) {
     while (place?.dataset?.gone === "") place = place.nextSibling;
     const key = keyOf(wanted);
     let found = key ? keyed.get(key) : place;
-    while (!key && found && keyOf(found)) found = found.nextSibling; // those are found by their keys
+    while (!key && found && keyOf(found)) found = found.nextSibling; // elements with a key are found by it
     if (found && isAlike(found, wanted)) {
       if (found === place) place = place.nextSibling;
       else old.insertBefore(found, place);
@@ -64,8 +64,8 @@ function children(old, fresh) {
   while (place) place = drop(place);
 }
 
-// Take a node away, unless a person has typed something into it: then it only says that it is not needed any more, and
-// they take it away.
+// Remove a node, unless the user has typed something into it: then say that it is no longer needed, and let the user
+// remove it.
 function drop(node) {
   const next = node.nextSibling;
   if (node.nodeType === Node.ELEMENT_NODE && [node, ...node.querySelectorAll("form")].some(isTouchedForm)) {
@@ -81,11 +81,11 @@ function farewell() {
   const part = document.createElement("div");
   part.className = "farewell";
   const told = document.createElement("p");
-  told.textContent = "This is not asked any more: it was answered elsewhere, or its call has ended. What you put in was not sent.";
+  told.textContent = "This request is no longer open: it was answered elsewhere, or its call has ended. Your input was not sent.";
   const button = document.createElement("button");
   button.type = "button";
   button.className = "button";
-  button.textContent = "Take it away";
+  button.textContent = "Remove";
   button.setAttribute("data-dismiss", "");
   part.append(told, button);
   return part;

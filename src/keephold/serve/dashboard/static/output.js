@@ -1,6 +1,6 @@
-// The output of a handle, as it comes. What is there when the page is opened was written by the server; this adds to it.
+// A handle's live output. The server renders the output so far; this script appends to it.
 //
-// The page keeps a bounded end of it, however much comes. Whoever reads further up is left there.
+// The page keeps a bounded end of the output. It does not scroll while the user reads further up.
 
 const LINES = 5000;
 const CHARACTERS = 2_000_000;
@@ -10,7 +10,7 @@ class LiveOutput extends HTMLElement {
   connectedCallback() {
     this.box = this.querySelector("pre");
     this.cut = this.querySelector("[data-cut]");
-    this.pieces = []; // { node, lines } of what is shown, oldest first
+    this.pieces = []; // { node, lines } of the shown output, oldest first
     this.lines = 0;
     this.characters = 0;
     for (const node of [...this.box.childNodes]) this.count(node);
@@ -64,7 +64,7 @@ class LiveOutput extends HTMLElement {
     this.source = null;
   }
 
-  // Text that comes in the same frame is added at once.
+  // Text that arrives within one frame is added together.
   add(text) {
     this.waiting = (this.waiting ?? "") + text;
     this.drawing ??= requestAnimationFrame(() => {

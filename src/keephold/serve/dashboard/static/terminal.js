@@ -1,8 +1,7 @@
-// A terminal in the page: shows what it shows, and lets a person take it over.
+// A terminal in the page: shows its screen, and lets the user take it over.
 //
-// The server sends the screen as HTML in which every text is escaped (/screens/…). Keys are sent one request after the
-// other, numbered, so that they arrive in the order they were pressed. While nobody sees the page there is no stream,
-// unless its person drives.
+// The server sends the screen as escaped HTML (/screens/…). Keys are sent in numbered requests, one after the other, so
+// that they arrive in order. A hidden page has no stream, unless its user drives.
 
 const NAMES = {
   Enter: "ENTER", Tab: "TAB", Escape: "ESC", Backspace: "BACKSPACE", Delete: "DELETE", Insert: "INSERT",
@@ -12,7 +11,7 @@ const NAMES = {
 const RETRY = 2000;
 const TRIES = 5;
 
-// The name of a key that is no text (`tools/terminal/keys.py` knows them); null: it is text, or not for us.
+// Return the name of a key that is not text (see `tools/terminal/keys.py`); null for text and keys of the browser.
 export function nameOf(event) {
   if (event.metaKey || event.isComposing || event.keyCode === 229) return null;
   const { key, ctrlKey: ctrl, altKey: alt } = event;
@@ -55,7 +54,7 @@ class LiveTerminal extends HTMLElement {
     this.close();
   }
 
-  // Looking
+  // Showing
 
   seen() {
     if (!document.hidden) this.open();
@@ -67,12 +66,12 @@ class LiveTerminal extends HTMLElement {
     this.source = new EventSource(this.base);
     this.source.addEventListener("hello", ({ data }) => {
       this.stream = JSON.parse(data).stream;
-      this.lose(); // whatever was driven was driven by a stream that has ended
+      this.lose(); // the stream that drove it has ended
       this.greeted?.(this.stream);
     });
     this.source.addEventListener("screen", ({ data }) => this.show(JSON.parse(data)));
     this.source.addEventListener("end", ({ data }) => {
-      if (JSON.parse(data).why) this.again(); // lost, or in other hands: it may be back
+      if (JSON.parse(data).why) this.again(); // lost, or run by another process: it may come back
       else this.end();
     });
     this.source.onerror = () => {
@@ -153,7 +152,7 @@ class LiveTerminal extends HTMLElement {
     if (driver) await this.post("back", { driver }).catch(() => {});
   }
 
-  // Not driving any more, for whatever reason.
+  // Stop driving.
   lose() {
     if (!this.driver) return;
     this.driver = null;
@@ -164,7 +163,7 @@ class LiveTerminal extends HTMLElement {
     this.parts.drive.hidden = this.parts.drive.disabled = false;
   }
 
-  // The rows and columns that there is room for.
+  // Return the rows and columns that fit.
   fitting() {
     const probe = document.createElement("span");
     probe.textContent = "M".repeat(20);
@@ -209,7 +208,7 @@ class LiveTerminal extends HTMLElement {
       this.send({ key: name });
     });
     keys.addEventListener("beforeinput", (event) => {
-      // Keyboards on a screen press no keys: they say what should become of the text.
+      // On-screen keyboards press no keys: they edit the text.
       const name = { deleteContentBackward: "BACKSPACE", insertLineBreak: "ENTER", insertParagraph: "ENTER" }[event.inputType];
       if (!name || event.isComposing || (name === "BACKSPACE" && keys.value)) return;
       event.preventDefault();
