@@ -371,7 +371,7 @@ async def test_K6_who_comes_back_after_long_lets_others_go_on(
             return real(event)
 
         monkeypatch.setattr(store, "events", noted)
-        monkeypatch.setattr(feeding, "_told", told)
+        monkeypatch.setattr(feeding, "_item", told)
         heard = Heard(feed, 0, **only)
         while not heard.numbers or heard.numbers[-1] < log.last:
             passes += 1
