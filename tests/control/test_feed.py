@@ -358,7 +358,7 @@ async def test_K6_who_comes_back_after_long_lets_others_go_on(
         for _ in range(10):
             await log.write(20)
         await log.write(process=2)
-        passes, reads, encoded, real = 0, list[int](), list[StoredEvent](), feeding._told
+        passes, reads, encoded, real = 0, list[int](), list[StoredEvent](), feeding._item
         store = browsable(log.runtime.registry.store)
         events = store.events
 
