@@ -84,7 +84,7 @@ _END = 400
 """Bytes that are searched for the last line of an output."""
 _PLACES = 200
 """Conversations on a page."""
-_NEWS = 100
+_NOTIFICATIONS = 100
 """Past notifications on a page."""
 _KEYS = 100
 """Keys on a page."""
@@ -196,7 +196,7 @@ class Pages:
             limit=PAGE,
             oneshot=bool(chosen["oneshot"]),
         )
-        await self._tell_ends(found["handles"])
+        await self._add_last_lines(found["handles"])
         requests = await self._control.requests.page()
         query = {name: value for name, value in chosen.items() if value and (name, value) != ("sort", "newest")}
         return await self._look.page(
@@ -217,7 +217,7 @@ class Pages:
             following=_address("/handles", query | {"after": found["next"]}) if found["next"] else None,
         )
 
-    async def _tell_ends(self, facts: list[dict[str, Any]]) -> None:
+    async def _add_last_lines(self, facts: list[dict[str, Any]]) -> None:
         """Add the last output line of stopped handles that have none yet."""
         for fact in facts:
             if fact["state"] != "stopped" or fact["last_line"] or fact["message"] or not fact["output_bytes"]:
@@ -244,7 +244,9 @@ class Pages:
         asked = request.query_params
         place = asked.get("conversation", "").strip()
         before = int(asked["before"]) if asked.get("before", "").isdecimal() and len(asked["before"]) < 19 else None
-        found = await self._control.store_view.notifications(conversation=place or None, before=before, limit=_NEWS)
+        found = await self._control.store_view.notifications(
+            conversation=place or None, before=before, limit=_NOTIFICATIONS
+        )
         query = {"conversation": place} if place else {}
         return await self._look.page(
             request,
