@@ -55,7 +55,9 @@ def acp_check(
     if as_json:
         print_json(as_data(report))
     else:
-        _sum_up(report)
+        name = " ".join(str(report.agent[key]) for key in ("name", "version") if report.agent.get(key))
+        counts = [f"{report.count(outcome)} {outcome}" for outcome in _COLOURS if report.count(outcome)]
+        click.echo(f"{printable(name) or 'the agent'}: {', '.join(counts)}")
     context.exit(0 if report.ok else 1)
 
 
@@ -92,9 +94,3 @@ def _show(result: "Result") -> None:
     for each in result.messages:
         width = None if room is None else max(room - 13, 20)
         click.echo(f"         {_ARROWS[each['from']]} {one_line(each['message'], width)}")
-
-
-def _sum_up(report: "Report") -> None:
-    name = " ".join(str(report.agent[key]) for key in ("name", "version") if report.agent.get(key))
-    counts = [f"{report.count(outcome)} {outcome}" for outcome in _COLOURS if report.count(outcome)]
-    click.echo(f"{printable(name) or 'the agent'}: {', '.join(counts)}")

@@ -140,7 +140,9 @@ def ended_line(handle: Handle, call: ToolCall | None) -> StyledLine | None:
         glyph, style = ("✗", "red") if outcome.is_error else ("✓", "green")
         said = _end_of(outcome.result)
     else:
-        glyph, style = ("■", "yellow") if _skipped(state) else ("✓", "green")
+        # If the user did not let it run, the model gets that as a result.
+        skipped = state.started is None and isinstance(outcome, Ok) and _says_skipped(outcome.value)
+        glyph, style = ("■", "yellow") if skipped else ("✓", "green")
         said = _end_of(outcome.value) if isinstance(outcome, Ok) else last_line(handle.output)
     return StyledLine("  ".join((f"{glyph} {handle_name(handle, call)}", took, *([said] if said else []))), style)  # type: ignore[arg-type]
 
@@ -152,11 +154,6 @@ def _failed(outcome: Any) -> bool:
 def _crashed(entry: Any) -> bool:
     """Return whether the entry of a reply is a handle that ended with an error."""
     return isinstance(entry, dict) and entry.get("state") == "stopped" and bool(entry.get("is_error"))
-
-
-def _skipped(state: Stopped) -> bool:
-    """Return whether the user did not let it run, which the model gets as a result."""
-    return state.started is None and isinstance(state.outcome, Ok) and _says_skipped(state.outcome.value)
 
 
 def _says_skipped(value: Any) -> bool:

@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -248,8 +248,10 @@ class ChatSession:
         match key.name:
             case "C-c":
                 self.interrupt()
+            case "C-d" if not typed.text and self._turn is None:
+                self.leave()
             case "C-d" if not typed.text:
-                self._end_of_input()
+                self._say("A turn is running: Ctrl-C cancels it, /quit leaves.", "dim")
             case "enter":
                 text = typed.text.strip()
                 self._type("")
@@ -275,12 +277,6 @@ class ChatSession:
             self._say(_HOW_TO_LEAVE, "dim")
             self._warned = True
 
-    def _end_of_input(self) -> None:
-        if self._turn is None:
-            self.leave()
-        else:
-            self._say("A turn is running: Ctrl-C cancels it, /quit leaves.", "dim")
-
     def _recall(self, step: int) -> None:
         self._recalled = min(max(self._recalled + step, 0), len(self._history))
         self._type(self._history[-self._recalled] if self._recalled else "", recalled=self._recalled)
@@ -295,7 +291,9 @@ class ChatSession:
         assert self._conversation is not None and self._commands is not None
         if _COMMAND.match(text):
             self.screen.show(user_line(text))
-            self._soon(self._commands.run(text))
+            task = asyncio.create_task(self._commands.run(text))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         elif self._turn is None:
             self.screen.show(user_line(text))
             self._begin(text)
@@ -304,11 +302,6 @@ class ChatSession:
             if self._conversation.busy:
                 self._conversation.say(text)
         self.screen.changed()
-
-    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _say(self, text: str, style: Style) -> None:
         self.screen.show(Piece("line", text, style, whole=True))

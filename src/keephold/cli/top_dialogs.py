@@ -142,12 +142,12 @@ def answer_text(question: dict[str, Any], said: Any) -> str:
     return str(said)
 
 
-def request_screen(request: dict[str, Any], problem: str = "") -> AskScreen:
+def request_screen(request: dict[str, Any]) -> AskScreen:
     """Return the screen that asks whether a call may run, or its result be shown."""
     from keephold.text import to_json
 
     who = f"{one_line(request['tool'])} {one_line(request['handle_id'] or '')}".strip()
     if request["kind"] == "permission":
         given = to_json(request["arguments"]).decode()
-        return YesNoScreen(f"May {who} {request['action'] or 'run'}?\n{given[:_SHOWN]}", problem)
-    return YesNoScreen(f"May the result of {who} be shown to the model?\n{str(request['result'])[:_SHOWN]}", problem)
+        return YesNoScreen(f"May {who} {request['action'] or 'run'}?\n{given[:_SHOWN]}")
+    return YesNoScreen(f"May the result of {who} be shown to the model?\n{str(request['result'])[:_SHOWN]}")

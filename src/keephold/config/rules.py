@@ -130,7 +130,9 @@ def tool_problems(name: str, tool: ToolSettings, source: Source) -> Iterator[Pro
         yield (), wrong_name
     yield from _source(name, tool)
     if tool.source == "builtin":
-        yield from _builtin(source.data["conversation"]["tools"][name])
+        for written in source.data["conversation"]["tools"][name]:
+            if written not in _FOR_BUILTIN:
+                yield (written,), "has no meaning for a built-in tool; known here: " + ", ".join(_FOR_BUILTIN)
         return
     for key, reason in _NOT_FOR.get(tool.source or "", {}).items():
         if source.has(where + key):
@@ -197,12 +199,6 @@ def terminal_questions(tool: ToolSettings) -> Iterator[Problem]:
         if settings.target != "user":
             reason = 'is typed by a person; the target must be "user"'
             yield (*key, "target"), f"what a terminal reads without echo {reason}"
-
-
-def _builtin(own: Mapping[str, Any]) -> Iterator[Problem]:
-    for key in own:
-        if key not in _FOR_BUILTIN:
-            yield (key,), "has no meaning for a built-in tool; known here: " + ", ".join(_FOR_BUILTIN)
 
 
 def _actions(tool: ToolSettings, source: Source, where: KeyPath) -> Iterator[Problem]:

@@ -202,7 +202,9 @@ def _numeric_bounds(schema: Schema) -> Schema:
 
 def _flat(schema: Schema, words: _Words) -> Schema:
     """Return one object instead of a union: all properties, and those that all forms require."""
-    if "properties" not in schema and all(_is_variant(form) for form in schema.get("oneOf") or [{}]):
+    if "properties" not in schema and all(
+        form.get("properties", {}).get("action", {}).get("const") in ACTIONS for form in schema.get("oneOf") or [{}]
+    ):
         return _flat_actions(schema["oneOf"], words)
     for union in ("anyOf", "oneOf"):
         if schema.get(union):
@@ -216,10 +218,6 @@ def _flat(schema: Schema, words: _Words) -> Schema:
                 "required": [name for name in names if all(name in form.get("required", ()) for form in forms)],
             }
     return schema
-
-
-def _is_variant(form: Schema) -> bool:
-    return form.get("properties", {}).get("action", {}).get("const") in ACTIONS
 
 
 def _flat_actions(variants: list[Schema], words: _Words) -> Schema:

@@ -86,7 +86,8 @@ class Recovery:
         after, turns, reaped = "", dict[str, OpenTurn | None](), False
         while records := await self._registry.store.owned(owner, after=after):
             for record in records:
-                if not reaped and self._is_command(record):
+                known = self._toolbox.get(record.tool)
+                if not reaped and known is not None and known.source in ("local", "terminal"):
                     reaped = True
                     marks.reap()  # before anything says that it has ended: its guard may have died with it (R2)
                 after = record.uid
@@ -106,10 +107,6 @@ class Recovery:
             return tool.launching.read(record.arguments, self._registry.clock.now()).of(tool)
         except ToolError:  # its agent, say, is not registered here: a runtime that has it resumes the call
             return None
-
-    def _is_command(self, record: Record) -> bool:
-        tool = self._toolbox.get(record.tool)
-        return tool is not None and tool.source in ("local", "terminal")
 
     async def _is_open(self, record: Record, turns: dict[str, OpenTurn | None]) -> bool:
         """Return whether the batch of the call was never answered."""
@@ -150,7 +147,10 @@ class Recovery:
             return
         if claimed.parking is not None:
             await self._release(claimed)
-        elif tool.on_crash == "replay" or claimed.next_attempt_at is not None or self._repeats(claimed, tool):
+            return
+        # R5: if repeating is harmless, a crash counts as a transient failure.
+        repeats = tool.retry.policy == "idempotent" and claimed.attempt <= tool.retry.max_attempts
+        if tool.on_crash == "replay" or claimed.next_attempt_at is not None or repeats:
             await self.run_again(claimed, tool)
         else:
             await self._end(claimed, record.attempt)
@@ -171,10 +171,6 @@ class Recovery:
         """Park a call that has taken its key (`external`)."""
         (state,) = await self._registry.write((Released(record.uid, record.fence),))
         self._registry.changed_elsewhere(record.uid, state)
-
-    def _repeats(self, record: Record, tool: Tool) -> bool:
-        """R5: repeating is harmless, so a crash counts as a transient failure."""
-        return tool.retry.policy == "idempotent" and record.attempt <= tool.retry.max_attempts
 
     async def _end(self, record: Record, attempt: int, error: Failure = CRASHED, by: EndedBy = "crash") -> None:
         """End a call with its process, unless its completion was accepted before (R4)."""

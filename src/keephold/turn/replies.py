@@ -120,7 +120,10 @@ class Replies:
                 entry["screen"]["alternate"] = True
             if screen.emulator == "line":
                 entry["screen"]["emulator"] = "line"
-        because = because or _because(handle)
+        if not handle.active:
+            because = because or "exited"
+        elif handle.reading or isinstance(handle.state, Waiting):
+            because = because or "waiting_for_input"
         if because is not None:
             entry["yielded_because"] = because
         if handle.driver is not None:
@@ -299,13 +302,6 @@ def _screen(handle: Handle, view: str | None) -> Screen | None:
     if live is None or handle.withheld or view == "stream" or not isinstance(live, SupportsScreen):
         return None
     return live.screen() if view == "screen" or live.draws(handle.cursor) else None
-
-
-def _because(handle: Handle) -> Because | None:
-    """Return the reason for a reply that did not wait, as far as it is known."""
-    if not handle.active:
-        return "exited"
-    return "waiting_for_input" if handle.reading or isinstance(handle.state, Waiting) else None
 
 
 def _parked(handle: Handle) -> dict[str, Any]:

@@ -88,10 +88,6 @@ def call_on(handle: Handle, action: Action, arguments: dict[str, Any], by: By) -
     return ParsedCall(call=call, tool=handle.tool, action=action, arguments=arguments, handle_id=handle.id, by=by)
 
 
-def _not_parked(call: "ActiveCall") -> None:
-    pass
-
-
 class ActiveCall:
     """A call that is being carried out. The first answer counts; later ones are harmless."""
 
@@ -107,7 +103,7 @@ class ActiveCall:
         *,
         handle: Handle | None = None,
         handles: Handles | None = None,
-        on_parked: "Callable[[ActiveCall], None]" = _not_parked,
+        on_parked: "Callable[[ActiveCall], None]" = lambda _: None,
         people: PromptQueue | None = None,
         patience: float | None = None,
     ) -> None:
