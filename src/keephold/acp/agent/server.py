@@ -8,6 +8,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -156,8 +157,8 @@ class AgentServer:
         self._methods: dict[str, Callable[[Params], Coroutine[Any, Any, Any]]] = {
             "authenticate": self._authenticate,
             "session/new": self._new,
-            "session/load": self._load,
-            "session/resume": self._resume,
+            "session/load": partial(self._open_again, show=True),
+            "session/resume": partial(self._open_again, show=False),
             "session/list": self._list,
             "session/close": self._close,
             "session/delete": self._delete,
@@ -311,12 +312,6 @@ class AgentServer:
         session = self._open(conversation, cwd, None)
         self._persons.opened(session)
         return {"sessionId": session.id, "modes": session.modes()}
-
-    async def _load(self, params: Params) -> dict[str, Any]:
-        return await self._open_again(params, show=True)
-
-    async def _resume(self, params: Params) -> dict[str, Any]:
-        return await self._open_again(params, show=False)
 
     async def _open_again(self, params: Params, *, show: bool) -> dict[str, Any]:
         cwd, id, brought = directory(params), string(params, "sessionId"), servers(params)

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -87,6 +88,7 @@ def table(value: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 Play: TypeAlias = Callable[[Probe, Recording], Awaitable[None]]
+SceneMethod: TypeAlias = Callable[["Scenes", Probe, "Recording"], Awaitable[None]]
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -97,6 +99,19 @@ class Settings(msgspec.Struct, frozen=True):
     prompt: str = "List the files of the working directory with a tool, if you have one, and say how many there are."
     permission_prompt: str = "With a tool, write the word hello into the file acp-check.txt in the working directory."
     slow_prompt: str = "Run the command `sleep 300` with a tool. If you have none for that, count to 10000 in words."
+
+
+def scene(name: str) -> Callable[[SceneMethod], Callable[["Scenes"], Awaitable[Recording]]]:
+    """Make a method that plays a scene into one that returns its recording. Skipped if no prompt is answered."""
+
+    def make(play: SceneMethod) -> Callable[["Scenes"], Awaitable[Recording]]:
+        async def recorded(scenes: "Scenes") -> Recording:
+            await scenes.plain()
+            return await scenes._play(name, partial(play, scenes))
+
+        return recorded
+
+    return make
 
 
 class Scenes:
@@ -164,86 +179,68 @@ class Scenes:
         await self.hello()
         return await self._play("plain", play)
 
-    async def two_prompts(self) -> Recording:
+    @scene("two prompts")
+    async def two_prompts(self, probe: Probe, recording: Recording) -> None:
         """Two prompts in one session, the second one with a string for an id."""
+        first = await self._turn(probe, recording, self.settings.prompt)
+        session = first.params["sessionId"]
+        await self._turn(probe, recording, self.settings.prompt, session=session, id="second prompt")
+        await self.session(probe)
 
-        async def play(probe: Probe, recording: Recording) -> None:
-            first = await self._turn(probe, recording, self.settings.prompt)
-            session = first.params["sessionId"]
-            await self._turn(probe, recording, self.settings.prompt, session=session, id="second prompt")
-            await self.session(probe)
-
-        return await self._play_after_plain("two prompts", play)
-
-    async def two_sessions(self) -> Recording:
+    @scene("two sessions")
+    async def two_sessions(self, probe: Probe, recording: Recording) -> None:
         """Two sessions with a prompt each, at the same time."""
+        sessions = [await self.session(probe) for _ in range(2)]
+        prompts = [_prompt(probe, recording, session, self.settings.prompt) for session in sessions]
+        for prompt in prompts:
+            await probe.answer(prompt)
+        await self.session(probe)
 
-        async def play(probe: Probe, recording: Recording) -> None:
-            sessions = [await self.session(probe) for _ in range(2)]
-            prompts = [_prompt(probe, recording, session, self.settings.prompt) for session in sessions]
-            for prompt in prompts:
-                await probe.answer(prompt)
-            await self.session(probe)
-
-        return await self._play_after_plain("two sessions", play)
-
-    async def cancelled(self) -> Recording:
+    @scene("cancelled")
+    async def cancelled(self, probe: Probe, recording: Recording) -> None:
         """A long prompt, cancelled as soon as the agent is seen to have read it."""
+        session = await self.session(probe)
+        prompt = _prompt(probe, recording, session, self.settings.slow_prompt)
+        behind = probe.request("session/new", {"cwd": str(self.directory), "mcpServers": []})
 
-        async def play(probe: Probe, recording: Recording) -> None:
-            session = await self.session(probe)
-            prompt = _prompt(probe, recording, session, self.settings.slow_prompt)
-            behind = probe.request("session/new", {"cwd": str(self.directory), "mcpServers": []})
+        def begun() -> bool | None:
+            return bool(recording.updates(prompt) or probe.answered(behind) or probe.answered(prompt)) or None
 
-            def begun() -> bool | None:
-                return bool(recording.updates(prompt) or probe.answered(behind) or probe.answered(prompt)) or None
+        with suppress(Silent):  # the agent shows nothing and does one thing at a time; it may still obey the cancel
+            await probe.until(begun, "show that it has read session/prompt")
+        if probe.answered(prompt) is None:
+            probe.send({"method": "session/cancel", "params": {"sessionId": session}})
+        await probe.until(lambda: probe.answered(prompt), "answer session/prompt after session/cancel")
+        await probe.answer(behind)
+        await self.session(probe)
 
-            with suppress(Silent):  # the agent shows nothing and does one thing at a time; it may still obey the cancel
-                await probe.until(begun, "show that it has read session/prompt")
-            if probe.answered(prompt) is None:
-                probe.send({"method": "session/cancel", "params": {"sessionId": session}})
-            await probe.until(lambda: probe.answered(prompt), "answer session/prompt after session/cancel")
-            await probe.answer(behind)
-            await self.session(probe)
-
-        return await self._play_after_plain("cancelled", play)
-
-    async def allowed(self) -> Recording:
+    @scene("allowed")
+    async def allowed(self, probe: Probe, recording: Recording) -> None:
         """A prompt that makes the agent ask for permission, which is given."""
+        await self._turn(probe, recording, self.settings.permission_prompt)
+        await self.session(probe)
 
-        async def play(probe: Probe, recording: Recording) -> None:
-            await self._turn(probe, recording, self.settings.permission_prompt)
-            await self.session(probe)
-
-        return await self._play_after_plain("allowed", play)
-
-    async def rejected(self) -> Recording:
+    @scene("rejected")
+    async def rejected(self, probe: Probe, recording: Recording) -> None:
         """The same, with permission refused."""
+        probe.permit = reject
+        await self._turn(probe, recording, self.settings.permission_prompt)
+        await self.session(probe)
 
-        async def play(probe: Probe, recording: Recording) -> None:
-            probe.permit = reject
-            await self._turn(probe, recording, self.settings.permission_prompt)
-            await self.session(probe)
-
-        return await self._play_after_plain("rejected", play)
-
-    async def withdrawn(self) -> Recording:
+    @scene("withdrawn")
+    async def withdrawn(self, probe: Probe, recording: Recording) -> None:
         """The same, with the turn cancelled while the question is open."""
-
-        async def play(probe: Probe, recording: Recording) -> None:
-            probe.permit = lambda request: None
-            session = await self.session(probe)
-            prompt = _prompt(probe, recording, session, self.settings.permission_prompt)
-            await probe.until(lambda: probe.answered(prompt) or asked(probe.log), "ask for permission or answer")
-            if probe.answered(prompt) is None:
-                probe.send({"method": "session/cancel", "params": {"sessionId": session}})
-                probe.permit = lambda request: CANCELLED
-                for request in [each for each in probe.log if _is_question(each)]:
-                    probe.send({"id": request.message["id"], "result": {"outcome": CANCELLED}})
-            await probe.until(lambda: probe.answered(prompt), "answer session/prompt after session/cancel")
-            await self.session(probe)
-
-        return await self._play_after_plain("withdrawn", play)
+        probe.permit = lambda request: None
+        session = await self.session(probe)
+        prompt = _prompt(probe, recording, session, self.settings.permission_prompt)
+        await probe.until(lambda: probe.answered(prompt) or asked(probe.log), "ask for permission or answer")
+        if probe.answered(prompt) is None:
+            probe.send({"method": "session/cancel", "params": {"sessionId": session}})
+            probe.permit = lambda request: CANCELLED
+            for request in [each for each in probe.log if _is_question(each)]:
+                probe.send({"id": request.message["id"], "result": {"outcome": CANCELLED}})
+        await probe.until(lambda: probe.answered(prompt), "answer session/prompt after session/cancel")
+        await self.session(probe)
 
     def _start(self) -> Probe:
         return Probe(self.settings.command, self.settings.timeout)
@@ -255,10 +252,6 @@ class Scenes:
         prompt = _prompt(probe, recording, session, text, id)
         await probe.answer(prompt)
         return prompt
-
-    async def _play_after_plain(self, name: str, play: Play) -> Recording:
-        await self.plain()
-        return await self._play(name, play)
 
     async def _play(self, name: str, play: Play) -> Recording:
         if name not in self._played:

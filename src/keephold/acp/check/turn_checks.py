@@ -158,12 +158,8 @@ def _correlated(recording: Recording) -> None:
 
 
 async def _offered(scenes: Scenes) -> tuple[Recording, WireEntry, WireEntry]:
-    recording = await scenes.plain()
-    _require_offer(recording)
-    prompt = recording.prompts[0]
-    response = recording.response(prompt)
-    assert response is not None
-    return recording, prompt, response
+    _require_offer(await scenes.plain())
+    return await _plain(scenes)
 
 
 def _require_offer(recording: Recording) -> None:
