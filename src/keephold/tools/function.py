@@ -47,6 +47,7 @@ NO_KEY = Failure(
     "The tool returned Pending without first obtaining a completion key: `key = await call.completion_key()`.",
     "pending_tool_missing_completion_key",
 )
+_CANCELLED = Failure("Tool execution cancelled.", "cancelled")
 CancelHook = Callable[[Key, dict[str, Any]], Awaitable[None]]
 
 
@@ -180,7 +181,7 @@ class _Task:
             value = await function(**kwargs)
             outcome = value if isinstance(value, Pending) else ok_outcome(value)
         except asyncio.CancelledError:
-            outcome = Failure("Tool execution cancelled.", "cancelled")
+            outcome = _CANCELLED
         except (KeyboardInterrupt, GeneratorExit):  # the program or the loop is ending
             raise
         except BaseException as error:  # a tool that calls sys.exit() ends itself, not the runtime
@@ -190,8 +191,7 @@ class _Task:
         if isinstance(outcome, Pending):
             self._sink.park(outcome)
         else:
-            self._sink.stop(outcome)
-            self._sink.released()
+            _stop(self._sink, outcome)
 
     def write(self, data: Any) -> None:
         self._call._write(data, b"")
@@ -226,11 +226,12 @@ class _Task:
             return
         if task is not asyncio.current_task() and _never_ran(task):
             # Cancelled before its first step, the function never runs, so `_drive` could not report the end.
-            task.add_done_callback(lambda _: self._never_started())
+            task.add_done_callback(lambda _: _stop(self._sink, _CANCELLED))
 
-    def _never_started(self) -> None:
-        self._sink.stop(Failure("Tool execution cancelled.", "cancelled"))
-        self._sink.released()
+
+def _stop(sink: Sink, outcome: Outcome) -> None:
+    sink.stop(outcome)
+    sink.released()
 
 
 def _never_ran(task: "asyncio.Task[None]") -> bool:
@@ -258,13 +259,9 @@ class _Thread:
         except BaseException as error:
             outcome = error_outcome(error, self._call)
         try:
-            self._loop.call_soon_threadsafe(self._finished, outcome)
+            self._loop.call_soon_threadsafe(_stop, self._sink, outcome)
         except RuntimeError:
             _log.warning("a thread of a tool ended after its event loop was closed; its result is lost")
-
-    def _finished(self, outcome: Outcome) -> None:
-        self._sink.stop(outcome)
-        self._sink.released()
 
     def write(self, data: Any) -> None:
         raise ToolError("this tool is a sync function and takes no input; make it async to use call.input()")

@@ -11,7 +11,7 @@ import importlib
 import logging
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from keephold.errors import ToolError
 from keephold.tools.guard import Guard
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mcp.types import Tool as ListedTool
 
     from keephold.tools.remote.link import Link
+    from keephold.tools.remote.servers import Servers
 
 _log = logging.getLogger("keephold.mcp")
 
@@ -37,21 +38,10 @@ _CLOSE_SECS = 2.0
 """Seconds for ending a session over HTTP."""
 
 
-class RemoteHost(Protocol):
-    """The runtime's servers, as a connection sees them."""
-
-    def listed(self, connection: "Connection") -> None:
-        """The server has listed its tools."""
-
-    def lost(self, connection: "Connection", reason: str) -> None: ...
-
-    def regained(self, connection: "Connection") -> None: ...
-
-
 class Connection:
     """The connection to one server."""
 
-    def __init__(self, server: McpServer, guard: Guard, around: RemoteHost) -> None:
+    def __init__(self, server: McpServer, guard: Guard, around: "Servers") -> None:
         self.server = server
         self.guard = guard
         self._around = around
