@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from keephold.tools import marks
 from keephold.tools.child import UNREAD_LIMIT, input_closed, input_not_read, not_started
-from keephold.tools.session import FEW, LAST_OUTPUT, Exit, ProcessSession, tree
+from keephold.tools.session import FEW, Exit, ProcessSession, tree
 
 __all__ = ["UNREAD_LIMIT", "Exit", "Process"]
 
@@ -46,18 +46,22 @@ class Process:
         behind.
         """
         self._loop = asyncio.get_running_loop()
-        self._on_exit = on_exit
         self._chunk = _CHUNK
         self._readers: dict[int, Callable[[bytes], None]] = {}
         self._stdin: int | None = None
         self._unsent = bytearray()
         self._sent = 0
         self._closing_stdin = False
-        self._last_output: asyncio.TimerHandle | None = None
         try:
             popen = self._start(argv, env, cwd, stdin, on_output, subprocess.STDOUT if merge_stderr else on_stderr)
             self._session = ProcessSession(
-                popen.pid, popen.wait, mark=mark, grace=grace, on_leader_end=self._leader_ended
+                popen.pid,
+                popen.wait,
+                mark=mark,
+                grace=grace,
+                on_leader_end=self._leader_ended,
+                close_output=self._close_output,
+                on_exit=on_exit,
             )
         except (OSError, ValueError, IndexError) as error:
             self._close_stdin_now()
@@ -192,8 +196,8 @@ class Process:
             self._readers[fd](data)
             return True
         self._close_reader(fd)
-        if self._session.exit is not None and not self._readers:
-            self._output_ended()
+        if not self._readers:
+            self._session.output_ended()
         return False
 
     def _drain(self) -> None:
@@ -222,23 +226,13 @@ class Process:
 
     def _leader_ended(self) -> None:
         self._close_stdin_now()
-        self._last_output = self._loop.call_later(LAST_OUTPUT, self._output_ended)
         self._drain()
         if not self._readers:
-            self._output_ended()
+            self._session.output_ended()
 
-    def _output_ended(self) -> None:
-        if self._last_output is None:
-            return
-        self._last_output.cancel()
-        self._last_output = None
+    def _close_output(self) -> None:
         for fd in list(self._readers):
             self._close_reader(fd)
-        self._session.clear(self._finish)
-
-    def _finish(self) -> None:
-        assert self._session.exit is not None
-        self._on_exit(self._session.exit)
 
 
 def _reading(leader: int, pipe: str) -> bool | None:

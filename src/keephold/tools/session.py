@@ -1,8 +1,8 @@
 """The processes of one call: a leader in a session of its own, and its descendants.
 
 A pidfd shows the leader's end. Ending a call (C7) signals its process group, kills it after a grace, and then kills the
-other processes with the call's mark. The same is done to processes that a leader leaves behind (F3). When `clear` has
-called back, no process, descriptor or timer of the call is left.
+other processes with the call's mark. The same is done to processes that a leader leaves behind (F3). When `on_exit` is
+called, no process, descriptor or timer of the call is left.
 
 Linux only: it needs pidfds and /proc. A process that we may not signal (a program that became another user) cannot be
 ended and is not counted as left.
@@ -40,8 +40,8 @@ class ProcessSession:
     """A leader that was just started, and its descendants. Used on the loop's thread."""
 
     __slots__ = (
-        "_asks", "_ending", "_force", "_forced", "_grace", "_groups", "_loop", "_mark", "_on_leader_end", "_others",
-        "_pidfd", "_started", "_then", "_wait", "exit", "pid",
+        "_asks", "_close_output", "_ending", "_force", "_forced", "_grace", "_groups", "_last_output", "_loop", "_mark",
+        "_on_exit", "_on_leader_end", "_others", "_pidfd", "_started", "_wait", "exit", "pid",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +52,8 @@ class ProcessSession:
         mark: str,
         grace: float,
         on_leader_end: Callable[[], None],
+        close_output: Callable[[], None],
+        on_exit: Callable[[Exit], None],
         asks: Sequence[int] = (signal.SIGTERM,),
         others: Callable[[], Iterable[int]] = tuple,
     ) -> None:
@@ -59,7 +61,8 @@ class ProcessSession:
 
         `wait` reaps the leader and returns its exit code, or its signal as a negative number. `asks` are the signals
         that request an end. `others` returns process groups that are signalled and killed like the leader's. `grace` is
-        for processes that the leader leaves behind.
+        for processes that the leader leaves behind. `close_output` is called after `output_ended`, 50 ms after the
+        leader's end at the latest, and `on_exit` once nothing of the call is left.
         """
         self.pid = pid
         self.exit: Exit | None = None
@@ -68,13 +71,13 @@ class ProcessSession:
         self._wait = wait
         self._mark = mark
         self._grace = grace
-        self._on_leader_end = on_leader_end
+        self._on_leader_end, self._close_output, self._on_exit = on_leader_end, close_output, on_exit
+        self._last_output: asyncio.TimerHandle | None = None
         self._asks = asks
         self._others = others
         self._groups = {pid}  # the process groups to signal, as long as they may have members
         self._force: asyncio.TimerHandle | None = None  # set by the first `end`
         self._forced = False
-        self._then: Callable[[], None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         try:
@@ -92,6 +95,7 @@ class ProcessSession:
         code = self._wait()
         _leaders.discard(self.pid)
         self.exit = Exit(code, None) if code >= 0 else Exit(None, -code)
+        self._last_output = self._loop.call_later(LAST_OUTPUT, self.output_ended)
         self._on_leader_end()
 
     def end(self, grace: float) -> None:
@@ -101,9 +105,13 @@ class ProcessSession:
             self._signal_groups(*self._asks)
             self._force = self._loop.call_later(grace, self._force_end)
 
-    def clear(self, then: Callable[[], None]) -> None:
-        """After the leader's end: end the processes it left behind, then call `then`; at once if nothing is left."""
-        self._then = then
+    def output_ended(self) -> None:
+        """Read no more output; if the leader has ended, end the processes it left behind, and report its exit."""
+        if self._last_output is None:
+            return
+        self._last_output.cancel()
+        self._last_output = None
+        self._close_output()
         if self._nothing_left():
             self._cleared()
         else:
@@ -111,11 +119,11 @@ class ProcessSession:
             self._ending.add_done_callback(self._cleared)
 
     def _cleared(self, _: object = None) -> None:
-        assert self._then is not None
+        assert self.exit is not None
         self._groups.clear()
         if self._force is not None:
             self._force.cancel()
-        self._then()
+        self._on_exit(self.exit)
 
     def _force_end(self) -> None:
         self._forced = True

@@ -164,7 +164,7 @@ async def test_output_that_is_pending_when_the_leader_ends_is_delivered() -> Non
 
 
 async def test_the_end_is_not_waited_for_when_nobody_else_has_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keephold.tools.terminal.pty.LAST_OUTPUT", 60.0)
+    monkeypatch.setattr("keephold.tools.session.LAST_OUTPUT", 60.0)
     run = Run("echo", "hello")
     assert await run.ended() == Exit(code=0, signal=None)
     assert run.output == b"hello\r\n"
@@ -202,7 +202,7 @@ async def test_a_program_that_closes_its_terminal_and_opens_it_again_is_heard() 
 
 async def test_F3_output_of_others_is_still_read_after_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a moment only; a longer one here, so that the other is sure to be heard."""
-    monkeypatch.setattr("keephold.tools.terminal.pty.LAST_OUTPUT", 60.0)
+    monkeypatch.setattr("keephold.tools.session.LAST_OUTPUT", 60.0)
     run = Run("sh", "-c", "trap '' HUP; (while kill -0 $$; do :; done 2>/dev/null; echo late) & echo first")
     assert await run.ended() == Exit(code=0, signal=None)
     assert run.output == b"first\r\nlate\r\n"

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from keephold.tools.child import UNREAD_LIMIT, input_closed, input_not_read, not_started
-from keephold.tools.session import LAST_OUTPUT, Exit, ProcessSession
+from keephold.tools.session import Exit, ProcessSession
 from keephold.tools.terminal.probe import BUSY, Look, has_input, look
 
 _SIGNALS = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
@@ -149,7 +149,6 @@ class Pty:
         """
         self._loop = asyncio.get_running_loop()
         self._on_output = on_output
-        self._on_exit = on_exit
         self._master: int | None = None
         self._slave: int | None = None
         self._unsent = bytearray()
@@ -157,7 +156,6 @@ class Pty:
         self._taken = 0  # bytes that the terminal took since it was last seen empty
         self._line = 0  # bytes of them since the last end of a line
         self._writes_later = False
-        self._last_output: asyncio.TimerHandle | None = None
         try:
             self._master, self._slave = os.openpty()
             os.set_blocking(self._master, False)
@@ -170,6 +168,8 @@ class Pty:
                 mark=mark,
                 grace=grace,
                 on_leader_end=self._leader_ended,
+                close_output=self._close_master,
+                on_exit=on_exit,
                 asks=_ASKS,
                 others=self._foreground,
             )
@@ -331,8 +331,8 @@ class Pty:
             self._close_master()
         if size:
             self._on_output(b"".join(parts))
-        if closed and self._session.exit is not None:
-            self._output_ended()
+        if closed:
+            self._session.output_ended()
 
     def look(self) -> Look:
         """Whether the program waits for input, as it is right now."""
@@ -357,23 +357,10 @@ class Pty:
 
     def _leader_ended(self) -> None:
         self._close_slave()
-        self._last_output = self._loop.call_later(LAST_OUTPUT, self._output_ended)
         if self._master is None:
-            self._output_ended()
+            self._session.output_ended()
         else:
             self._read()
-
-    def _output_ended(self) -> None:
-        if self._last_output is None:
-            return
-        self._last_output.cancel()
-        self._last_output = None
-        self._close_master()
-        self._session.clear(self._finish)
-
-    def _finish(self) -> None:
-        assert self._session.exit is not None
-        self._on_exit(self._session.exit)
 
     def _close_slave(self) -> None:
         if self._slave is not None:
