@@ -83,7 +83,7 @@ def cancel_tool(around: WaitToolHost) -> Tool:
 
     @wait_tool(around, CANCEL_PARAMETERS, CANCEL_RETURNS, names="handleId", hints=hints)
     async def cancel_wait_handle(call: Call, arguments: Arguments) -> Reply:
-        """Cancel an async operation: a wait handle, an agent, a workflow, a timer, or a call that goes on by itself."""
+        """Cancel an async operation: a wait handle, an agent, a workflow, a timer, or a call that runs by itself."""
         handle, reason = await around.find(call, arguments["handleId"]), arguments.get("reason")
         if not handle.active:
             raise settled(handle.id, status(handle))
