@@ -168,7 +168,7 @@ MUTATIONS = [
     Mutation(
         "mcp-task", "a cancelled task is told as completed", "mcp/tasks.py",
         'return "cancelled" if state.deliberate else "completed"', 'return "completed"',
-        "tests/mcp/test_talk.py tests/mcp/test_ending.py tests/mcp/test_door.py tests/mcp",
+        "tests/mcp/test_push.py tests/mcp/test_two_servers.py",
     ),
     Mutation(
         "host", "the server answers by any name", "serve/door.py",

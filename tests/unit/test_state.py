@@ -2,9 +2,9 @@
 
 import pytest
 
+from keephold.errors import AlreadyStopped
 from keephold.handles.question import Question
 from keephold.handles.state import (
-    AlreadyStopped,
     Answered,
     Asked,
     Ended,
