@@ -32,7 +32,7 @@ from keephold.store.base import HandleQuery
 from keephold.store.sqlite import SqliteStore
 from keephold.testing.clock import where
 
-PATIENCE = 15.0
+PATIENCE = 45.0
 """Seconds in which a child must come to its end, or it is stuck."""
 CONFIG = """
 [conversation]

@@ -26,7 +26,7 @@ from tests.crash.world import World, enter
 
 from keephold.testing.clock import where
 
-PATIENCE = 10.0
+PATIENCE = 40.0
 """Seconds in which a run must come to its end, or it is stuck."""
 
 

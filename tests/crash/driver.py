@@ -24,7 +24,7 @@ from tests.crash.stage import store_file
 from tests.crash.tools import CONFIG, config_file
 from tests.crash.world import Report
 
-PATIENCE = 25.0
+PATIENCE = 60.0
 """Seconds without a word after which a child is given up."""
 LATER = 120.0
 """Seconds by which the clock moves on when only time can bring a scene to its end."""
