@@ -251,10 +251,8 @@ class StoreView:
         if record.kind != "workflow":
             raise KeepholdError(f"Handle `{record.id}` is no workflow but a {record.kind}", code="invalid_arguments")
         active = not isinstance(record.state, Stopped)
-        found: dict[str, Any] = workflow_json(
-            masked(record.arguments), await self._whole_journal(record.uid), active=active, now=time.time()
-        )
-        return found
+        journal = await self._whole_journal(record.uid)
+        return dict(await workflow_json(masked(record.arguments), journal, active=active, now=time.time()))
 
     async def _whole_journal(self, uid: str) -> list[dict[str, Any]]:
         found = []

@@ -1,27 +1,34 @@
-"""How far a workflow is (W10): its definition with what has become of each step, read off the journal.
+"""The progress of a workflow (W10): its definition with the state of each step.
 
-The journal has an entry for what has ended, under the name of the step's visit, and nothing for what runs. So the lists
-are walked as the engine walks them: each visit that has ended says where the run went on, and the first that has not is
-where it is now. No expression is evaluated; which way a choice went is seen from what was recorded below it.
+The engine replays the workflow from its journal, as after a crash, and stops where the journal ends. `_Replay` folds
+the begins and ends of visits that the engine passes on the way.
 
-A step is `done`, `failed`, `skipped` (it was passed by, or its list was never entered), `current` or `to come`.
+A step is `done`, `failed`, `skipped` (by its condition, or because its list was not entered), `current` or `to come`.
 """
 
-import math
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from types import SimpleNamespace
+from typing import Any, TypedDict, cast
 
-END = "$end"
-_AT = "ended at "
-"""How the trace of a recorded error begins (`tools/workflow/engine.py`)."""
-_NESTED = ("condition", "parallel", "loop", "try_catch", "switch")
+from keephold.errors import ToolError
+from keephold.tools.workflow import read_workflow
+from keephold.tools.workflow.definition import Loop, Parallel, Step
+from keephold.tools.workflow.engine import WorkflowRun
+from keephold.tools.workflow.frame import Frame, StepEnded
+
 _SHOWN = 200
 """Characters of a text of the definition."""
+_YIELD = 100
+"""Entries after which a replay yields to the loop."""
+_QUIET = 10
+"""Iterations of the loop without a new entry after which a replay has stopped."""
 
 
 class Workflow(TypedDict):
-    """A workflow's definition with what became of each step, and the ids of the current steps."""
+    """A workflow's definition with the state of each step, and the ids of the current steps."""
 
     id: str
     name: str
@@ -29,30 +36,35 @@ class Workflow(TypedDict):
     current: list[str]
 
 
-def workflow_json(arguments: Mapping[str, Any], journal: list[dict[str, Any]], *, active: bool, now: float) -> Any:
-    """A workflow as JSON: `{"id", "name", "steps", "current"}`.
+async def workflow_json(
+    arguments: Mapping[str, Any], journal: list[dict[str, Any]], *, active: bool, now: float
+) -> Workflow:
+    """Describe a workflow.
 
     A step is `{"id", "type", "state", "began", "ended", "visits", "attempt", "error", "on_success", "on_error",
     "condition", "skip_if", "lists"}`; a list in it `{"name", "steps", "times"}`, `times`: how often it was entered.
-    `arguments` and `journal` are the handle's, as `Control.handle` gives them; `active`: it has not stopped.
+    `arguments` and `journal` are the handle's, as JSON; `active`: it has not stopped.
     """
     entries = {entry["name"]: entry for entry in journal if entry["kind"] == "step"}
-    walk = _Walk(entries, active, now)
-    start = entries.get("start")
-    steps = _steps(arguments.get("steps"))
-    walk.through(steps, "", start["value"] if start is not None and start["ok"] else None, begun=start is not None)
-    shown = [_shown(step, walk, over=not active) for step in steps]
+    seen: dict[str, _Seen] = {}
+    with suppress(ToolError):  # a call with invalid arguments has a handle, too
+        replay = _Replay(arguments, entries, now)
+        await replay.to_its_end()
+        seen = replay.seen
+    for each in seen.values():
+        if each.state == "current" and not active:
+            each.state = "failed"
     return {
         "id": _text(arguments.get("workflowId")),
         "name": _text(arguments.get("name")),
-        "steps": shown,
-        "current": [id for id, seen in walk.seen.items() if seen.state == "current"],
+        "steps": [_shown(step, seen, over=not active) for step in _steps(arguments.get("steps"))],
+        "current": [id for id, each in seen.items() if each.state == "current"],
     }
 
 
 @dataclass
 class _Seen:
-    """What is known of a step, over all its visits."""
+    """A step, over all its visits."""
 
     state: str = "to come"
     began: float | None = None
@@ -61,150 +73,99 @@ class _Seen:
     attempt: int = 1
     error: str | None = None
     entered: dict[str, int] = field(default_factory=dict)
-    """By the key of a list in it: how often that was entered."""
+    """How often each list in it was entered, by the list's key."""
 
 
-@dataclass(frozen=True)
-class _End:
-    """How a visit ended."""
+class _Replay(WorkflowRun):
+    """Replays a workflow as far as its journal goes. It is its own effects, and has no host: no step does anything."""
 
-    state: str
-    at: float | None
-    error: str | None = None
-
-
-class _Walk:
-    """Goes where the run went."""
-
-    def __init__(self, entries: Mapping[str, dict[str, Any]], active: bool, now: float) -> None:
-        self._entries = entries
-        self._below = _below(entries)
-        self._active = active
-        self._now = now
+    def __init__(self, arguments: Mapping[str, Any], entries: Mapping[str, dict[str, Any]], now: float) -> None:
         self.seen: dict[str, _Seen] = {}
+        self._entries = entries
+        self._read = 0
+        self._visits: dict[str, tuple[Step, float | None]] = {}
+        """By the name of a visit: its step, and when it began."""
+        self._latest: dict[str, float | None] = {}
+        """By the name of a visit, or the prefix of a list: the latest end in it."""
+        me, definition = cast(Any, self), read_workflow(arguments)
+        values = (entry["value"] for entry in entries.values())
+        ends = (value["at"] for value in values if isinstance(value, dict) and "at" in value)
+        time = max(now, *ends, now)  # the process that runs it may have another clock
+        super().__init__(definition, me, me, cast(Any, None), lambda: time, max_steps=2**31)
 
-    def through(self, steps: list[dict[str, Any]], prefix: str, began: float | None, *, begun: bool) -> _End | None:
-        """Walk a list from its first step; how it ended, None if it has not."""
-        places = {step["id"]: place for place, step in enumerate(steps)}
-        visits: dict[str, int] = {}
-        place, at = 0, began
-        while begun and place < len(steps):
-            step = steps[place]
-            visit = visits[step["id"]] = visits.get(step["id"], 0) + 1
-            end = self._visit(step, f"{prefix}{step['id']}:{visit}", at)
-            if end is None:
-                return None
-            at = end.at if end.at is not None else at
-            target = _target(step, end)
-            if target is None and end.state == "failed" and not _goes_on(step):
-                return end
-            if target == END:
-                break
-            place = place + 1 if target is None else places.get(target, len(steps))
-        return _End("done", at) if begun else None
+    async def to_its_end(self) -> None:
+        """Replay until every branch has ended, or waits for an entry that the journal does not have."""
+        running = asyncio.ensure_future(self.whole())
+        quiet, read = 0, -1
+        while quiet < _QUIET and not running.done():
+            quiet, read = (quiet + 1 if read == self._read else 0), self._read
+            await asyncio.sleep(0)
+        running.cancel()
+        with suppress(asyncio.CancelledError, ToolError):  # an error is that of a step
+            await running
 
-    def _visit(self, step: dict[str, Any], name: str, began: float | None) -> _End | None:
-        seen = self.seen.setdefault(step["id"], _Seen())
-        seen.visits += 1
-        seen.began, seen.ended, seen.error = began, None, None
-        if step["type"] in _NESTED:
-            end = self._nested(step, name, began, seen)
-        elif step["type"] == "delay":
-            end = self._delay(name)
-        else:
-            end = self._leaf(step, name, seen)
-        if end is None:
-            seen.state = "current" if self._active else "failed"
-        else:
-            seen.state, seen.ended, seen.error = end.state, end.at, end.error
-        return end
+    # The engine's visits
 
-    def _leaf(self, step: dict[str, Any], name: str, seen: _Seen) -> _End | None:
-        seen.attempt = 1
-        end = _ended(self._entries.get(name))
-        most = _config(step, "retry", {}).get("maxAttempts", 3) if "retry" in _configs(step) else 1
-        while end is not None and end.state == "failed" and self._transient(name, seen.attempt):
-            if not isinstance(most, int) or seen.attempt >= most:
-                break
-            seen.attempt += 1
-            end = _ended(self._entries.get(f"{name}~{seen.attempt}"))
-        return end
+    async def visit(self, step: Step, name: str, frame: Frame) -> str | None:
+        if frame.prefix not in self._latest:
+            self._latest[frame.prefix] = self._enter(frame.prefix)
+        began = self._latest[frame.prefix]
+        self._visits[name] = step, began
+        self._latest[name] = began
+        seen = self.seen.setdefault(step.id, _Seen())
+        seen.state, seen.began, seen.ended, seen.error = "current", began, None, None
+        seen.visits, seen.attempt = seen.visits + 1, 1
+        return await super().visit(step, name, frame)
 
-    def _transient(self, name: str, attempt: int) -> bool:
-        value = self._entries[name if attempt == 1 else f"{name}~{attempt}"]["value"]
-        error = value.get("error", value) if isinstance(value, dict) else {}
-        return isinstance(error, dict) and bool(error.get("transient"))
+    def _enter(self, prefix: str) -> float | None:
+        """Count that a list was entered, and return when."""
+        if not prefix:
+            return self.began
+        name, _, key = prefix[:-1].rpartition("/")
+        step, began = self._visits[name]
+        key = _EACH if isinstance(step.kind, Loop) else key
+        entered = self.seen[step.id].entered
+        entered[key] = entered.get(key, 0) + 1
+        return began if isinstance(step.kind, Parallel) else self._latest[name]
 
-    def _delay(self, name: str) -> _End | None:
-        """Its one entry says when it began."""
-        entry = self._entries.get(name)
-        end = _ended(entry)
-        if end is None or entry is None or end.state != "done" or end.at is None:
-            return end
-        ms = entry["value"]["result"]
-        due = end.at + (ms / 1000 if isinstance(ms, int | float) else 0)
-        return _End("done", due) if due <= self._now or not self._active else None
+    def record(self, step: Step, name: str, frame: Frame, ended: StepEnded) -> None:
+        seen = self.seen[step.id]
+        seen.state = "failed" if ended.error is not None else "skipped" if ended.skipped else "done"
+        seen.ended, seen.error = ended.at, None if ended.error is None else ended.error.message
+        self._latest[frame.prefix] = self._latest[frame.prefix[:-1].rpartition("/")[0]] = ended.at
+        super().record(step, name, frame, ended)
 
-    def _nested(self, step: dict[str, Any], name: str, began: float | None, seen: _Seen) -> _End | None:
-        """A step with lists in it: they are walked, then it is looked whether it has ended."""
-        over = self._entries.get(name)
-        at = over["value"] if over is not None and isinstance(over["value"], int | float) else None
-        if over is not None and not self._entered(name) and ("condition" in step or "skipIf" in step):
-            return _End("skipped", at)
-        ends = self._rounds(step, name, began, seen) if step["type"] == "loop" else self._inner(step, name, began, seen)
-        if over is None:
-            return None
-        match step["type"], ends:
-            case "parallel", _:
-                return _End("done", at)
-            case "try_catch", [_, caught]:
-                ends = [caught]
-        failed = next((end for end in ends if end is not None and end.state == "failed"), None)
-        return _End("done", at) if failed is None else _End("failed", at, failed.error)
+    # Its effects
 
-    def _inner(self, step: dict[str, Any], name: str, began: float | None, seen: _Seen) -> list[_End | None]:
-        """How the lists of a choice, of branches or of a try have ended, as far as each was entered."""
-        ends: list[_End | None] = []
-        running = 0
-        for inner in _lists(step):
-            prefix, before = f"{name}/{inner.key}/", ends[-1] if ends else None
-            match step["type"], inner.key:
-                case "parallel", _:
-                    begun = prefix in self._below or running < _config(step, "concurrency", 8)
-                case "try_catch", "try":
-                    begun = True
-                case "try_catch", _:
-                    begun = before is not None and before.state == "failed"
-                case _:  # of a choice the list that has left a trace
-                    begun = prefix in self._below
-            seen.entered[inner.key] = seen.entered.get(inner.key, 0) + begun
-            end = self.through(
-                inner.steps, prefix, began if step["type"] == "parallel" or before is None else before.at, begun=begun
-            )
-            running += begun and end is None
-            ends.append(end)
-        return ends
+    async def run_json(self, step_id: str, input: Any, function: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Return what the journal has; without an entry, never return."""
+        entry = self._entries.get(step_id)
+        if entry is None:
+            await asyncio.get_running_loop().create_future()
+            raise AssertionError("never")
+        self._read += 1
+        if not self._read % _YIELD:
+            await asyncio.sleep(0)
+        value = entry["value"]
+        if not entry["ok"]:
+            raise ToolError(**{**value, "trace": tuple(value.get("trace") or ())})
+        if isinstance(value, dict) and value.get("error", {}).get("transient"):
+            self._failed(*step_id.partition("~")[::2])
+        return value
 
-    def _rounds(self, step: dict[str, Any], name: str, began: float | None, seen: _Seen) -> list[_End | None]:
-        """The rounds of a loop: those that left a trace and, if these have ended and it has not, the next."""
-        steps = _lists(step)[0].steps
-        ends: list[_End | None] = []
-        last: _End | None = _End("done", began)
-        while (prefix := f"{name}/{len(ends)}/") in self._below:
-            last = self.through(steps, prefix, began if last is None else last.at, begun=True)
-            ends.append(last)
-        if name not in self._entries and last is not None and last.state == "done" and len(ends) < self._items(step):
-            ends.append(self.through(steps, f"{name}/{len(ends)}/", last.at, begun=True))
-        seen.entered[_EACH] = len(ends)
-        return ends
+    def _failed(self, name: str, attempt: str) -> None:
+        """Note the next attempt of a step that failed and is tried again."""
+        step, _ = self._visits[name]
+        self.seen[step.id].attempt = min(int(attempt or 1) + 1, step.retry.max_attempts)
 
-    def _items(self, step: dict[str, Any]) -> float:
-        """How many rounds a loop has, if its items are written down; else there may always be one more."""
-        items = _config(step, "items", None)
-        return len(items) if isinstance(items, list) else math.inf
+    tool = agent = None  # never called: only steps without an entry would call them
 
-    def _entered(self, name: str) -> bool:
-        return any(place.startswith(f"{name}/") for place in self._below)
+    async def external_event_key(self, name: str) -> Any:
+        return SimpleNamespace(key_id="")
+
+    async def emit_process_event(self, type: str, payload: Any = None) -> None: ...
+
+    def progress(self, done: float, total: float | None, message: str | None) -> None: ...
 
 
 _EACH = "each"
@@ -254,11 +215,9 @@ def _steps(given: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _shown(step: dict[str, Any], walk: _Walk, *, over: bool) -> dict[str, Any]:
-    """A step with all that is known of it. `over`: whoever is around has ended, so what was not run will not be."""
-    seen = walk.seen.get(step["id"], _Seen("skipped" if over else "to come"))
-    if over and seen.state == "to come":
-        seen.state = "skipped"
+def _shown(step: dict[str, Any], found: Mapping[str, _Seen], *, over: bool) -> dict[str, Any]:
+    """Describe a step. `over`: the enclosing step or run has ended, so a step that was not run is skipped."""
+    seen = found.get(step["id"], _Seen("skipped" if over else "to come"))
     below = over or seen.state in ("done", "failed", "skipped")
     return {
         "id": step["id"],
@@ -277,63 +236,16 @@ def _shown(step: dict[str, Any], walk: _Walk, *, over: bool) -> dict[str, Any]:
             {
                 "name": inner.name,
                 "times": seen.entered.get(inner.key, 0),
-                "steps": [_shown(each, walk, over=below) for each in inner.steps],
+                "steps": [_shown(each, found, over=below) for each in inner.steps],
             }
             for inner in _lists(step)
         ],
     }
 
 
-def _ended(entry: dict[str, Any] | None) -> _End | None:
-    """How a visit of a step without lists ended; None: it has not."""
-    match entry:
-        case None:
-            return None
-        case {"ok": False, "value": value}:
-            trace = value.get("trace") or ("",)
-            at = float(trace[0].removeprefix(_AT)) if trace[0].startswith(_AT) else None
-            return _End("failed", at, value.get("message"))
-        case {"value": {"error": error, "at": at}}:
-            return _End("failed", at, error.get("message"))
-        case {"value": {"cut": _, "at": at}}:
-            return _End("failed", at, "it was stopped: the time was up")
-        case {"value": {"at": at}}:
-            return _End("done", at)
-        case {"value": int() | float() as at}:
-            return _End("skipped", float(at))
-    return _End("done", None)
-
-
-def _target(step: Mapping[str, Any], end: _End) -> str | None:
-    """Where the run jumps after a visit; None: nowhere."""
-    target = step.get({"done": "onSuccess", "failed": "onError"}.get(end.state, ""))
-    return target if isinstance(target, str) and target else None
-
-
-def _goes_on(step: Mapping[str, Any]) -> bool:
-    return bool(step.get("onError")) or _config(step, "continueOnError", False) is True
-
-
-def _below(entries: Mapping[str, Any]) -> frozenset[str]:
-    """Every beginning of a name that ends with `/`: the lists that have left a trace."""
-    return frozenset(place for name in entries for place in _beginnings(name))
-
-
-def _beginnings(name: str) -> Iterator[str]:
-    at = name.find("/")
-    while at >= 0:
-        yield name[: at + 1]
-        at = name.find("/", at + 1)
-
-
 def _configs(step: Mapping[str, Any]) -> Mapping[str, Any]:
     config = step.get("config")
     return config if isinstance(config, Mapping) else {}
-
-
-def _config(step: Mapping[str, Any], key: str, default: Any) -> Any:
-    value = _configs(step).get(key, default)
-    return default if value is None else value
 
 
 def _text(value: Any) -> str:

@@ -92,14 +92,14 @@ class WorkflowRun:
         self._max_steps = max_steps
         self.executed = 0
         self._kept = 0
-        self._began = self._last = 0.0
+        self.began = self._last = 0.0
 
     async def whole(self) -> dict[str, Any]:
         definition = self._definition
-        self._began = self._last = await self._time("start")
+        self.began = self._last = await self._time("start")
         frame = Frame(input=definition.input, context=definition.context, data=definition.input)
         if definition.timeout is not None:
-            frame.deadline = Deadline(self._began + definition.timeout, "", definition.timeout)
+            frame.deadline = Deadline(self.began + definition.timeout, "", definition.timeout)
         try:
             await self.run_list(definition.steps, frame)
         except (Failure, LimitReached) as failed:
@@ -117,7 +117,7 @@ class WorkflowRun:
             "steps": flat(frame.records),
             "finalOutput": frame.data,
             "context": {**frame.whole_context(), "variables": dict(frame.variables)},
-            "executionTime": round((self._last - self._began) * 1000),
+            "executionTime": round((self._last - self.began) * 1000),
         }
 
     async def run_list(self, steps: Steps, frame: Frame) -> Any:
@@ -127,13 +127,13 @@ class WorkflowRun:
         while position < len(steps.steps):
             step = steps.steps[position]
             visit = visits[step.id] = visits.get(step.id, 0) + 1
-            target = await self._visit(step, f"{frame.prefix}{step.id}:{visit}", frame)
+            target = await self.visit(step, f"{frame.prefix}{step.id}:{visit}", frame)
             if target == END:
                 break
             position = position + 1 if target is None else steps.positions[target]
         return frame.data
 
-    async def _visit(self, step: Step, name: str, frame: Frame) -> str | None:
+    async def visit(self, step: Step, name: str, frame: Frame) -> str | None:
         """Run a step once and return the target of its jump."""
         self._count(step)
         try:
@@ -143,9 +143,11 @@ class WorkflowRun:
             if cut.name != name:
                 if not cut.recorded:
                     cut.recorded = True
-                    self._record(step, frame, StepEnded(cut.at, error=ToolError("it was stopped: the time was up")))
+                    self.record(
+                        step, name, frame, StepEnded(cut.at, error=ToolError("it was stopped: the time was up"))
+                    )
                 raise
-        self._record(step, frame, ended)
+        self.record(step, name, frame, ended)
         if ended.error is None:
             if not ended.skipped and not step.preserve_data:
                 frame.data = ended.result
@@ -171,7 +173,8 @@ class WorkflowRun:
         total = float(len(self._definition.steps.steps)) if self._definition.straight else None
         self.around.progress(self.executed - 1, total, f"{step.id} ({step.type})")
 
-    def _record(self, step: Step, frame: Frame, ended: StepEnded) -> None:
+    def record(self, step: Step, name: str, frame: Frame, ended: StepEnded) -> None:
+        """Keep the end of a visit."""
         record: dict[str, Any] = {"stepId": step.id, "type": step.type}
         result = ended.result
         if ended.error is None:
