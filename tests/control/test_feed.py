@@ -12,7 +12,7 @@ from tests.durable.lives import START, stored_in
 
 from keephold import KeepholdError, Runtime
 from keephold.control import feed as feeding
-from keephold.control.feed import Feed, FeedItem, Passing
+from keephold.control.feed import Announcement, Feed, FeedItem
 from keephold.store.base import Collected, Emitted, Registered, StoredEvent, browsable
 from keephold.testing.conformance.suite import record, uid
 
@@ -45,7 +45,7 @@ class Heard:
         async for group in self._feed.listen(self._after, **self.only):
             assert group is None or group, "an empty group says nothing"
             for each in (None,) if group is None else group:
-                if isinstance(each, Passing):
+                if isinstance(each, Announcement):
                     self.passing.append(each.block)
                 else:
                     self.events.append(None if each is None else _checked(each))
@@ -304,7 +304,7 @@ async def test_closing_lets_everyone_go_and_leaves_nothing(kind: str, tmp_path: 
         feed.close()
         await asyncio.gather(*(each.task for each in heard))
         assert feed.listeners == 0 and not log.runtime.registry.store.on_commit
-        assert feed.look not in log.runtime.upkeep.on_heard
+        assert feed.committed not in log.runtime.upkeep.on_heard
         await log.write(3)  # nobody is disturbed by it
         late = Heard(feed, 0)
         await late.task
@@ -314,12 +314,12 @@ async def test_closing_lets_everyone_go_and_leaves_nothing(kind: str, tmp_path: 
 
 async def test_what_passes_is_told_to_those_who_listen_once_and_the_newest_counts() -> None:
     async with fed("memory", Path()) as (feed, log):
-        feed.tell("requests", {"open": 9})
+        feed.announce("requests", {"open": 9})
         heard, filtered = Heard(feed, None), Heard(feed, None, uid=uid(2))
         await until_listening(feed, 2)
         for number in range(3):
-            feed.tell("requests", {"open": number})
-        feed.tell("other", {})
+            feed.announce("requests", {"open": number})
+        feed.announce("other", {})
         await log.write()
         await heard.until(log.last)
         for each in (heard, filtered):

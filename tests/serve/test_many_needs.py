@@ -53,7 +53,7 @@ async def test_K6_a_crowd_of_prompts_is_one_change_and_none_is_described(monkeyp
     monkeypatch.setattr(needs_module, "_described", noted)
     async with application() as served:
         told: list[Any] = []
-        monkeypatch.setattr(served.app.feed, "tell", lambda type, data: told.append((type, data)))
+        monkeypatch.setattr(served.app.feed, "announce", lambda type, data: told.append((type, data)))
         async with crowded(served):
             await asyncio.sleep(0)
             assert told == [("requests", {"open": MANY})] and len(served.needs) == MANY

@@ -36,7 +36,7 @@ class FeedItem:
 
 
 @dataclass(frozen=True, slots=True)
-class Passing:
+class Announcement:
     """A message for current listeners; it is not stored and has no number."""
 
     block: bytes
@@ -52,7 +52,7 @@ class Feed:
         self._last = 0
         """The number of the newest event that was read."""
         self._listeners: set[_Listener] = set()
-        self._looking: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
         self._again = False
         self._unsubscribe: list[Callable[[], None]] = []
         self.closed = False
@@ -60,15 +60,17 @@ class Feed:
     async def open(self) -> None:
         """Start after the newest event in the store."""
         _, self._last = await self._store.events_range()
-        self._unsubscribe = [each.add(self.look) for each in (self._store.on_commit, self._runtime.upkeep.on_heard)]
+        self._unsubscribe = [
+            each.add(self.committed) for each in (self._store.on_commit, self._runtime.upkeep.on_heard)
+        ]
 
     def close(self) -> None:
         """Send no more events, and end every listener's stream."""
         self.closed = True
         for unsubscribe in self._unsubscribe:
             unsubscribe()
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
         for listener in self._listeners:
             listener.wake.set()
 
@@ -82,27 +84,27 @@ class Feed:
         """Return the number of the newest event that listeners got."""
         return self._last
 
-    def look(self) -> None:
+    def committed(self) -> None:
         """Read what was committed, if anybody listens."""
         self._again = True
-        if self._listeners and self._looking is None and not self.closed:
-            self._looking = asyncio.get_running_loop().create_task(self._look())
+        if self._listeners and self._reading is None and not self.closed:
+            self._reading = asyncio.get_running_loop().create_task(self._read_all())
 
-    def tell(self, type: str, data: dict[str, Any]) -> None:
+    def announce(self, type: str, data: dict[str, Any]) -> None:
         """Send current listeners something that is not stored; a later message of the same type may replace it."""
-        passing = Passing(b"event: %s\ndata: %s\n\n" % (type.encode(), msgspec.json.encode(data)))
+        announcement = Announcement(b"event: %s\ndata: %s\n\n" % (type.encode(), msgspec.json.encode(data)))
         for listener in self._listeners:
-            listener.passing[type] = passing
+            listener.announcements[type] = announcement
             listener.wake.set()
 
-    async def _look(self) -> None:
+    async def _read_all(self) -> None:
         try:
             while self._again:
                 self._again = False
                 await self._read()
                 await asyncio.sleep(PAUSE)
         finally:
-            self._looking = None
+            self._reading = None
 
     async def _read(self) -> None:
         with contextlib.suppress(KeepholdError):  # the store cannot be read now; the sweep looks again
@@ -123,7 +125,7 @@ class Feed:
 
     async def listen(
         self, after: int | None = None, *, conversation: str | None = None, uid: str | None = None
-    ) -> AsyncGenerator[list[FeedItem | Passing] | None, None]:
+    ) -> AsyncGenerator[list[FeedItem | Announcement] | None, None]:
         """Yield groups of events after that number; without one, events from now on. Yield None where wanted events are
         no longer kept: the listener must reload everything. Steps of one handle are sent only as they happen; later its
         journal has them. Ends when the feed is closed."""
@@ -131,7 +133,7 @@ class Feed:
         self._listeners.add(listener)
         try:
             if self._again:
-                self.look()
+                self.committed()
             first, newest = await self._store.events_range()
             place = max(newest, self._last) if after is None else after
             if place + 1 < first or place > newest:
@@ -140,14 +142,14 @@ class Feed:
             while not self.closed:
                 listener.wake.clear()
                 while place < self._last and not self.closed:
-                    told, place, whole = await self._after(place, conversation, uid)
+                    found, place, whole = await self._after(place, conversation, uid)
                     if not whole:
                         yield None
-                    if told:
-                        yield told
-                if listener.passing:
-                    passing, listener.passing = listener.passing, {}
-                    yield list(passing.values())
+                    if found:
+                        yield found
+                if listener.announcements:
+                    announcements, listener.announcements = listener.announcements, {}
+                    yield list(announcements.values())
                     continue
                 await listener.wake.wait()
         finally:
@@ -155,12 +157,12 @@ class Feed:
 
     async def _after(
         self, place: int, conversation: str | None, uid: str | None
-    ) -> tuple[list[FeedItem | Passing], int, bool]:
+    ) -> tuple[list[FeedItem | Announcement], int, bool]:
         """Return some wanted events after that place, in order; the place they reach; and whether none is missing."""
         if self._ring and self._ring[0].event.seq <= place + 1:
             ring, skipped = self._ring, place + 1 - self._ring[0].event.seq  # numbers in it have no gap
-            told = [ring[at] for at in range(skipped, len(ring))]  # mostly near the end, where indexing is quick
-            return [each for each in told if _is_wanted(each.event, conversation, uid)], told[-1].event.seq, True
+            found = [ring[at] for at in range(skipped, len(ring))]  # mostly near the end, where indexing is quick
+            return [each for each in found if _is_wanted(each.event, conversation, uid)], found[-1].event.seq, True
         # A handle's events have an index; a conversation's are searched for, some at a time.
         end = self._last if uid is not None else min(place + _PAGE, self._last)
         events = await self._store.events(place, _PAGE, uid=uid, conversation=conversation, before=end + 1)
@@ -182,11 +184,11 @@ def _item(event: StoredEvent) -> FeedItem:
 
 
 class _Listener:
-    __slots__ = ("passing", "wake")
+    __slots__ = ("announcements", "wake")
 
     def __init__(self) -> None:
         self.wake = asyncio.Event()
-        self.passing: dict[str, Passing] = {}
+        self.announcements: dict[str, Announcement] = {}
         """The newest of each type."""
 
 

@@ -266,8 +266,8 @@ def open_question(question: Question, number: int | None = None) -> OpenQuestion
 
 def outcome_json(outcome: Outcome) -> dict[str, Any]:
     """Describe how a handle ended."""
-    told = {name: msgspec.to_builtins(getattr(outcome, name), enc_hook=as_text) for name in outcome.__struct_fields__}
-    return {"type": outcome.__struct_config__.tag, **masked(told)}
+    fields = {name: msgspec.to_builtins(getattr(outcome, name), enc_hook=as_text) for name in outcome.__struct_fields__}
+    return {"type": outcome.__struct_config__.tag, **masked(fields)}
 
 
 def open_wait(row: WaitRow) -> OpenWait:

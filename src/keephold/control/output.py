@@ -1,8 +1,8 @@
-"""What a handle has printed, as text: a piece by its offset, lines that hold a pattern, or whatever comes as it comes.
+"""A handle's output as text: a piece by its offset, lines that contain a pattern, or new output as it comes.
 
-Whoever runs the handle is asked: this process, another one over its socket, or the store when nobody does. Text is what
-a person may see: a terminal's lines as they were to be seen, anything else without control sequences (K4), and of a key
-its id (K5).
+The output comes from the process that runs the handle (this one or another, over its socket), or from the store if none
+does. The text is safe to show: a terminal's lines as rendered, other output without control sequences (K4), and ids in
+place of keys (K5).
 """
 
 import re
@@ -30,11 +30,11 @@ from keephold.turn.owner_connection import running
 PIECE = 65_536
 """The most bytes of one piece."""
 _COPY = 100 << 20
-"""Bytes of another process's output that are looked through for a pattern."""
+"""Bytes of another process's output that are searched for a pattern."""
 _BEFORE = 1 << 18
-"""Bytes of a terminal's output before a piece that say what is shown there."""
+"""Bytes of a terminal's output before a piece that are needed to render it."""
 _NOWHERE = 1 << 62
-"""An offset that no output reaches."""
+"""An offset beyond every output."""
 
 
 class Match(TypedDict):
@@ -65,7 +65,7 @@ async def output(
         total = source.total
         start = max(0, total - from_end) if from_end is not None else min(offset, total)
         if pattern is not None:
-            await source.fetch(max(0, start - size), total)  # lines may begin before
+            await source.fetch(max(0, start - size), total)  # lines may begin earlier
             found = await matches_in(source, pattern.encode(errors="replace"), start, size)
             matches = [Match(offset=each["offset"], line=masked(printable(each["line"]))) for each in found["matches"]]
         else:
@@ -77,7 +77,7 @@ async def output(
 
 
 def _keyless(source: "_Printed", found: dict[str, Any]) -> str:
-    """A piece without its keys, even one that begins before it, or goes on behind."""
+    """Mask the keys in a piece, even one that begins before it or ends after it."""
     start, end = found["offset"], found["end"]
     before = source.read(max(0, start - LONGEST), start).data.decode("ascii", "replace")
     after = source.read(end, min(end + LONGEST, source.total)).data.decode("ascii", "replace")
@@ -85,7 +85,7 @@ def _keyless(source: "_Printed", found: dict[str, Any]) -> str:
 
 
 class _Printed(Kept):
-    """What a handle has printed, without its result."""
+    """A handle's output, without its result."""
 
     def __init__(self, output: Output | None) -> None:
         self._output = output
@@ -93,19 +93,19 @@ class _Printed(Kept):
         self._result = b""
 
     async def fetch(self, start: int, stop: int) -> None:
-        """Have these bytes at hand, which they are."""
+        """Make these bytes available; here they are."""
 
 
 class _Elsewhere(_Printed):
-    """The same of a handle that another process runs: what is fetched is at hand, everything else is missing."""
+    """The output of a handle that another process runs: bytes that were not fetched are missing."""
 
-    def __init__(self, runtime: Runtime, record: Record, told: frames.HandleStatus, spool: Spool) -> None:
+    def __init__(self, runtime: Runtime, record: Record, status: frames.HandleStatus, spool: Spool) -> None:
         super().__init__(None)
-        self.total = told.handle.output_bytes
+        self.total = status.handle.output_bytes
         self._store, self._record, self._spool = runtime.registry.store, record, spool
-        self._terminal = told.cols > 0
+        self._terminal = status.cols > 0
         self.parts: list[tuple[int, Output]] = []
-        """What was fetched, each part without a gap, and the offset of its first byte."""
+        """The fetched parts, each without a gap, with the offset of its first byte."""
 
     async def fetch(self, start: int, stop: int) -> None:
         place = max(0, start - _BEFORE) if self._terminal else start
@@ -121,7 +121,7 @@ class _Elsewhere(_Printed):
                     return
 
     def _part(self, place: int) -> Output:
-        """Where the bytes from there on go."""
+        """Return the part to which bytes from that offset belong."""
         if not self.parts or sum((self.parts[-1][0], self.parts[-1][1].total)) != place:
             self.parts.append((place, Output(self._spool, _COPY)))
             self.parts[-1][1].terminal = self._terminal
@@ -148,13 +148,13 @@ class _Elsewhere(_Printed):
 
 @asynccontextmanager
 async def _source(runtime: Runtime, record: Record) -> AsyncIterator[_Printed]:
-    """What a handle has printed, from whoever has it."""
+    """Open a handle's output, in its process or in the store."""
     store, handle = runtime.registry.store, runtime.registry.loaded(record.uid)
     if handle is not None and (runtime.registry.runs(handle) or not handle.active):
         yield _Printed(handle.output)
     elif running(store, record) is not None:
         spool = Spool(None)
-        source = _Elsewhere(runtime, record, await _told_by(store, record), spool)
+        source = _Elsewhere(runtime, record, await _status_of(store, record), spool)
         try:
             yield source
         finally:
@@ -170,8 +170,8 @@ async def _source(runtime: Runtime, record: Record) -> AsyncIterator[_Printed]:
                 kept.close()
 
 
-async def _told_by(store: Store, record: Record) -> frames.HandleStatus:
-    """How much another process's handle has printed, and whether it is a terminal."""
+async def _status_of(store: Store, record: Record) -> frames.HandleStatus:
+    """Return another process's status of its handle: how long the output is, and whether it is a terminal."""
     async with talking(store, record, frames.Want(uid=record.uid, want="read", since=_NOWHERE)) as talk:
         async for _, payload in frames.all_frames(talk):
             if isinstance(payload, frames.HandleStatus):
@@ -206,7 +206,7 @@ async def follow(runtime: Runtime, record: Record, offset: int) -> AsyncGenerato
 
 
 async def _before(runtime: Runtime, record: Record, offset: int) -> bytes:
-    """The end of what was printed before that: a key may begin there."""
+    """Return the end of the output before that offset: a key may begin there."""
     if offset == 0:
         return b""
     async with _source(runtime, record) as source:
@@ -216,7 +216,7 @@ async def _before(runtime: Runtime, record: Record, offset: int) -> bytes:
 
 
 def _after(before: bytes, readable: Readable) -> Readable:
-    """Goes on where that ends, of which only the beginning of a key counts."""
+    """Continue after that output; only the beginning of a key in it matters."""
     text = before.decode("ascii", "replace")
     return Keyless(readable, text[unfinished_key(text) :])
 

@@ -124,8 +124,8 @@ class Requests:
 
     def _lost(self, error: Exception) -> KeepholdError:
         # httpx quotes a header that it cannot send, and that may be the token (K5).
-        told = "" if isinstance(error, httpx2.LocalProtocolError) else str(error)
-        why = told or type(error).__name__
+        said = "" if isinstance(error, httpx2.LocalProtocolError) else str(error)
+        why = said or type(error).__name__
         return KeepholdError(
             f"no server answers at {self.url} ({why}); `keephold serve` starts one. Without --server and "
             "KEEPHOLD_SERVER the store is looked into",
@@ -418,8 +418,8 @@ class RemoteControl(Requests):
         """Yield the store's events as they happen. Two have no `seq`, since they are not stored: `reset`, if events
         after that place are no longer kept, and `requests`, when the open requests have changed."""
         async for event in self.stream("/api/events", after=after, conversation=conversation, uid=uid):
-            told = msgspec.json.decode(event.data)
-            yield told if "seq" in told else {"type": event.event, "data": told}
+            said = msgspec.json.decode(event.data)
+            yield said if "seq" in said else {"type": event.event, "data": said}
 
 
 def _part(text: str) -> str:

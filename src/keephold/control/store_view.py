@@ -358,9 +358,9 @@ class StoreView:
         size = self._size(limit)
         names = [conversation] if conversation else await self._with_notifications()
         queued = [
-            {**msgspec.to_builtins(news), "message": masked(news.message)}
+            {**msgspec.to_builtins(notification), "message": masked(notification.message)}
             for name in names
-            for news in await self._store.notifications(name, _QUEUED)
+            for notification in await self._store.notifications(name, _QUEUED)
         ]
         past = await self._store.events(
             notifications=True, conversation=conversation, newest=True, before=before, limit=size + 1
@@ -370,8 +370,8 @@ class StoreView:
 
     async def _with_notifications(self) -> list[str]:
         """Return conversations that may have notifications, latest first; most conversations never had any."""
-        told = await self._store.events(notifications=True, newest=True, limit=_EVENTS)
-        return list(dict.fromkeys(event.conversation for event in told))
+        events = await self._store.events(notifications=True, newest=True, limit=_EVENTS)
+        return list(dict.fromkeys(event.conversation for event in events))
 
 
 def _check(what: str, given: str | None, known: Iterable[str]) -> None:

@@ -1,6 +1,6 @@
-"""What a handle has printed, from whoever has it: the process that runs it, or the store, in the same frames.
+"""A handle's output from the process that runs it, or from the store in the same frames.
 
-A handle that no process runs has printed all it will, so to follow it is to read it.
+If no process runs a handle, its output is complete, so following it only reads it.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -23,7 +23,7 @@ _CHUNK = 1 << 16
 
 @asynccontextmanager
 async def talking(store: Store, record: Record, want: frames.Want) -> AsyncIterator[frames.Talk]:
-    """Ask the process that runs the handle, or the store if none does, for that."""
+    """Connect to the process that runs the handle, or to the store if none does."""
     to = running(store, record)
     if to is not None:
         async with linked(to, want) as link:
@@ -38,12 +38,12 @@ async def talking(store: Store, record: Record, want: frames.Want) -> AsyncItera
 
 
 def stored_output(store: Store, record: Record) -> Output | None:
-    """What the store has of a handle's output. Whoever asks closes it."""
+    """Return the stored output of a handle; the caller closes it."""
     return None if record.output is None else Output.restored(Spool(store.directory), record.output, record.uid)
 
 
 class StoredOutput:
-    """Says what the process that ran a handle would say at its end."""
+    """Yields the frames that the handle's process would send at its end."""
 
     def __init__(self, store: Store, record: Record, want: frames.Want, output: Output | None) -> None:
         if want.want in ("attach", "send") or want.screen:
@@ -60,7 +60,7 @@ class StoredOutput:
         return next(self._frames)
 
     def send(self, kind: frames.Kind, payload: bytes | msgspec.Struct = b"") -> None:
-        """Nobody listens."""
+        """Ignore it: no process runs the handle."""
 
     def _read(self, since: int) -> Iterator[frames.Frame]:
         output = self._output

@@ -1,8 +1,7 @@
-"""`/api`: the operations of `Control` over HTTP. `OPERATIONS` is the whole of it; `/api/openapi.json` is made of it.
+"""`/api`: the operations of `Control` over HTTP. `OPERATIONS` lists them; `/api/openapi.json` is made from it.
 
-The streams of the API, as server-sent events: what a handle prints, what happens, and the last lines of handles.
-
-A client that comes back says by `Last-Event-ID` where it was.
+The API's streams are server-sent events: a handle's output, the store's events, and the last lines of handles. A client
+that reconnects sends its position as `Last-Event-ID`.
 """
 
 import asyncio
@@ -26,10 +25,10 @@ from keephold.serve.sse import EventStream, event
 
 _GLANCE_SECS = 0.5
 _GLANCES = 200
-"""Handles that one page may have an eye on."""
+"""Handles that one stream may watch."""
 
 Counting = Callable[[str], AbstractContextManager[None]]
-"""Counts a stream of that kind while it is open."""
+"""Counts an open stream of that kind."""
 
 
 class Streams:
@@ -41,7 +40,7 @@ class Streams:
         self._counting = counting
 
     async def follow(self, given: Given, request: Request) -> EventStream:
-        """What a handle prints and how it changes, until it has stopped."""
+        """Stream a handle's output and state changes until it has stopped."""
         await self._control.store_view.record(given["uid"])
         followed = self._followed(given["uid"], _last(request, given.get("offset", 0)))
         return EventStream(followed, self._counting("output"))
@@ -49,24 +48,24 @@ class Streams:
     async def _followed(self, uid: str, offset: int) -> AsyncIterator[bytes]:
         try:
             async with aclosing(self._control.follow(uid, offset)) as following:
-                async for told in following:
-                    yield event(told["type"], told, told.get("offset"))
+                async for found in following:
+                    yield event(found["type"], found, found.get("offset"))
         except KeepholdError as error:
             yield event("refused", {"code": error.code, "message": error.message})
 
     async def events(self, given: Given, request: Request) -> EventStream:
-        """What happens: all of it, or of a conversation or a handle."""
+        """Stream the events of the store, of a conversation or of a handle."""
         after = _last(request, given.get("after"))
-        lost = after is None and bool(request.headers.get("last-event-id"))  # it says where it was, in no words of ours
-        told = self._told(after, lost, given.get("conversation") or None, given.get("uid") or None)
-        return EventStream(told, self._counting("events"))
+        lost = after is None and bool(request.headers.get("last-event-id"))  # its position is not one of our numbers
+        found = self._events(after, lost, given.get("conversation") or None, given.get("uid") or None)
+        return EventStream(found, self._counting("events"))
 
-    async def _told(
+    async def _events(
         self, after: int | None, lost: bool, conversation: str | None, uid: str | None
     ) -> AsyncIterator[bytes]:
         if lost:
             yield event("reset", {})
-        with suppress(KeepholdError):  # the store cannot be read: the stream ends, and its client comes back
+        with suppress(KeepholdError):  # the store cannot be read: the stream ends, and its client reconnects
             async with aclosing(self._feed.listen(after, conversation=conversation, uid=uid)) as groups:
                 async for group in groups:
                     if group is None:  # without a number: older ones may follow
@@ -75,7 +74,7 @@ class Streams:
                         yield b"".join(each.block for each in group)
 
     async def glances(self, given: Given, request: Request) -> EventStream:
-        """The last line and the progress of handles, when they change."""
+        """Stream the last line and the progress of handles when they change."""
         return EventStream(self._glanced(given["uids"]), self._counting("glances"))
 
     async def _glanced(self, uids: str) -> AsyncIterator[bytes]:
@@ -95,7 +94,7 @@ class Streams:
 
 
 def _last(request: Request, otherwise: Any) -> Any:
-    """The number that the client heard last, if it says one."""
+    """Return the last number that the client received, if it sends one."""
     said = request.headers.get("last-event-id", "")
     return int(said) if said.isascii() and said.isdigit() and len(said) < 16 else otherwise
 
@@ -104,7 +103,7 @@ _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
 def routes(control: Control, feed: Feed, counting: Counting) -> list[BaseRoute]:
-    """The routes of the API; `Door` has seen to who may use them."""
+    """The routes of the API; `ServeDoor` has authenticated the client."""
     made = Api(control, feed, counting).operations()
     limit = control.runtime.limits.arguments_bytes
     description = described(OPERATIONS, version("keephold"))
@@ -136,7 +135,7 @@ class Api:
         self._control = control
         self._streams = {"follow": streams.follow, "events": streams.events, "glances": streams.glances}
         self._handlers: dict[str, Handler] = {
-            # an empty field of a form narrows nothing
+            # an empty field of a form does not filter
             "handles": lambda given: control.store_view.handles(
                 **{name: value for name, value in given.items() if value != ""}
             ),
@@ -148,7 +147,7 @@ class Api:
         }
 
     def operations(self) -> list[Operation]:
-        """All of them, each with what does it."""
+        """Return all operations, each with its handler."""
         return [
             replace(each, streams=self._streams[each.id])
             if each.id in self._streams
@@ -162,7 +161,7 @@ class Api:
         return _asking(getattr(owner, id))
 
     def _of_known(self, ask: Callable[..., Awaitable[Any]]) -> Handler:
-        """Asked of a handle that there is; of another, nothing would be told."""
+        """Refuse an unknown handle: the operation alone would return an empty result."""
 
         async def does(given: Given) -> Any:
             await self._control.store_view.record(given["uid"])
@@ -172,7 +171,7 @@ class Api:
 
 
 def _asking(ask: Callable[..., Awaitable[Any]]) -> Handler:
-    """Asked with the parameters of a request and what its body has, by name."""
+    """Call it with the request's parameters and its body's fields, by name."""
     return lambda given: ask(**given.pop("body", {}), **given)
 
 

@@ -34,7 +34,7 @@ class App:
         metrics.requests = control.requests.count
         self.feed = Feed(self.runtime)
         self.screens = Screens(self.runtime)
-        self._telling = False
+        self._announcing = False
 
     async def open(self) -> None:
         """Start the feed of events."""
@@ -44,14 +44,14 @@ class App:
 
     def _requests_changed(self) -> None:
         """Send one event for many changes: a batch may ask a thousand things at once."""
-        if not self._telling:
-            self._telling = True
+        if not self._announcing:
+            self._announcing = True
             asyncio.get_running_loop().call_soon(self._announce_requests)
 
     def _announce_requests(self) -> None:
         assert self._control.requests.here is not None
-        self._telling = False
-        self.feed.tell("requests", {"open": len(self._control.requests.here)})
+        self._announcing = False
+        self.feed.announce("requests", {"open": len(self._control.requests.here)})
 
     async def close(self) -> None:
         """End all streams, so that the server can end."""

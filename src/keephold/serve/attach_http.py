@@ -109,18 +109,18 @@ class _Talking(Response):
         self._talks = talks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        telling = asyncio.create_task(self._tell(send))
+        forwarding = asyncio.create_task(self._forward(send))
         leaving = asyncio.create_task(_left(receive))
         try:
-            await asyncio.wait((telling, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if telling.done():
-                telling.result()
+            await asyncio.wait((forwarding, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if forwarding.done():
+                forwarding.result()
         finally:
-            telling.cancel()
+            forwarding.cancel()
             leaving.cancel()
-            await asyncio.gather(telling, leaving, return_exceptions=True)
+            await asyncio.gather(forwarding, leaving, return_exceptions=True)
 
-    async def _tell(self, send: Send) -> None:
+    async def _forward(self, send: Send) -> None:
         id = secrets.token_urlsafe(16)
         begun = False
         try:

@@ -105,5 +105,5 @@ class Written:
         self._child("keephold_notifications_queued_total", op.level).inc()
 
     def _delivered(self, op: Delivered | Responded, result: Any) -> None:
-        for news in result or ():
-            self._child("keephold_notifications_delivered_total", news.level).inc()
+        for notification in result or ():
+            self._child("keephold_notifications_delivered_total", notification.level).inc()

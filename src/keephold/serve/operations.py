@@ -244,7 +244,7 @@ def described(operations: Sequence[Operation], version: str) -> Schema:
         "info": {
             "title": "keephold",
             "version": version,
-            "description": "Look at, talk to and end the tool calls of a running keephold.",
+            "description": "Read, answer and abort the tool calls of a running keephold.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "security": [{"token": []}],

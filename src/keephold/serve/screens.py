@@ -1,10 +1,10 @@
-"""Terminals in the browser: what one shows, live, and a person who takes it over.
+"""Terminals in the browser: a live screen, and a user who takes it over.
 
-`GET /screens/{uid}` is a stream of server-sent events: `hello` once, with the id of this stream, then `screen` whenever
-what is shown has changed, at most 20 times a second, and `end`. A terminal that nobody looks at costs nothing.
+`GET /screens/{uid}` is a stream of server-sent events: `hello` once, with the id of the stream, then `screen` when the
+screen has changed, at most 20 times a second, and `end`. A terminal without viewers costs nothing.
 
-Taking over is `POST …/drive`; it ends with the stream that it names, or after 30 seconds if it names none. What is
-typed (`POST …/type`) is numbered by the client and taken strictly in that order, nothing twice.
+`POST …/drive` takes the terminal over, until the stream that it names ends, or for 30 seconds if it names none. The
+client numbers its input (`POST …/type`); the server takes it in that order, and nothing twice.
 """
 
 import asyncio
@@ -36,22 +36,22 @@ T = TypeVar("T")
 PAUSE = 0.05
 """Seconds between two screens."""
 ALONE = 30.0
-"""Seconds that a terminal is driven without a stream."""
+"""How long a terminal is driven without a stream."""
 _LONGEST = 1 << 20
-"""Bytes of a request to type: a paste has room in it."""
+"""Bytes of a request to type, enough for a paste."""
 
 
 class Drive(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a take-over."""
 
     stream: str | None = None
-    """The id of the stream that shows the terminal to whoever drives."""
+    """The id of the stream that shows the terminal to the driver."""
     rows: int = 0
     cols: int = 0
 
 
 class Type(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of what is typed: one of `data`, `key`, `paste`."""
+    """The body of typed input: one of `data`, `key`, `paste`."""
 
     driver: str
     seq: int
@@ -61,7 +61,7 @@ class Type(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Resize(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of another size."""
+    """The body of a resize."""
 
     driver: str
     rows: int
@@ -75,25 +75,25 @@ class HandBack(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Driver:
-    """A person who drives a terminal from a browser."""
+    """A user who drives a terminal from a browser."""
 
     def __init__(self, stream: str | None) -> None:
         self.id = secrets.token_urlsafe(16)
         self.stream = stream
         self.typed = 0
-        """The number of what was typed last."""
+        """The number of the last input."""
 
 
 class _View:
-    """A terminal that somebody looks at, and all who do."""
+    """A terminal with its viewers."""
 
     def __init__(self, watched: Watched, ended: Callable[[], None]) -> None:
         self.watched = watched
         self.changed: dict[str, asyncio.Event] = {}
-        """By the id of a stream: that there is something new for it."""
+        """By stream id: set when its screen has changed."""
         self.driver: _Driver | None = None
         self.taken = 0
-        """How often it was taken over: by this whoever drives tells what was shown before they did."""
+        """How often it was taken over: a driver can tell screens from before its takeover by this."""
         self.alone: asyncio.TimerHandle | None = None
         self.over = False
         self.why: str | None = None
@@ -104,18 +104,18 @@ class _View:
         try:
             async with aclosing(self.watched.follow()) as changes:  # type: ignore[type-var]
                 async for _ in changes:
-                    self.tell()
+                    self.notify()
         except KeepholdError as error:
             self.why = error.message
         finally:
             self.over = True
             await self.hand_back()
-            self.tell()
+            self.notify()
             self._ended()
 
-    def tell(self) -> None:
-        for news in self.changed.values():
-            news.set()
+    def notify(self) -> None:
+        for changed in self.changed.values():
+            changed.set()
 
     async def hand_back(self) -> None:
         self.driver = None
@@ -123,7 +123,7 @@ class _View:
             self.alone.cancel()
             self.alone = None
         await self.watched.hand_back()
-        self.tell()
+        self.notify()
 
     async def close(self) -> None:
         self._task.cancel()
@@ -155,7 +155,7 @@ class Screens:
         await asyncio.gather(*self._leaving, return_exceptions=True)
 
     def now(self, uid: str) -> dict[str, Any] | None:
-        """What the terminal of a handle shows now, for a page; None if this process does not run it."""
+        """Return the current screen of a handle for a page; None if this process does not run it."""
         try:
             handle = self._runtime.registry.loaded(uid)
             return (
@@ -181,7 +181,7 @@ class Screens:
         view = self._views.get(uid)
         if view is None:
             watched = await self._watched(uid)
-            view = self._views.get(uid)  # somebody else may have come meanwhile
+            view = self._views.get(uid)  # another viewer may have connected meanwhile
             if view is None:
                 view = self._views[uid] = _View(watched, lambda: self._left(uid))
             else:
@@ -189,7 +189,7 @@ class Screens:
         return view
 
     def _left(self, uid: str) -> None:
-        """Nobody may look any more, or the handle may have stopped: then it is let go of."""
+        """Release the terminal if its last viewer has left or the handle has stopped."""
         view = self._views.get(uid)
         if view is not None and not view.changed and view.driver is None:
             del self._views[uid]
@@ -197,7 +197,7 @@ class Screens:
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
 
-    # Looking
+    # Viewing
 
     async def _stream(self, request: Request) -> ASGIApp:
         uid = request.path_params["uid"]
@@ -210,19 +210,19 @@ class Screens:
 
     async def _events(self, uid: str) -> AsyncIterator[bytes]:
         try:
-            view = await self._view(uid)  # here, as a client may have gone before it was sent anything
+            view = await self._view(uid)  # here, because a client may leave before the first event
         except KeepholdError as error:
             yield event("end", {"why": error.message})
             return
-        id, news = secrets.token_urlsafe(16), asyncio.Event()
-        news.set()
-        view.changed[id] = news
+        id, changed = secrets.token_urlsafe(16), asyncio.Event()
+        changed.set()
+        view.changed[id] = changed
         try:
             yield event("hello", {"stream": id})
             last: dict[str, Any] | None = None
             while True:
-                await news.wait()
-                news.clear()
+                await changed.wait()
+                changed.clear()
                 over = view.over
                 if not over:
                     now = as_json(view.watched.shown(), view.watched.driver)
@@ -268,11 +268,11 @@ class Screens:
         view.taken += 1
         if want.stream is None:
             view.alone = asyncio.get_running_loop().call_later(ALONE, self._end, uid, driver)
-        view.tell()
+        view.notify()
         return {"driver": driver.id, "taken": view.taken}
 
     def _is_there(self, uid: str, view: _View, stream: str | None) -> bool:
-        """Whether the terminal is still looked at, by the one who drives it: another process took a while to answer."""
+        """Whether the driver still views the terminal: another process took a while to respond."""
         return self._views.get(uid) is view and not view.over and (stream is None or stream in view.changed)
 
     def _end(self, uid: str, driver: _Driver) -> None:
@@ -289,7 +289,7 @@ class Screens:
     async def _type(self, uid: str, body: bytes) -> dict[str, Any]:
         typed = _read(body, Type)
         view, driver = self._driven(uid, typed.driver)
-        if typed.seq <= driver.typed:  # sent again because its answer was lost
+        if typed.seq <= driver.typed:  # sent again because its response was lost
             return {"seq": driver.typed}
         if typed.seq != driver.typed + 1:
             message = f"number {typed.seq} does not follow {driver.typed}: what is typed is taken in order"
@@ -303,7 +303,7 @@ class Screens:
         size = _read(body, Resize)
         view, _ = self._driven(uid, size.driver)
         view.watched.resize(Size(size.rows, size.cols))
-        view.tell()
+        view.notify()
         return {}
 
     async def _back(self, uid: str, body: bytes) -> dict[str, Any]:
@@ -319,7 +319,7 @@ class Screens:
 
 
 def as_json(shown: Shown, driver: str | None) -> dict[str, Any]:
-    """What is told of a screen."""
+    """Return a screen as the stream's JSON."""
     screen = shown.screen
     return {
         "html": screen_html(shown.rows, screen.cursor if shown.cursor else None),
@@ -333,7 +333,7 @@ def as_json(shown: Shown, driver: str | None) -> dict[str, Any]:
 
 
 def _typed(typed: Type, watched: Watched) -> bytes:
-    """What a terminal sends for it."""
+    """Return the bytes that a terminal sends for it."""
     match typed:
         case Type(data=str(data), key=None, paste=None):
             return data.encode(errors="replace")
@@ -345,7 +345,7 @@ def _typed(typed: Type, watched: Watched) -> bytes:
 
 
 def _pasted(text: str, *, bracketed: bool) -> bytes:
-    """A paste holds no keys: what would end it, or be one, is taken out of it."""
+    """Remove control characters from a paste, which could end it or press keys."""
     plain = "".join(each for each in text.replace("\r\n", "\n") if each in "\n\t" or each.isprintable())
     data = plain.replace("\n", "\r").encode(errors="replace")
     return b"\x1b[200~" + data + b"\x1b[201~" if bracketed else data

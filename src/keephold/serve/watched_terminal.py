@@ -1,7 +1,7 @@
-"""One terminal that somebody looks at: what it shows, and whoever types into it.
+"""One terminal with viewers: its screen, and the input of its driver.
 
-It may run in this process (`Here`) or in another one on the same store (`There`); whoever looks cannot tell. `There`
-feeds an emulator of its own with what the other process sends. A terminal has one driver at most, wherever they sit.
+It may run in this process (`LocalTerminal`) or in another one on the same store (`RemoteTerminal`, which feeds an
+emulator of its own); viewers see no difference. A terminal has at most one driver, in any process.
 """
 
 import asyncio
@@ -21,57 +21,57 @@ from keephold.turn.output_follower import Following
 from keephold.turn.owner_connection import Link, OwnerAddress, linked
 
 PAUSE = 0.05
-"""Seconds between two looks at a terminal that nobody drives."""
+"""Seconds between two screens of a terminal that nobody drives."""
 _HIDDEN = b"\x1b[?25l"
 _BRACKETED = b"\x1b[?2004h"
 _REPLAYED = 1 << 18
-"""Bytes that are printed again to get at the colours of a screen."""
+"""Bytes of output that are replayed to find the colours of a screen."""
 _FIRST = Size(24, 80)
-"""The size of a screen that nothing is known of yet."""
+"""The size of a screen before it is known."""
 
 
 class Shown(NamedTuple):
-    """What a terminal shows at one moment."""
+    """A terminal's screen at one moment."""
 
     screen: Screen
     rows: Rows
     cursor: bool
-    """Whether the cursor is to be seen."""
+    """Whether the cursor is visible."""
 
 
 class Watched(Protocol):
-    """A terminal that is looked at."""
+    """A terminal with viewers."""
 
     @property
     def driver(self) -> str | None:
-        """Who drives it: `person`, or nobody."""
+        """`person` if a user drives it."""
 
     def shown(self) -> Shown: ...
 
     def follow(self) -> AsyncIterator[None]:
-        """Something has changed, each time it has, until the handle stops. Raises `KeepholdError` if it is lost."""
+        """Yield after each change until the handle stops. Raises `KeepholdError` if the connection is lost."""
 
     async def drive(self, size: Size) -> None:
-        """Take it over. Raises `KeepholdError` if somebody else drives it."""
+        """Take it over. Raises `KeepholdError` if another user drives it."""
 
     def type(self, data: bytes) -> None: ...
 
     def resize(self, size: Size) -> None: ...
 
     async def hand_back(self) -> None:
-        """Leave it as it was. Twice is harmless."""
+        """Restore its size and release it. A second call does nothing."""
 
     def application_keys(self) -> bool: ...
 
     def bracketed_paste(self) -> bool:
-        """Whether the program wants to know what is pasted."""
+        """Whether the program wants pastes marked."""
 
     def close(self) -> None:
-        """Nobody looks any more."""
+        """Release it: no viewer is left."""
 
 
 def shown_by(terminal: SupportsScreen | Emulator) -> Shown:
-    """What a terminal shows, with its colours if it knows them."""
+    """Return a terminal's screen, with colours if it knows them."""
     screen = terminal.screen()
     painted = terminal.painted() if isinstance(terminal, SupportsCells) else b""
     if not painted:
@@ -93,7 +93,7 @@ class LocalTerminal:
         self._live = terminal_of(handle)
         self._driving: Driving | None = None
         self._answering: Emulator | None = None
-        """While a person drives, their terminal answers what the program asks it. A browser is none, so this does."""
+        """While a user drives, their terminal answers the program's queries. A browser cannot; this does."""
 
     @property
     def driver(self) -> str | None:
@@ -126,7 +126,7 @@ class LocalTerminal:
                 f"somebody has been driving terminal `{handle.id}` since {time_of_day(since)}, and only one can",
                 code="driven_by_person",
             )
-        self._live = terminal_of(handle)  # raises if it has ended
+        self._live = terminal_of(handle)  # raises if it has stopped
         assert run is not None
         screen, painted = self._live.screen(), painting_of(self._live)
         self._streams.drivers[handle.uid] = self._streams.registry.clock.now()
@@ -206,8 +206,8 @@ class RemoteTerminal:
         self._plain = screen
 
     async def _recolour(self, total: int) -> None:
-        """A screen comes without its colours. If little was printed and printing it again gives the same screen, they
-        are there; else they come with what is printed next."""
+        """Replay the output to find the screen's colours, which a frame does not have. If there is too much output, or
+        the replay gives another screen, colours come with the next output."""
         shown, self._plain = self._plain, None
         if shown is None or total > _REPLAYED or self._driving is not None:
             return
@@ -234,7 +234,7 @@ class RemoteTerminal:
         want = frames.Want(uid=self._to.uid, want="attach", rows=size.rows, cols=size.cols)
         async with contextlib.AsyncExitStack() as stack:
             link = await stack.enter_async_context(linked(self._to, want))
-            await link.receive()  # what it shows, or a refusal
+            await link.receive()  # its screen, or a refusal
             stack.callback(asyncio.create_task(_read(link)).cancel)
             self._link, self._driving = link, stack.pop_all()
         self._before = Size(screen.rows, screen.cols)
@@ -271,19 +271,19 @@ class RemoteTerminal:
 
 
 async def _read(link: Link) -> None:
-    """What the process says to whoever drives. It is told to whoever follows as well; here it only must be taken."""
+    """Read and ignore the driver's frames: the viewer's connection gets the same."""
     with contextlib.suppress(KeepholdError):
         while (await link.receive())[0] != frames.END:
             pass
 
 
 def painting_of(live: SupportsScreen) -> bytes:
-    """What paints the screen of a terminal, with its colours if it knows them."""
+    """Return the sequences that paint a terminal's screen, with colours if it knows them."""
     return (live.painted() if isinstance(live, SupportsCells) else b"") or redraw(live.screen())
 
 
 def terminal_of(handle: Handle) -> SupportsScreen:
-    """The terminal of a handle that runs in one. Raises `ToolError` if it does not."""
+    """Return the terminal of a handle. Raises `ToolError` if the handle does not run in one."""
     if handle.tool.source != "terminal":
         raise ToolError(f"handle `{handle.id}` is no terminal", code="invalid_arguments")
     if handle.run is None or handle.run.live is None or handle.run.ending or not handle.active:

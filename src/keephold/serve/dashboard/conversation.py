@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from keephold.errors import KeepholdError
-from keephold.serve.dashboard.rendering import Look
+from keephold.serve.dashboard.rendering import Renderer
 from keephold.serve.dashboard.timeline import MOST, Stretch, lanes, stretches
 from keephold.turn.notifications import AUTOMATIC
 
@@ -105,14 +105,14 @@ _BELOW = 200
 _INQUIRIES = 20
 
 
-def routes(look: Look, control: "Control") -> list[BaseRoute]:
+def routes(renderer: Renderer, control: "Control") -> list[BaseRoute]:
     """Return the page's route."""
-    return [Route("/conversations/{id:path}", _Page(look, control).show)]
+    return [Route("/conversations/{id:path}", _Page(renderer, control).show)]
 
 
 class _Page:
-    def __init__(self, look: Look, control: "Control") -> None:
-        self._look = look
+    def __init__(self, renderer: Renderer, control: "Control") -> None:
+        self._renderer = renderer
         self._control = control
 
     async def show(self, request: Request) -> Response:
@@ -122,13 +122,13 @@ class _Page:
         try:
             conversation = await self._control.store_view.conversation(id, before=before, limit=TURNS)
         except KeepholdError as error:
-            return await self._look.problem(request, error.message, 404, "/conversations")
+            return await self._renderer.problem(request, error.message, 404, "/conversations")
         path = f"/conversations/{quote(id)}"
         turns = [await self._turn(id, turn) for turn in conversation["turns"]]
         if not turns and before is None:
             turns = [await self._turn(id, None)]
         following = conversation["next"]
-        return await self._look.page(
+        return await self._renderer.page(
             request,
             "conversation.html",
             conversation=conversation,

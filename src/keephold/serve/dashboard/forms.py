@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from keephold.errors import KeepholdError
-from keephold.serve.dashboard.rendering import Look, card_key, short_name
+from keephold.serve.dashboard.rendering import Renderer, card_key, short_name
 from keephold.serve.operations import read_body
 
 if TYPE_CHECKING:
@@ -52,12 +52,12 @@ class _Refused(Exception):
         self.message, self.status = message, status
 
 
-def routes(look: Look, control: "Control", home: Home) -> list[BaseRoute]:
+def routes(renderer: Renderer, control: "Control", home: Home) -> list[BaseRoute]:
     """Return the routes of forms. `home` shows a request again whose answer was not taken."""
     forms = Forms(control, home)
 
     def post(path: str, act: Acts) -> Route:
-        return Route(path, _taken(look, act), methods=["POST"])
+        return Route(path, _taken(renderer, act), methods=["POST"])
 
     return [
         post("/do/requests/{id}", forms.decide),
@@ -140,7 +140,7 @@ def _giver(id: str) -> str:
     return id.rpartition("-")[0]
 
 
-def _taken(look: Look, act: Acts) -> Callable[[Request], Awaitable[Response]]:
+def _taken(renderer: Renderer, act: Acts) -> Callable[[Request], Awaitable[Response]]:
     """Return a view that reads the form and shows a refusal."""
 
     @wraps(act)
@@ -153,7 +153,7 @@ def _taken(look: Look, act: Acts) -> Callable[[Request], Awaitable[Response]]:
             message, status = refusal.message, refusal.status
         except KeepholdError as error:
             message, status = error.message, _STATUS.get(error.code, 422)
-        return await look.problem(request, message, status, back=_place(fields))
+        return await renderer.problem(request, message, status, back=_place(fields))
 
     return view
 
@@ -174,8 +174,8 @@ def _back(fields: Fields, said: str, of: str | None = None) -> Response:
     """Redirect to the form's page, with what was done and to what."""
     path, _, query = _place(fields).partition("?")
     kept = [pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] not in ("said", "of")]
-    told = [("said", said), *([("of", of)] if of else [])]
-    return RedirectResponse(f"{path}?{urlencode([*kept, *told])}", 303)
+    message = [("said", said), *([("of", of)] if of else [])]
+    return RedirectResponse(f"{path}?{urlencode([*kept, *message])}", 303)
 
 
 def _place(fields: Fields) -> str:

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from keephold.errors import KeepholdError
 from keephold.serve.dashboard.graph import draw, numbered
-from keephold.serve.dashboard.rendering import Look, is_turnless, pretty
+from keephold.serve.dashboard.rendering import Renderer, is_turnless, pretty
 from keephold.serve.dashboard.timeline import moments, stretches
 from keephold.serve.operations import STATUS
 from keephold.text import to_json
@@ -38,14 +38,14 @@ WHOLE, PART = 1 << 16, 1 << 12
 _GONE = {"handle_not_found": 404, "expired": 410, "handle_expired": 410}
 
 
-def routes(look: Look, control: "Control", screens: "Screens") -> list[BaseRoute]:
+def routes(renderer: Renderer, control: "Control", screens: "Screens") -> list[BaseRoute]:
     """Return the page's routes."""
-    return [Route("/handles/{uid}", _Page(look, control, screens).show)]
+    return [Route("/handles/{uid}", _Page(renderer, control, screens).show)]
 
 
 class _Page:
-    def __init__(self, look: Look, control: "Control", screens: "Screens") -> None:
-        self._look = look
+    def __init__(self, renderer: Renderer, control: "Control", screens: "Screens") -> None:
+        self._renderer = renderer
         self._control = control
         self._screens = screens
 
@@ -60,10 +60,10 @@ class _Page:
                 return await self._named(request, uid)
             title = "No such handle any more" if error.code in _GONE else None
             status = (STATUS | _GONE).get(error.code, 400)
-            return await self._look.problem(request, error.message, status, "/handles", title)
+            return await self._renderer.problem(request, error.message, status, "/handles", title)
         events = await control.store_view.timeline(uid)
         workflow = await control.store_view.workflow(uid) if fact["kind"] == "workflow" else None
-        return await self._look.page(
+        return await self._renderer.page(
             request,
             "handle.html",
             fact=fact,
@@ -93,9 +93,9 @@ class _Page:
                 newest.setdefault(fact["conversation"], fact)
         if not newest:
             message = f"There is no handle with the id or uid “{id}”."
-            return await self._look.problem(request, message, 404, "/handles", "No such handle")
+            return await self._renderer.problem(request, message, 404, "/handles", "No such handle")
         if len(newest) > 1:
-            return await self._look.page(request, "namesakes.html", id=id, facts=list(newest.values()))
+            return await self._renderer.page(request, "namesakes.html", id=id, facts=list(newest.values()))
         (fact,) = newest.values()
         return RedirectResponse(f"/handles/{fact['uid']}", 303)
 

@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 
 from keephold.control.store_view import KINDS, SORTS, STATES, StoreView
 from keephold.serve.dashboard import conversation, forms, handle
-from keephold.serve.dashboard.rendering import HERE, Look, is_turnless, mark, short_name
+from keephold.serve.dashboard.rendering import HERE, Renderer, is_turnless, mark, short_name
 from keephold.serve.door import OWNER
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ View = Callable[[Request], Awaitable[Response]]
 
 def routes(control: "Control", screens: "Screens") -> list[BaseRoute]:
     """Return the dashboard's routes: pages, forms and files."""
-    look = Look(control)
-    pages = Pages(control, look)
+    renderer = Renderer(control)
+    pages = Pages(control, renderer)
     return [
         Route("/", pages.home),
         Route("/handles", pages.handles),
@@ -112,21 +112,21 @@ def routes(control: "Control", screens: "Screens") -> list[BaseRoute]:
         Route("/keys", pages.keys),
         Route("/stats", pages.stats),
         Route("/tools", pages.tools),
-        *handle.routes(look, control, screens),
-        *conversation.routes(look, control),
-        *forms.routes(look, control, pages.home),
+        *handle.routes(renderer, control, screens),
+        *conversation.routes(renderer, control),
+        *forms.routes(renderer, control, pages.home),
         Mount("/static", Files(directory=HERE / "static")),
     ]
 
 
 def nowhere(control: "Control") -> Callable[[Request, Exception], Awaitable[Response]]:
     """Return the handler for unknown addresses; it answers browsers with a page."""
-    look = Look(control)
+    renderer = Renderer(control)
 
     async def view(request: Request, error: Exception) -> Response:
         wants_page = request.method == "GET" and "text/html" in request.headers.get("accept", "")
         if wants_page and request.scope.get(OWNER):  # the page's frame shows the number of open requests
-            return await look.problem(request, "There is nothing at this address.", 404, "/", "No such page")
+            return await renderer.problem(request, "There is nothing at this address.", 404, "/", "No such page")
         return PlainTextResponse("Not Found", 404)
 
     return view
@@ -144,9 +144,9 @@ class Files(StaticFiles):
 class Pages:
     """The views. live.js requests them again when something has happened."""
 
-    def __init__(self, control: "Control", look: Look) -> None:
+    def __init__(self, control: "Control", renderer: Renderer) -> None:
         self._control = control
-        self._look = look
+        self._renderer = renderer
 
     async def home(self, request: Request, *, status: int = 200, drafts: dict[str, Any] | None = None) -> Response:
         """Show open requests, running handles and what stopped last. `drafts` are refused inputs by request id."""
@@ -156,7 +156,7 @@ class Pages:
             requests = [each for each in [await self._control.requests.get(id)] if each is not None] + requests
         running = await self._control.store_view.handles(state="live", oneshot=True, limit=_RUNNING)
         happened = await self._control.store_view.handles(state="stopped", sort="stopped", limit=_HAPPENED)
-        return await self._look.page(
+        return await self._renderer.page(
             request,
             "home.html",
             status=status,
@@ -199,7 +199,7 @@ class Pages:
         await self._add_last_lines(found["handles"])
         requests = await self._control.requests.page()
         query = {name: value for name, value in chosen.items() if value and (name, value) != ("sort", "newest")}
-        return await self._look.page(
+        return await self._renderer.page(
             request,
             "handles.html",
             groups=_grouped(found["handles"], chosen["group"]),
@@ -231,7 +231,7 @@ class Pages:
         after = request.query_params.get("after") or None
         found = await self._control.store_view.conversations(after=after, limit=_PLACES)
         whole = after is None and found["next"] is None
-        return await self._look.page(
+        return await self._renderer.page(
             request,
             "conversations.html",
             places=_nested(found["conversations"], latest_first=whole),
@@ -248,7 +248,7 @@ class Pages:
             conversation=place or None, before=before, limit=_NOTIFICATIONS
         )
         query = {"conversation": place} if place else {}
-        return await self._look.page(
+        return await self._renderer.page(
             request,
             "notifications.html",
             queued=found["queued"],
@@ -266,7 +266,7 @@ class Pages:
         for key in found["keys"]:
             by_place.setdefault(key["conversation"], []).append(key)
         query = {"conversation": place} if place else {}
-        return await self._look.page(
+        return await self._renderer.page(
             request,
             "keys.html",
             places=by_place,
@@ -278,7 +278,7 @@ class Pages:
     async def stats(self, request: Request) -> Response:
         """Show numbers: now, today, since the server started, and of the store."""
         stopped = await today(self._control.store_view, time.time())
-        return await self._look.page(
+        return await self._renderer.page(
             request, "stats.html", stats=await self._control.runtime_view.stats(), today=stopped
         )
 
@@ -286,7 +286,7 @@ class Pages:
         """List the tools."""
         tools = sorted(await self._control.runtime_view.tools(), key=lambda tool: str(tool["name"]))
         own = [tool for tool in tools if not tool["builtin"]]
-        return await self._look.page(
+        return await self._renderer.page(
             request, "tools.html", own=own, builtin=[tool for tool in tools if tool["builtin"]]
         )
 

@@ -61,7 +61,7 @@ ENDS = {
 """Words for an end that did not come from the tool."""
 
 
-class Look:
+class Renderer:
     """Renders templates as pages."""
 
     def __init__(self, control: "Control") -> None:
