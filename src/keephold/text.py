@@ -45,7 +45,7 @@ def has_controls(text: str) -> bool:
 
 
 def to_json(value: Any) -> bytes:
-    """Compact JSON, also of strings that are no text."""
+    """Return compact JSON, also of strings that are not valid text."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
