@@ -126,7 +126,7 @@ async def overflows(tab: Page) -> bool:
 
 
 SHOWN = {
-    "needs": ("1280-light", "1280-dark"),
+    "requests": ("1280-light", "1280-dark"),
     "workflow": ("1280-light",),
     "terminal-driven": ("1280-light",),
     "conversation": ("1280-dark",),

@@ -74,7 +74,7 @@ async def test_people_answer_what_an_agent_asks(workshop: Served, camera: Camera
         for look, tab in tabs.items():
             await expect(needs(tab).get_by_role("article")).to_have_count(3)
             await expect(tab).to_have_title("(3) Home · keephold")
-            await camera.take(tab, "needs", look)
+            await camera.take(tab, "requests", look)
 
         await card(phone_dark, "Where should 1.0 go?").get_by_role("button", name="staging").click()
         for tab in tabs.values():
