@@ -23,7 +23,7 @@ from keephold.handles.state import Failure, Ok
 from keephold.handles.view import Handles
 from keephold.tools.base import Invocation, Sink
 
-BAR = Bar(5)
+BAR = Bar(4.5)
 BATCH = 1000
 
 
