@@ -56,13 +56,10 @@ async def test_A7_two_thousand_waits_cost_nothing_and_all_end(office: Office, de
         waiting = [asyncio.create_task(wait(server.port, number)) for number in range(WAITS)]
         while server.connections() < WAITS:  # noqa: ASYNC110 (another process has them)
             await asyncio.sleep(0.05)
-        before = -1.0
-        while server.cpu_secs() > before + 0.05:  # busy with what arrives, then still
-            before = server.cpu_secs()
-            await asyncio.sleep(0.5)
-        computed = server.cpu_secs()
-        await asyncio.sleep(2)
-        assert server.cpu_secs() - computed < 0.5
+        computed = -1.0
+        while server.cpu_secs() > computed + 0.5:  # busy with what arrives, then still; a server that polls never is
+            computed = server.cpu_secs()
+            await asyncio.sleep(2)
         assert not any(each.done() for each in waiting)
         await client.call_tool("complete_wait_handle", {"handleId": "h", "result": "all of you"})
         answers = await asyncio.gather(*waiting)
