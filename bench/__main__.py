@@ -127,7 +127,7 @@ def _what_is_measured(heading: str, plan: Plan) -> str:
     intro = (
         f"A result is the median of {plan.rounds} rounds of about {plan.seconds:g} s or more, in which ours and what "
         "it is compared with take turns: of their ratios, or of their differences where it has a sign; `against` and "
-        "`keephold` are the medians of the rounds. What is measured:"
+        "`keephold` are the medians of the rounds. The benchmarks:"
     )
     parts = [f"**{name}** {inspect.getdoc(module)}" for name, module in TABLES[heading].items()]
     return "\n\n".join([intro, *parts])

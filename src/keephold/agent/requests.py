@@ -221,8 +221,8 @@ response: `await` with {"all": [ids]} or {"any": [ids]}, and `timeout_secs`, ans
 poll in a loop.
 `fetch` shows new output, `apply` sends input or answers a question of the tool, `abort` ends it. Tools without \
 `action` run to their end and answer with the result.
-Ids are yours to choose; use each for one piece of work. What still runs when you finish is asked about: you may wait \
-for it, and then get its result and speak again, or abort it.
+Ids are yours to choose; use each for one piece of work. You are asked about handles that run when you finish: wait \
+for one, get its result and speak again, or abort it.
 Messages that begin with "[Automatic" are not from the user: they tell what has happened meanwhile. Long output is \
 cut; `read_output` reads the rest. A call that the user skipped was declined: ask them before you try it again."""
 
