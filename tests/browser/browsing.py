@@ -52,6 +52,7 @@ class Look:
 
 LOOKS = tuple(Look(width, scheme) for width in (1280, 390) for scheme in ("light", "dark"))
 WIDE = Look(1280, "light")
+NARROW_DARK = Look(390, "dark")
 
 
 @asynccontextmanager
@@ -138,12 +139,12 @@ class Camera:
     """Keeps screenshots in `build/screenshots` and, if it is told to, those of the documentation."""
 
     def __init__(self, update_pictures: bool) -> None:
-        self._update_pictures = update_pictures
+        self.update_pictures = update_pictures
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
 
     async def take(self, tab: Page, name: str, look: Look) -> None:
         """The whole page; for the documentation, what is in the window."""
         await tab.screenshot(path=SCREENSHOTS / f"{name}-{look.name}.png", full_page=True, animations="disabled")
-        if self._update_pictures and look.name in SHOWN.get(name, ()):
+        if self.update_pictures and look.name in SHOWN.get(name, ()):
             PICTURES.mkdir(exist_ok=True)
             await tab.screenshot(path=PICTURES / f"{name}-{look.name}.png", animations="disabled")

@@ -4,9 +4,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 from playwright.async_api import Locator, Page, expect
-from tests.browser.browsing import LOOKS, WIDE, Camera, axe, browser, overflows, page
+from tests.browser.browsing import LOOKS, NARROW_DARK, WIDE, Camera, axe, browser, overflows, page
 from tests.browser.scene import agent, busy
 from tests.serve.serving import Served
+from tests.soak import SOAK
 
 
 def places(uids: dict[str, str]) -> dict[str, str]:
@@ -33,12 +34,16 @@ def places(uids: dict[str, str]) -> dict[str, str]:
 @pytest.mark.timeout(240)  # for two busy cores: thirty pages, each looked at by axe
 @pytest.mark.parametrize("width", sorted({look.width for look in LOOKS}))
 async def test_every_page_is_for_everyone(workshop: Served, camera: Camera, width: int) -> None:
-    """axe finds nothing, nothing is cut off at the side, and there is a picture of it."""
+    """axe finds nothing, nothing is cut off at the side, and there is a picture of it.
+
+    Light where it is wide, dark where it is narrow; a soak looks at all four, and so does `--update-pictures`."""
     problems: list[str] = []
     async with agent(workshop) as assistant, browser() as chromium:
         uids = await busy(assistant, workshop)
         asked = assistant.spawning("deploy", "deploy", host="web-1")
-        for look in (look for look in LOOKS if look.width == width):
+        for look in LOOKS if SOAK or camera.update_pictures else (WIDE, NARROW_DARK):
+            if look.width != width:
+                continue
             async with page(chromium, look, entry=workshop.entry) as tab:
                 await expect(tab.get_by_role("heading", name="May deploy start?")).to_be_visible()
                 for name, place in places(uids).items():
