@@ -15,7 +15,8 @@ passes only while everything waits; the same code makes the same steps at the sa
 
 Time does not jump past work that is done outside the loop. While file descriptors are registered with the loop (a child
 process, a socket), it waits for real, and timers take as long as they say. Threads are invisible to the loop: hold the
-clock with `clock.real()` while they work.
+clock with `clock.real()` while they work. Worker processes of ours compute for the loop: it waits for them, and time
+stands still as it does while the loop computes.
 
 When nothing is ready, nothing is timed and nothing real is under way, nothing will ever happen again: `run` raises
 `VirtualDeadlock`, which names the waiting tasks and where they wait, instead of hanging.
@@ -28,6 +29,8 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
+
+from keephold import worker
 
 T = TypeVar("T")
 _RESOLUTION = time.get_clock_info("monotonic").resolution
@@ -119,7 +122,10 @@ class _Selector(selectors.BaseSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is not None and timeout <= 0:
             return self._real.select(0)
-        if self._clock._holds or len(self._real.get_map()) > self.idle_size:
+        workers = [worker.owing[number] for number in self._real.get_map() if number in worker.owing]
+        if any(workers):
+            return self._real.select()
+        if self._clock._holds or len(self._real.get_map()) > self.idle_size + len(workers):
             return self._wait(timeout)
         if ready := self._real.select(0):
             return ready

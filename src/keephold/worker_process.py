@@ -1,0 +1,104 @@
+"""The process of a worker (`worker.py`): `python -m keephold.worker_process ROLE SOCKET MEMORY SECONDS PARENT`.
+
+It limits itself, imports the module ROLE, and answers one request after another with its `answer`. It ends with its
+parent: at the end of the socket, or, if a fork of the parent holds that open, when the parent's pidfd says so.
+(PDEATHSIG follows the thread that started the process, which may end before the runtime.)
+
+It starts in a twentieth of a second because it imports almost nothing; this module must not import asyncio.
+"""
+
+import contextlib
+import gc
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+from importlib import import_module
+
+import msgspec
+
+HEADER = struct.Struct(">I")
+"""The length of what follows; a reply may have `LAST` in it."""
+LAST = 1 << 31
+"""Set in the header of the last reply of a process that ends to give its memory back."""
+OUT_OF_MEMORY = 99
+"""Exit code of a process that an allocation failed in."""
+_PIECE = 1 << 20
+
+
+def main() -> None:
+    role, number, memory, seconds, parent = sys.argv[1:]
+    connection = socket.socket(fileno=int(number))
+    _limit(int(memory))
+    try:
+        answer = import_module(role).answer
+    except Exception as error:
+        _send(connection, f"{type(error).__name__}: {error}".encode())
+        return
+    _send(connection, b"")
+    gc.freeze()
+    enough = int(memory) // resource.getpagesize() // 2
+    statm = os.open("/proc/self/statm", os.O_RDONLY)
+    receive = _Receiving(connection, int(parent))
+    encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder().decode
+    while (content := receive()) is not None:
+        signal.setitimer(signal.ITIMER_PROF, float(seconds))  # its signal, SIGPROF, kills
+        try:
+            reply = encode(answer(decode(content)))
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        last = int(os.pread(statm, 32, 0).split(maxsplit=1)[0]) > enough  # pages of its address space
+        _send(connection, reply, LAST if last else 0)
+        if last:
+            return
+
+
+def _limit(memory: int) -> None:
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):  # no core dumps, no files
+        resource.setrlimit(kind, (0, 0))
+
+
+def _send(connection: socket.socket, content: bytes, flags: int = 0) -> None:
+    connection.sendall(HEADER.pack(len(content) | flags) + content)
+
+
+class _Receiving:
+    """Receives the frames of a socket; None at its end, or at that of the parent."""
+
+    def __init__(self, connection: socket.socket, parent: int) -> None:
+        self._connection = connection
+        self._received = bytearray()
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        with contextlib.suppress(OSError):  # not allowed here: the end of the socket must do
+            self._poll.register(os.pidfd_open(parent), select.POLLIN)
+
+    def __call__(self) -> bytes | None:
+        received = self._received
+        while True:
+            if len(received) >= HEADER.size:
+                end = HEADER.size + HEADER.unpack_from(received)[0]
+                if len(received) >= end:
+                    content = bytes(memoryview(received)[HEADER.size : end])
+                    del received[:end]
+                    return content
+            ready = self._poll.poll()
+            if all(number != self._connection.fileno() for number, _ in ready):
+                return None
+            piece = self._connection.recv(_PIECE)
+            if not piece:
+                return None
+            received += piece
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    finally:
+        os._exit(1)  # without a tidy end, which would take a while after the socket is closed

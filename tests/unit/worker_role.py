@@ -1,0 +1,30 @@
+"""A role of a worker that does what the tests ask for."""
+
+import os
+import signal
+from typing import Any
+
+kept: list[bytearray] = []
+
+
+def answer(body: Any) -> Any:
+    match body:
+        case "spin":
+            while True:
+                pass
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case ["allocate", int() as size]:
+            return len(bytearray(size))
+        case "keep":
+            kept.append(bytearray(150 * 1024 * 1024))
+        case "abort":
+            os.abort()
+        case "raise":
+            raise ValueError
+        case "limits":
+            return {"environment": dict(os.environ), "descriptors": len(os.listdir("/proc/self/fd")) - 1}  # noqa: PTH208
+        case "write":
+            with open("/tmp/keephold-worker-writes", "w") as file:  # noqa: PTH123
+                file.write("x")
+    return body
