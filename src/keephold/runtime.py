@@ -105,6 +105,7 @@ class Runtime:
         self.agent_functions = Agents()
         """The agents that `execute_agent_async` runs."""
         self._conversations: Conversations | None = None
+        _withhold(loaded)
         self._measure = Measure(metrics)
         self._guard = Guard()
         detached = loaded.conversation.detached if loaded else "deny"
@@ -344,6 +345,7 @@ class Runtime:
 
         Returns the changed tables that need a new runtime. Raises `ConfigError`, and then nothing has changed."""
         agents = Agents()
+        _withhold(config)
         self.toolbox.become(self._make_toolbox(config, agents))
         self.agent_functions.become(agents, instead_of=self._config.agents if self._config is not None else ())
         self._config = config
@@ -475,6 +477,14 @@ def _load(config: "str | Path | Config | None") -> "Config | None":
     from keephold.config import Config, load_config
 
     return config if isinstance(config, Config) else load_config(Path(config))
+
+
+def _withhold(config: "Config | None") -> None:
+    """Let no child inherit the secrets of the configuration (K10)."""
+    if config is not None:
+        from keephold.config.secrets import withhold_secrets
+
+        withhold_secrets(config)
 
 
 def _checked(tool: object, guard: Guard) -> Tool:

@@ -38,6 +38,7 @@ async def run_program(
                 settings.command,
                 cwd=cwd,
                 env={**settings.env, **guard.environ(call.uid)},
+                pass_env=settings.pass_env,
                 on_permission=run.permit,
             ) as agent,
         ):

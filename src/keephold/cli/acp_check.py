@@ -25,6 +25,10 @@ _ARROWS = {"client": "→", "agent": "←"}
 @click.option("--prompt", metavar="TEXT", help="Send this prompt to make the agent talk and use a tool.")
 @click.option("--permission-prompt", metavar="TEXT", help="Send this prompt to make the agent ask for permission.")
 @click.option("--slow-prompt", metavar="TEXT", help="Send this prompt to keep the agent busy until it is cancelled.")
+@click.option(
+    "--pass-env", multiple=True, metavar="NAME",
+    help="Pass this variable to the agent though it holds an API key or another secret; may be repeated.",
+)  # fmt: skip
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def acp_check(
@@ -35,6 +39,7 @@ def acp_check(
     prompt: str | None,
     permission_prompt: str | None,
     slow_prompt: str | None,
+    pass_env: tuple[str, ...],
     command: tuple[str, ...],
 ) -> None:
     """Check an ACP agent: order of updates, ends of turns, cancelling, permission, robustness.
@@ -50,7 +55,7 @@ def acp_check(
     _known(only, {check.name for check in CHECKS} | {check.topic for check in CHECKS})
     prompts = {"prompt": prompt, "permission_prompt": permission_prompt, "slow_prompt": slow_prompt}
     given = {name: text for name, text in prompts.items() if text is not None}
-    settings = Settings(command=command, timeout=timeout, **given)
+    settings = Settings(command=command, timeout=timeout, pass_env=pass_env, **given)
     report = asyncio.run(run(settings, only, on_result=None if as_json else _show))
     if as_json:
         print_json(as_data(report))

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from keephold.text import strip_controls, to_utf8
+from keephold.tools.environment import inherited
 
 ESCAPE_WAIT = 0.05
 """Seconds after which an escape is the Escape key: a slow line may split the sequence of an arrow key."""
@@ -427,6 +428,7 @@ def _started(argv: Sequence[str]) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         ["/bin/sh", "-c", _GATE, "sh", *argv],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, bufsize=0, process_group=0,
+        env=inherited(),
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from keephold.config import Config, load_config
 from keephold.control.server_discovery import connect, pass_on
 from keephold.runtime import Runtime
 from keephold.store.urls import open_store
+from keephold.tools.environment import take
 
 if TYPE_CHECKING:
     from keephold.mcp.server import Server
@@ -58,7 +59,7 @@ def mcp(
     Handles outlive a connection: a client that reconnects finds them by their ids, unless --store is `memory:`.
     """
     log_to_stderr()
-    own = os.environ.pop(TOKEN, None) or None  # every command would inherit it, and could print it (K5)
+    own = take(TOKEN) or None
     known = ({"default": own} if own else {}) | tokens_of(tokens)
     if port is None and (tokens is not None or url is not None or host != "127.0.0.1"):
         raise click.UsageError("--host, --url and --tokens go with --http PORT")

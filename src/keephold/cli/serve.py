@@ -33,6 +33,7 @@ from keephold.cli.store import store_of, store_option
 from keephold.config import Config, load_config
 from keephold.errors import ConfigError, KeepholdError
 from keephold.store.urls import open_store
+from keephold.tools.environment import take
 
 if TYPE_CHECKING:
     from keephold.mcp.server import Server
@@ -87,7 +88,7 @@ def serve(
     Signals: TERM and INT stop it in good order (twice: at once); HUP reads the configuration again.
     """
     log_to_stderr()
-    given = os.environ.pop(TOKEN, None)  # every command would inherit it, and could print it (K5)
+    given = take(TOKEN)
     file = the_config(config)
     loaded = load_config(file)
     settings = loaded.serve

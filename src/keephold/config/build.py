@@ -117,6 +117,7 @@ def _program(config: Config, name: str, guard: Guard) -> dict[str, Any]:
     return {
         "line": CommandLine.parse(settings.command, dotted((*TOOLS, name, "command"))),
         "env": settings.env,
+        "pass_env": tuple(settings.pass_env),
         "cwd": working_directory(config, name),
         "root": str(config.root),
         "input": settings.input,

@@ -16,6 +16,7 @@ from keephold.config.values import (
     Milliseconds,
     Seconds,
     Size,
+    VariableNames,
     command_words,
     fixed_answer,
     http_url,
@@ -200,6 +201,7 @@ class ToolSettings(Table):
     timeout_secs: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     cwd: str = "."
     env: dict[str, str] = {}
+    pass_env: VariableNames = []
     wire: bool = False
     scheduling: Literal["parallel", "serial"] = "parallel"
     resources: list[str] = []
@@ -279,6 +281,7 @@ class AgentSettings(Table):
     assistant: AssistantSettings = AssistantSettings()
     command: Annotated[str | list[str] | None, BeforeValidator(command_words)] = None
     env: dict[str, str] = {}
+    pass_env: VariableNames = []
     cwd: str = "."
     instructions: str = ""
     tools: list[str] = ["*"]
@@ -355,6 +358,7 @@ class McpServerSettings(Table):
     command: Annotated[str | list[str] | None, BeforeValidator(command_words)] = None
     args: list[str] = []
     env: dict[str, str] = {}
+    pass_env: VariableNames = []
     cwd: str = "."
     url: Annotated[str | None, BeforeValidator(http_url)] = None
     headers: dict[str, str] = {}

@@ -26,7 +26,7 @@ from keephold.tools.toolbox import name_problem
 
 SERVERS: KeyPath = ("mcp", "servers")
 
-_FOR_PROGRAMS = ("args", "env", "cwd")
+_FOR_PROGRAMS = ("args", "env", "pass_env", "cwd")
 
 
 def server_problems(servers: Mapping[str, McpServerSettings]) -> Iterator[Problem]:
@@ -86,6 +86,7 @@ _NOT_FOR: dict[str, dict[KeyPath, str]] = {
         ("command",): 'a function is named by `function = "module:name"`; commands are for source = "local"',
         ("cwd",): "a function runs in the working directory of the process",
         ("env",): "a function has the environment of the process",
+        ("pass_env",): "a function has the environment of the process",
         ("wire",): 'a function asks by `call.ask`; the wire form is for source = "local"',
         ("options",): 'give the function its options in Python; `options` are for source = "local"',
         ("parameters",): "a function's parameters come from its signature and docstring",
@@ -99,6 +100,7 @@ _NOT_FOR: dict[str, dict[KeyPath, str]] = {
         ("function",): 'the tool is one of a server, named by `tool`; functions are for source = "python"',
         ("cwd",): "the server has its own, in [mcp.servers.<name>]",
         ("env",): "the server has its own, in [mcp.servers.<name>]",
+        ("pass_env",): "the server has its own, in [mcp.servers.<name>]",
         ("wire",): 'a server asks by elicitation; the wire form is for source = "local"',
         ("options",): 'a server takes arguments only; `options` are for source = "local"',
         ("parameters",): "the server says which parameters its tools have",
@@ -328,7 +330,7 @@ def _raised(key: KeyPath, name: str, check: Callable[[], object]) -> Iterator[Pr
 _OF_A_MODEL = (
     "model", "assistant", "instructions", "tools", "max_requests", "max_tokens", "max_cost", "context_tokens",
 )  # fmt: skip
-_OF_A_PROGRAM = ("env", "cwd")
+_OF_A_PROGRAM = ("env", "pass_env", "cwd")
 
 
 def agent_problems(agents: Mapping[str, AgentSettings], tools: Collection[str]) -> Iterator[Problem]:

@@ -26,6 +26,7 @@ def _server(config: Config, name: str, table: McpServerSettings) -> McpServer:
         name=name,
         command=(*words, *table.args),
         env=table.env,
+        pass_env=tuple(table.pass_env),
         cwd=os.path.normpath(config.root / table.cwd) if words else None,
         url=table.url,
         headers=table.headers,

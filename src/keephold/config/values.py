@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 if TYPE_CHECKING:
     from keephold.config.model import ServeSettings
 from keephold.config.source import Problem
+from keephold.tools.environment import wrong_names
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
@@ -49,6 +50,12 @@ def command_words(value: Any) -> Any:
     raise ValueError('must be a program, or a list of it and its arguments: ["program", "argument"]')
 
 
+def variable_name(value: Any) -> Any:
+    if wrong_names([value]) is None:
+        return value
+    raise ValueError('must be the name of an environment variable, such as "GITHUB_TOKEN"')
+
+
 def http_url(value: Any, example: str = "https://example.org/mcp") -> Any:
     if isinstance(value, str) and re.match("https?://[^/]", value):
         return value
@@ -71,6 +78,7 @@ def store_address(value: Any) -> Any:
     raise ValueError('must be "memory:" or "sqlite:///path"')
 
 
+VariableNames = list[Annotated[str, BeforeValidator(variable_name)]]
 Size = Annotated[int, BeforeValidator(as_size), Field(ge=1)]
 Milliseconds = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -6,11 +6,12 @@ import json
 import os
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from keephold.errors import ToolError
+from keephold.tools.environment import inherited
 from keephold.tools.guard import Guard
 from keephold.tools.session import Exit
 
@@ -19,10 +20,10 @@ CALL_LIMIT = 64 * 1024
 
 
 def environment(
-    own: Mapping[str, str], guard: Guard, uid: str, values: Mapping[str, Any]
+    own: Mapping[str, str], pass_env: Collection[str], guard: Guard, uid: str, values: Mapping[str, Any]
 ) -> tuple[Path | None, dict[str, str]]:
     """Return the environment of a process, and the file that holds the call if it is too large for a variable (F1)."""
-    env = {**os.environ, **own, **guard.environ(uid)}
+    env = {**inherited(pass_env), **own, **guard.environ(uid)}
     env.pop("KEEPHOLD_CALL", None)  # of a runtime around us
     env.pop("KEEPHOLD_CALL_FILE", None)
     call = json.dumps(values, separators=(",", ":"))  # ASCII: no locale of the program can garble it

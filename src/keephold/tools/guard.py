@@ -14,6 +14,7 @@ from pathlib import Path
 
 from keephold.errors import ToolError
 from keephold.tools import marks
+from keephold.tools.environment import conceal, inherited
 
 _PROGRAM = str(Path(marks.__file__).resolve())
 
@@ -40,6 +41,7 @@ class Guard:
         if self._program is not None and self._program.poll() is None:
             return
         self._let_go()
+        conceal()  # before the first child can look
         try:
             read, self._pipe = os.pipe()
         except OSError as error:
@@ -50,6 +52,7 @@ class Guard:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                env=inherited(),
                 cwd="/",  # otherwise our directory's file system would stay busy
                 start_new_session=True,
                 pass_fds=(read,),

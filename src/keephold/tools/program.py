@@ -5,7 +5,7 @@ The configuration makes the same `Program`s from its tables (`config/build.py`).
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, Unpack
@@ -14,6 +14,7 @@ from keephold.errors import ConfigError, ToolError
 from keephold.schema.canonical import check_parameters
 from keephold.tools.base import ACTIONS, Action, Invocation, OutputPolicy, OutputView, QuestionPolicy, Tool, ToolRuntime
 from keephold.tools.child import environment, remove
+from keephold.tools.environment import wrong_names
 from keephold.tools.guard import Guard
 from keephold.tools.marks import call_mark
 from keephold.tools.policies import Policies, tool_fields
@@ -67,6 +68,7 @@ class Program:
     root: str
     input: Literal["line", "raw"] = "line"
     env: Mapping[str, str] = field(default_factory=dict)
+    pass_env: Collection[str] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     guard: Guard | None = None
 
@@ -90,7 +92,7 @@ class Program:
         values = values_of(invocation, answers=answers, options=self.options, root=self.root)
         argv = self.line.render(values)
         self.guard.ensure()
-        call_file, whole = environment({**self.env, **(env or {})}, self.guard, invocation.uid, values)
+        call_file, whole = environment({**self.env, **(env or {})}, self.pass_env, self.guard, invocation.uid, values)
         try:
             return child(argv, whole, call_mark(self.guard.mark, invocation.uid)), call_file
         except ToolError:
@@ -109,6 +111,7 @@ def command(
     stdin: bool = False,
     input: Literal["line", "raw"] = "line",
     env: Mapping[str, str] | None = None,
+    pass_env: Sequence[str] = (),
     cwd: str | None = None,
     options: Mapping[str, Any] | None = None,
     questions: Mapping[str, QuestionPolicy] | None = None,
@@ -120,17 +123,20 @@ def command(
 
     `command` is a string or a list of words, templates as in the configuration: `{{ tool.arguments.path }}` is the
     argument of that name, declared in `parameters`. With `shell=True` the words are one script for `sh -c`, in which
-    arguments are values and never code. The tool is named after the program unless `name` is given.
+    arguments are values and never code. The tool is named after the program unless `name` is given. `env` is added to
+    the environment, which has no API keys and other secrets except those that `pass_env` names.
     """
     from keephold.tools.command import Command
 
-    problems = _wrong_input(input)
+    problems = [*_wrong_input(input), *_wrong_pass_env(pass_env)]
     if "apply" in actions and not (stdin or wire):
         problems.append('"apply" needs somewhere to send: stdin=True, or wire=True')
     if stdin and not actions:
         problems.append("stdin has no effect on a tool that is only called one-shot; add actions")
     made = _Made("command", command, name, problems, policies, shell=shell)
-    runtime = Command(**made.program(env, cwd), input=input, options=dict(options or {}), stdin=stdin, wire=wire)
+    runtime = Command(
+        **made.program(env, pass_env, cwd), input=input, options=dict(options or {}), stdin=stdin, wire=wire
+    )
     return made.tool(
         runtime, parameters, actions, description=description, source="local", output=output, questions=questions or {}
     )
@@ -146,6 +152,7 @@ def terminal(
     cols: int = 80,
     input: Literal["line", "raw"] = "raw",
     env: Mapping[str, str] | None = None,
+    pass_env: Sequence[str] = (),
     cwd: str | None = None,
     actions: Sequence[Action] = ACTIONS,
     output: OutputPolicy | None = None,
@@ -154,7 +161,8 @@ def terminal(
     """Make a tool of a program that runs in a terminal: a shell, a REPL, an editor, `git add --patch`.
 
     `command` is a string or a list of words, templates as in the configuration: `{{ tool.arguments.path }}` is the
-    argument of that name, declared in `parameters`. The tool is named after the program unless `name` is given.
+    argument of that name, declared in `parameters`. The tool is named after the program unless `name` is given. `env`
+    and `pass_env` are as for `command`.
     """
     # A configuration without terminals needs this module's constants, but not what runs terminals.
     from keephold.tools.terminal.terminal import Terminal
@@ -164,8 +172,8 @@ def terminal(
         for what, given, most in (("rows", rows, MAX_ROWS), ("cols", cols, MAX_COLS))
         if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= most
     ]
-    made = _Made("terminal", command, name, [*problems, *_wrong_input(input)], policies)
-    runtime = Terminal(**made.program(env, cwd), input=input, rows=rows, cols=cols)
+    made = _Made("terminal", command, name, [*problems, *_wrong_input(input), *_wrong_pass_env(pass_env)], policies)
+    runtime = Terminal(**made.program(env, pass_env, cwd), input=input, rows=rows, cols=cols)
     return made.tool(
         runtime,
         parameters,
@@ -205,11 +213,12 @@ class _Made:
             given = {"program": first, "args": rest, "shell": True}
         self._line = CommandLine.parse(given, f"the command of tool `{self._name}`")
 
-    def program(self, env: Mapping[str, str] | None, cwd: str | None) -> dict[str, Any]:
+    def program(self, env: Mapping[str, str] | None, pass_env: Sequence[str], cwd: str | None) -> dict[str, Any]:
         here = str(Path.cwd())
         return {
             "line": self._line,
             "env": dict(env or {}),
+            "pass_env": tuple(pass_env),
             "cwd": os.path.normpath(Path(here, cwd or ".")),
             "root": here,
         }
@@ -249,3 +258,8 @@ def _name_of(command: str | list[str], kind: str) -> str:
 
 def _wrong_input(input: object) -> list[str]:
     return [] if input in ("line", "raw") else [f'input must be "line" or "raw", not {input!r}']
+
+
+def _wrong_pass_env(pass_env: object) -> list[str]:
+    wrong = wrong_names(pass_env)
+    return [] if wrong is None else [f"pass_env {wrong}"]

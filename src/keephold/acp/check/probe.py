@@ -57,7 +57,7 @@ class Died(Exception):
 class Probe:
     """One run of the agent. `permit` answers its permission requests; None leaves one open."""
 
-    def __init__(self, command: Sequence[str], timeout: float) -> None:
+    def __init__(self, command: Sequence[str], timeout: float, pass_env: Sequence[str] = ()) -> None:
         self.log: list[WireEntry] = []
         self.capabilities: dict[str, Any] = {}
         self.info: dict[str, Any] = {}
@@ -66,7 +66,7 @@ class Probe:
         self._last_id = 0
         self._changed = asyncio.Event()
         self._died: str | None = None
-        self._process = AgentProcess(command, cwd=None, env=None, exited=self._exited)
+        self._process = AgentProcess(command, cwd=None, env=None, pass_env=pass_env, exited=self._exited)
         self._reader = LineReader(
             self._process.reading,
             limit=LINE_BYTES,

@@ -96,6 +96,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     command: tuple[str, ...]
     timeout: float = 60.0
+    pass_env: tuple[str, ...] = ()
     prompt: str = "List the files of the working directory with a tool, if you have one, and say how many there are."
     permission_prompt: str = "With a tool, write the word hello into the file acp-check.txt in the working directory."
     slow_prompt: str = "Run the command `sleep 300` with a tool. If you have none for that, count to 10000 in words."
@@ -243,7 +244,7 @@ class Scenes:
         await self.session(probe)
 
     def _start(self) -> Probe:
-        return Probe(self.settings.command, self.settings.timeout)
+        return Probe(self.settings.command, self.settings.timeout, self.settings.pass_env)
 
     async def _turn(
         self, probe: Probe, recording: Recording, text: str, *, session: str | None = None, id: str | None = None

@@ -33,6 +33,7 @@ async def connect(
     *,
     cwd: str | Path | None = None,
     env: Mapping[str, str] | None = None,
+    pass_env: Sequence[str] = (),
     client_capabilities: Mapping[str, Any] | None = None,
     on_permission: OnPermission = reject,
     on_elicitation: Answering | None = None,
@@ -40,15 +41,16 @@ async def connect(
 ) -> AsyncIterator["Connection"]:
     """Start an agent and shake hands. The agent is ended when the block is left.
 
-    `env` is added to the environment. `on_permission` gets a request and returns an option's id, or None for
-    "cancelled"; without it every request is rejected. `handlers` answer the agent's other requests, by method:
-    `fs/read_text_file`, `fs/write_text_file`, `terminal/create` … and extensions. The agent is offered the capabilities
-    that the handlers make up, plus `client_capabilities`.
+    `env` is added to the environment, which has no API keys and other secrets except those that `pass_env` names.
+    `on_permission` gets a request and returns an option's id, or None for "cancelled"; without it every request is
+    rejected. `handlers` answer the agent's other requests, by method: `fs/read_text_file`, `fs/write_text_file`,
+    `terminal/create` … and extensions. The agent is offered the capabilities that the handlers make up, plus
+    `client_capabilities`.
     """
     answers = dict(handlers or {})
     if on_elicitation is not None:
         answers["elicitation/create"] = on_elicitation
-    connection = Connection(command, cwd, env, on_permission, answers)
+    connection = Connection(command, cwd, env, pass_env, on_permission, answers)
     try:
         await connection._shake_hands(capabilities(answers) | dict(client_capabilities or {}))
         yield connection
@@ -78,6 +80,7 @@ class Connection:
         command: str | Sequence[str],
         cwd: str | Path | None,
         env: Mapping[str, str] | None,
+        pass_env: Sequence[str],
         on_permission: OnPermission,
         handlers: Mapping[str, Answering],
     ) -> None:
@@ -91,7 +94,7 @@ class Connection:
         self._opening: set[object] = set()
         """Requests that open a session and have no answer yet."""
         self._early: list[tuple[str, Params]] = []
-        self.process = AgentProcess(command, cwd=cwd, env=env, exited=self._exited)
+        self.process = AgentProcess(command, cwd=cwd, env=env, pass_env=pass_env, exited=self._exited)
         self.peer = Peer(
             self.process.reading,
             self.process.writing,

@@ -5,11 +5,12 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from keephold.errors import KeepholdError
+from keephold.tools.environment import inherited
 
 KEPT = 64 * 1024
 """Bytes of standard error that are kept: the last ones."""
@@ -38,6 +39,7 @@ class AgentProcess:
         *,
         cwd: str | Path | None,
         env: Mapping[str, str] | None,
+        pass_env: Collection[str] = (),
         exited: Callable[[], None],
     ) -> None:
         self.command = argv(command)
@@ -54,7 +56,7 @@ class AgentProcess:
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 cwd=cwd,
-                env=os.environ | dict(env or {}),
+                env=inherited(pass_env) | dict(env or {}),
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:

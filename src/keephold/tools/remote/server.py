@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from keephold.errors import ConfigError, ToolError
 from keephold.tools.base import ACTIONS, Invocation, Live, RunMode, Sink, Tool
+from keephold.tools.environment import passed, wrong_names
 
 
 class NotMade:
@@ -33,6 +34,8 @@ class McpServer:
     name: str
     command: tuple[str, ...] = field(default=(), repr=False)
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    pass_env: tuple[str, ...] = ()
+    """Variables of our environment that its program gets, besides the few that every program needs."""
     cwd: str | None = None
     url: str | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -66,11 +69,16 @@ class McpServer:
     @property
     def place(self) -> tuple[object, ...]:
         """Its address: two servers with the same one are the same server."""
-        return self.command, self.env, self.cwd, self.url, self.headers
+        return self.command, self.env, self.pass_env, self.cwd, self.url, self.headers
 
     def without_secrets(self, text: str) -> str:
         """Return the text with the server's possible secrets masked (K5)."""
-        secret = {*self.env.values(), *self.headers.values(), *(() if self.url is None else (self.url,))}
+        secret = {
+            *self.env.values(),
+            *passed(self.pass_env).values(),
+            *self.headers.values(),
+            *(() if self.url is None else (self.url,)),
+        }
         for value in sorted((each for each in secret if len(each) > 3), key=len, reverse=True):
             text = text.replace(value, "***")
         return text
@@ -81,6 +89,7 @@ def mcp_server(
     *,
     command: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
+    pass_env: Sequence[str] = (),
     cwd: str | None = None,
     url: str | None = None,
     headers: Mapping[str, str] | None = None,
@@ -92,15 +101,20 @@ def mcp_server(
     """Make an MCP server for `Runtime(servers=[…])`: a program to start (`command`) or a service over HTTP (`url`).
 
     `tools` are the names of the tools to use, `prefix` is put before their names. `timeout_secs` limits connecting and
-    listing, not calls. `run` says whether calls need permission. Settings of single tools are written in a
+    listing, not calls. A program gets `env`, the variables that `pass_env` names, and HOME, LOGNAME, PATH, SHELL, TERM
+    and USER. `run` says whether calls need permission. Settings of single tools are written in a
     configuration file.
     """
     if isinstance(command, str):
         raise ConfigError([f'MCP server `{name}`: `command` must be a list of words, such as ["program", "argument"]'])
+    wrong = wrong_names(pass_env)
+    if wrong is not None:
+        raise ConfigError([f"MCP server `{name}`: `pass_env` {wrong}"])
     return McpServer(
         name=name,
         command=tuple(command),
         env=dict(env or {}),
+        pass_env=tuple(pass_env),
         cwd=cwd,
         url=url,
         headers=dict(headers or {}),

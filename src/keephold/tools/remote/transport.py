@@ -20,6 +20,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 
+from keephold.tools.environment import passed
 from keephold.tools.guard import Guard
 from keephold.tools.remote.server import McpServer
 
@@ -90,7 +91,7 @@ async def on_pipes(
     parameters = StdioServerParameters(
         command=program,
         args=args,
-        env={**server.env, **guard.environ(f"mcp-{server.name}")},
+        env={**passed(server.pass_env), **server.env, **guard.environ(f"mcp-{server.name}")},
         cwd=server.cwd,
         encoding_error_handler="replace",  # an invalid byte of UTF-8 costs a character, not the connection
     )

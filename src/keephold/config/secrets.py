@@ -1,0 +1,48 @@
+"""The secrets that a configuration names or contains, which no child inherits from the environment (K10)."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from keephold.config.model import Config
+from keephold.tools.environment import withhold
+
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH", re.IGNORECASE)
+_SHORTEST = 8
+"""Characters of a configured value that may be a secret; a shorter one is as likely the value of something else."""
+
+
+def withhold_secrets(config: Config) -> None:
+    """Withhold the variables of API keys, and every variable that has the value of a configured secret.
+
+    Secrets are the headers of MCP servers and the store's address, and those variables of an `env` table whose names
+    say so: `PATH` and `HOME` are set there, too, and other tools need theirs.
+    """
+    withhold(_key_names(config), (value for value in _values(config) if len(value) >= _SHORTEST))
+
+
+def _key_names(config: Config) -> Iterator[str]:
+    conversation = config.conversation
+    settings = [conversation.assistant, conversation.inquiry.assistant]
+    settings += [agent.assistant for agent in config.agents.values()]
+    settings += [tool.spawn.lifecycle.assistant for tool in conversation.tools.values()]
+    yield from (each.api_key_env for each in settings if each.api_key_env is not None)
+    for tool in conversation.tools.values():
+        for question in tool.questions.values():
+            name = question.target.get("api_key_env") if isinstance(question.target, dict) else None
+            if isinstance(name, str):
+                yield name
+
+
+def _values(config: Config) -> Iterator[str]:
+    servers = config.mcp.servers.values()
+    for server in servers:
+        for header in server.headers.values():
+            yield header
+            yield header.rpartition(" ")[2]  # `Bearer <token>`
+    tables: list[Mapping[str, str]] = [server.env for server in servers]
+    tables += [agent.env for agent in config.agents.values()]
+    tables += [tool.env for tool in config.conversation.tools.values()]
+    for table in tables:
+        yield from (value for name, value in table.items() if _SECRET.search(name))
+    if config.store.url is not None:
+        yield config.store.url
