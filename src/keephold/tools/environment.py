@@ -6,7 +6,7 @@ that a runtime of this process uses. All runtimes of the process share one envir
 tool gets a withheld variable only if its `pass_env` names it.
 
 A child of the same user can also read `/proc/<our pid>/environ`, which shows the variables that we were started with,
-whatever `os.environ` has now. `conceal` overwrites the values there.
+even if `os.environ` has others by now. `conceal` overwrites the values there.
 """
 
 import os

@@ -50,7 +50,7 @@ async def connect(
     answers = dict(handlers or {})
     if on_elicitation is not None:
         answers["elicitation/create"] = on_elicitation
-    connection = Connection(command, cwd, env, pass_env, on_permission, answers)
+    connection = Connection(command, cwd, env, on_permission, answers, pass_env)
     try:
         await connection._shake_hands(capabilities(answers) | dict(client_capabilities or {}))
         yield connection
@@ -80,9 +80,9 @@ class Connection:
         command: str | Sequence[str],
         cwd: str | Path | None,
         env: Mapping[str, str] | None,
-        pass_env: Sequence[str],
         on_permission: OnPermission,
         handlers: Mapping[str, Answering],
+        pass_env: Sequence[str] = (),
     ) -> None:
         self.agent_info: dict[str, Any] = {}
         """Name and version, if the agent sends them."""

@@ -34,7 +34,7 @@ class McpServer:
     name: str
     command: tuple[str, ...] = field(default=(), repr=False)
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    pass_env: tuple[str, ...] = ()
+    pass_env: tuple[str, ...] = field(default=(), repr=False)
     """Variables of our environment that its program gets, besides the few that every program needs."""
     cwd: str | None = None
     url: str | None = field(default=None, repr=False)
