@@ -103,7 +103,7 @@ async def test_X5_an_agent_made_with_it_passes_every_check_of_what_it_offers(tmp
     (tmp_path / "node_modules").symlink_to(NPM_ROOT / "node_modules")  # packages are looked for next to the program
     program = str(shutil.copy(HERE / "acp_agent.mjs", tmp_path))
     prompts = {"prompt": "a b c", "permission_prompt": "may I", "slow_prompt": "slowly"}
-    report = await run(Settings((str(NODE), program, "--signal"), 20.0, **prompts))
+    report = await run(Settings((str(NODE), program, "--signal"), 20.0, (), **prompts))
     assert [(each.name, each.why) for each in report.checks if each.outcome == "failed"] == []
     skipped = {each.name for each in report.checks if each.outcome == "skipped"}
     assert skipped == {"load-session", "resume-session", "list-sessions", "close-session"}
