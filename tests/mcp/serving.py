@@ -21,6 +21,7 @@ from keephold import Runtime
 from keephold.mcp.http import http_app
 from keephold.mcp.server import Server
 from keephold.tools.base import Tool
+from keephold.turn.prompts import Prompter
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 20.0
@@ -157,10 +158,15 @@ class Here:
 
 @asynccontextmanager
 async def serving(
-    *, tools: Iterable[Tool] = TOOLS, store: str = "memory:", tokens: Mapping[str, str] | None = None, **options: Any
+    *,
+    tools: Iterable[Tool] = TOOLS,
+    store: str = "memory:",
+    tokens: Mapping[str, str] | None = None,
+    prompter: Prompter | None = None,
+    **options: Any,
 ) -> AsyncIterator[Here]:
     """Serve these tools over HTTP, in this loop."""
-    async with Runtime(tools, store=store) as runtime:
+    async with Runtime(tools, store=store, prompter=prompter) as runtime:
         server = Server(runtime, **options)
         config = uvicorn.Config(http_app(server, tokens=tokens), log_level="critical", ws="none")
         with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -10,7 +10,16 @@ from urllib.parse import urlsplit
 
 import click
 
-from keephold.cli.parameters import ADDRESS, NAME, TOKEN, check_own_token, config_option, the_config, tokens_of
+from keephold.cli.parameters import (
+    ADDRESS,
+    CLIENT_PROMPTS,
+    NAME,
+    TOKEN,
+    check_own_token,
+    config_option,
+    the_config,
+    tokens_of,
+)
 from keephold.cli.process import Signals, log_to_stderr
 from keephold.cli.store import store_of, store_option
 from keephold.config import Config, load_config
@@ -34,7 +43,8 @@ if TYPE_CHECKING:
     "--tokens",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help=f"Read `principal token` lines from this file, with --http: each principal has its own handles. ${TOKEN} is a "
-    "token, too.",
+    f"token, too, and that of the owner. With `{CLIENT_PROMPTS}` as a third word, the principal's client asks its user "
+    "for permission.",
 )
 def mcp(
     config: Path | None,
@@ -60,7 +70,9 @@ def mcp(
     """
     log_to_stderr()
     own = take(TOKEN) or None
-    known = ({"default": own} if own else {}) | tokens_of(tokens)
+    principals = tokens_of(tokens)
+    known = ({"default": own} if own else {}) | principals.tokens
+    decide = principals.client_prompts | ({"default"} if own and "default" not in principals.tokens else set())
     if port is None and (tokens is not None or url is not None or host != "127.0.0.1"):
         raise click.UsageError("--host, --url and --tokens go with --http PORT")
     file = the_config(config)
@@ -75,7 +87,7 @@ def mcp(
         check_own_token(own)
         check_bind(host, known)
     runtime = Runtime(store=place, config=loaded)
-    server = Server(runtime, conversation=conversation, **settings_of(loaded))
+    server = Server(runtime, conversation=conversation, client_prompts=decide, **settings_of(loaded))
 
     async def serve() -> int:
         async with runtime:

@@ -6,7 +6,7 @@ A value that cannot be a token is refused without being shown (K5): it may be a 
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -15,6 +15,8 @@ from keephold.errors import ConfigError, KeepholdError
 TOKEN = "KEEPHOLD_TOKEN"
 LEAST = 16
 """The shortest token that nobody guesses, in characters."""
+CLIENT_PROMPTS = "prompts=client"
+"""In the line of a principal: the client's user, not the owner, decides the principal's prompts."""
 RIGHT = "a token is one line of visible ASCII characters"
 _TOKEN = re.compile("[!-~]([ -~]*[!-~])?")  # an HTTP header carries these characters unchanged
 
@@ -97,20 +99,34 @@ def text_of(file: Path, option: str) -> str:
         raise KeepholdError(f"{option} `{file}` cannot be read: {why}", code="invalid_arguments") from None
 
 
-def tokens_of(file: Path | None) -> dict[str, str]:
-    """Return the tokens by principal, from a file of `principal token` lines."""
+class Principals(NamedTuple):
+    """The principals of a `--tokens` file."""
+
+    tokens: dict[str, str]
+    """By principal."""
+    client_prompts: frozenset[str]
+    """The principals whose own client asks their user for permission (K9)."""
+
+
+def tokens_of(file: Path | None) -> Principals:
+    """Return the principals of a file of lines `principal token`, some with a third word, `prompts=client`."""
     known: dict[str, str] = {}
+    client_prompts: set[str] = set()
     for number, line in enumerate(text_of(file, "--tokens").splitlines() if file is not None else (), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         words = line.split()  # never shown: one of them is a secret
+        if words[2:] == [CLIENT_PROMPTS]:
+            client_prompts.add(words[0])
+            del words[2]
         if len(words) != 2 or words[0] in known:
             why = "a principal that was there before" if len(words) == 2 else "not a principal and a token"
-            raise ConfigError([f"{file}, line {number}: {why}; each line is `principal token`, each principal once"])
+            right = f"each line is `principal token` or `principal token {CLIENT_PROMPTS}`, each principal once"
+            raise ConfigError([f"{file}, line {number}: {why}; {right}"])
         if not is_token(words[1]):
             raise ConfigError([f"{file}, line {number}: the token has characters that no token has; {RIGHT}"])
         known[words[0]] = words[1]
-    return known
+    return Principals(known, frozenset(client_prompts))
 
 
 def text_of_stdin(limit: int) -> str:

@@ -18,9 +18,11 @@ import click
 from keephold.cli.mcp import settings_of
 from keephold.cli.parameters import (
     ADDRESS,
+    CLIENT_PROMPTS,
     LEAST,
     NAME,
     TOKEN,
+    Principals,
     check_own_token,
     config_option,
     is_token,
@@ -53,7 +55,8 @@ _log = logging.getLogger("keephold.serve")
 @click.option(
     "--tokens",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Read `principal token` lines from this file: each principal is an MCP client with its own handles.",
+    help="Read `principal token` lines from this file: each principal is an MCP client with its own handles. You "
+    f"decide its permission prompts; with `{CLIENT_PROMPTS}` as a third word, its own user does.",
 )
 @click.option(
     "--conversation", type=NAME, default="mcp", show_default=True, help="Keep MCP handles in this conversation."
@@ -120,7 +123,7 @@ class _Wanted:
     port: int
     url: str | None
     token: str | None
-    principals: dict[str, str]
+    principals: Principals
     conversation: str
     quiet: bool
 
@@ -137,7 +140,7 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
     from keephold.serve.metrics import Prometheus
     from keephold.serve.server import bound, serve
 
-    host, url, principals = wanted.host, wanted.url, wanted.principals
+    host, url, principals = wanted.host, wanted.url, wanted.principals.tokens
     check_own_token(wanted.token)
     if "owner" in principals:
         raise ConfigError(["`owner` is the holder of the owner's token; give the principal of --tokens another name"])
@@ -148,7 +151,12 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
     runtime = Runtime(store=store, config=wanted.config, prompter=requests, metrics=metrics)
     if requests is not None:
         runtime.people.beside = requests.beside
-    server = Server(runtime, conversation=wanted.conversation, **settings_of(wanted.config))
+    server = Server(
+        runtime,
+        conversation=wanted.conversation,
+        client_prompts=wanted.principals.client_prompts,
+        **settings_of(wanted.config),
+    )
     control = Control(runtime, requests, snapshot=metrics.snapshot)
     app = App(server, control, metrics)
     with bound(host, wanted.port) as listening:

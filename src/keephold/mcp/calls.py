@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -72,9 +72,10 @@ class Calls:
     tasks: "Tasks"
     """A call that asks is followed like a task until its client returns."""
 
-    def __init__(self, runtime: Runtime, conversation: str = "mcp") -> None:
+    def __init__(self, runtime: Runtime, conversation: str = "mcp", client_prompts: Collection[str] = ()) -> None:
         self.runtime = runtime
         self._conversation = conversation
+        self._client_prompts = frozenset(client_prompts)
         self._asking: dict[str, Served] = {}
         """By `requestState`: calls with a handle of their own, or none, whose client is to return with input."""
         self._cancelled: set[tuple[int, Any]] = set()
@@ -85,6 +86,15 @@ class Calls:
         principal = ctx.request.scope.get(PRINCIPAL) if ctx.request is not None else None
         return self._conversation if principal is None else f"{self._conversation}:{principal}"
 
+    def decides(self, conversation: str) -> bool:
+        """Return whether the client of a conversation may approve calls and answer exclusive questions (K9).
+
+        A principal's client may answer by itself, so it decides only where the owner has said so. Any other client was
+        started by the owner. The conversation's name tells, also after a crash; metadata would not, as models write
+        it."""
+        principal = conversation.removeprefix(f"{self._conversation}:")
+        return conversation == self._conversation or principal in self._client_prompts
+
     async def begin(
         self, ctx: Context, tool: Tool, params: CallToolRequestParams, park_after: float | None = 30
     ) -> Served:
@@ -92,9 +102,10 @@ class Calls:
         if asker is not None and ctx.session.can_send_request:
             asker.ask_by(by_request(ctx))
         call = ToolCall(str(ctx.request_id), params.name, dict(params.arguments or {}))
-        people = None if asker is None else self.runtime.people.joined(asker)
+        conversation = self.conversation(ctx)
+        people = None if asker is None else self.runtime.people.joined(asker, decides=self.decides(conversation))
         try:
-            desk = self.runtime.call_queue(self.conversation(ctx))
+            desk = self.runtime.call_queue(conversation)
             visit = await desk.begin(call, park_after=park_after, people=people)
         except KeepholdError as error:  # the runtime is closing, or its store cannot be read
             raise MCPError(INTERNAL_ERROR, error.message) from None

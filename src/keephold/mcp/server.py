@@ -6,7 +6,7 @@ subscriptions to handles. It serves one runtime, which must be open while it ser
 
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from importlib.metadata import version
 from typing import Any
 
@@ -90,13 +90,15 @@ class Server(MCPServer[Any]):
         conversation: str = "mcp",
         schema: Schema = "generic",
         task_after: float = TASK_AFTER_SECS,
+        client_prompts: Collection[str] = (),
         **options: Any,
     ) -> None:
         """`conversation` holds the handles; each authenticated client gets its own. A call becomes a task after
-        `task_after` seconds. Further options are those of the SDK's server."""
+        `task_after` seconds. `client_prompts` names the principals whose own client may approve their calls and answer
+        exclusive questions, instead of the runtime's prompter. Further options are those of the SDK's server."""
         self.runtime = runtime
         self._schema: Schema = schema
-        self.calls = Calls(runtime, conversation)
+        self.calls = Calls(runtime, conversation, client_prompts)
         self.tasks = Tasks(self.calls, after=task_after)
         bus = InMemorySubscriptionBus()
         self.subscriptions = Subscriptions(self.calls, self.tasks, bus)

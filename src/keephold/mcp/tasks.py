@@ -27,6 +27,8 @@ from keephold.mcp.results import may_be_task, result
 from keephold.store.base import Annotated, TakenBack
 from keephold.text import instant
 from keephold.turn.prompt_queue import PromptQueue
+from keephold.turn.questions import is_exclusive
+from keephold.turn.tool_call import By
 
 TASKS = "io.modelcontextprotocol/tasks"
 MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
@@ -151,7 +153,7 @@ class Tasks(Extension):
             return None
         asker = ElicitationPrompter()
         self._keep(handle, asker)
-        return self._calls.runtime.people.joined(asker)
+        return self._calls.runtime.people.joined(asker, decides=self._calls.decides(handle.conversation))
 
     # tasks/*
 
@@ -199,14 +201,15 @@ class Tasks(Extension):
             await asker.taken(responses)
         elif isinstance(handle.state, Waiting) and runtime.relay.elsewhere(handle):
             question, perform = handle.state.question, runtime.actions.perform
+            by: By = "person" if self._calls.decides(handle.conversation) else "principal"
             key = question_key(question, handle.state.number)
-            said = responses.get(key)
+            said = None if by == "principal" and question.secret else responses.get(key)  # a request is stored
             content = said.get("content") if isinstance(said, Mapping) else None
             if isinstance(said, Mapping) and said.get("action") in ("decline", "cancel"):
-                await perform(handle, "apply", by="person", answers=key, declines=True)
+                await perform(handle, "apply", by=by, answers=key, declines=True)
             elif isinstance(content, Mapping) and question.id in content:
                 given = {"input": content[question.id]}
-                await perform(handle, "apply", given, by="person", answers=key, secret=question.secret)
+                await perform(handle, "apply", given, by=by, answers=key, secret=question.secret)
         await runtime.registry.write(())
 
     async def cancel(self, handle: Handle) -> None:
@@ -249,6 +252,8 @@ class Tasks(Extension):
         mark = (handle.metadata or {}).get(MARK)
         if isinstance(handle.state, Waiting) and isinstance(mark, Mapping) and mark.get("elicits"):
             question, number = handle.state.question, handle.state.number
+            if is_exclusive(handle, question) and not self._calls.decides(handle.conversation):
+                return {}
             return {question_key(question, number): elicitation(question_form(question, None))}
         return {}
 

@@ -25,7 +25,7 @@ from keephold.tools.toolbox import Toolbox
 from keephold.turn.admission import Admission
 from keephold.turn.permission import Ask, Permission, Verdict, digest, require
 from keephold.turn.prompts import RunTool
-from keephold.turn.questions import not_answered
+from keephold.turn.questions import is_exclusive, not_answered
 from keephold.turn.relay import Relay
 from keephold.turn.replies import CANCELLED, Replies, aborted, error_reply, failed_reply
 from keephold.turn.send_input import read_input
@@ -170,7 +170,7 @@ class Actions:
     def _decide(self, call: ActiveCall, tool: Tool) -> Verdict:
         """P1: decide whether a call may run. No other place does."""
         parsed = call.parsed
-        if parsed.by == "person":
+        if parsed.by != "model":  # a principal only answers questions
             return None
         if tool.requires_durable and parsed.action in (None, "spawn") and not self._registry.store.durable:
             return Failure(
@@ -372,7 +372,7 @@ class Actions:
     def _apply(self, call: ActiveCall) -> None:
         """C6: input for a running tool, the answer for a waiting one; which of them depends on the visible state."""
         handle = call.handle
-        if call.parsed.by == "model" and handle.run is not None and handle.run.unseen:
+        if call.parsed.by != "person" and handle.run is not None and handle.run.unseen:
             handle.run.probe()  # the model may not answer a password prompt that was not noticed yet (Q4)
         self._when_visible(call, self._apply_now)
 
@@ -395,7 +395,7 @@ class Actions:
         state, run, since = handle.state, handle.run, printed(handle)
         _check_takes_input(handle)
         assert run is not None
-        if handle.driver is not None and parsed.by == "model":
+        if handle.driver is not None and parsed.by != "person":
             raise ToolError(
                 f"A person is driving handle `{handle.id}` at the moment; nothing was sent. Look with `fetch`, or wait "
                 "until it is handed back.",
@@ -406,7 +406,8 @@ class Actions:
         if parsed.secret and not (isinstance(state, Waiting) and state.question.secret):
             raise ToolError(f"Handle `{handle.id}` asks for no secret now; nothing was sent", code="not_running")
         if isinstance(state, Waiting) and not parsed.backs_out:
-            if parsed.by == "model" and not run.open_to_caller:
+            refused = not run.open_to_caller if parsed.by == "model" else is_exclusive(handle, state.question)
+            if parsed.by != "person" and refused:
                 raise ToolError(
                     f"Only a person may answer question `{state.question.id}` of handle `{handle.id}`; it stays open. "
                     "Wait for them with `await`, or abort the handle.",

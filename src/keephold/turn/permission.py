@@ -97,7 +97,7 @@ class Permission:
         It is called once, before the end is visible. `text` returns the result as text.
         """
         mode: RunMode = handle.tool.result
-        people = self._people.of(handle)
+        people = self._people.deciding(handle)
         free = mode == "unattended" or self._is_unattended(handle.conversation)
         if mode == "skip":  # a failure stays a failure: a killed process is never shown as success (S3)
             then(_withheld(outcome, NOT_DELIVERED))

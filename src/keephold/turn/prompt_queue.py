@@ -84,6 +84,8 @@ class PromptQueue:
         self._left: list[Asking] = []
         """Prompts that could not be shown, in the order they came."""
         self._closed = False
+        self.decides = True
+        """Whether its user may approve calls and results and answer exclusive questions, as the owner may (K9)."""
         self._joined: WeakSet[PromptQueue] = WeakSet()
         """The queues of clients whose prompts are shown here, too."""
         self.on_settled: Listeners[[Prompt]] = Listeners()
@@ -105,13 +107,22 @@ class PromptQueue:
                 self.assign(handle, other)
         return self if other is None else other
 
-    def joined(self, prompter: Prompter) -> "PromptQueue":
-        """Return a queue that asks through that prompter and, with `beside`, the runtime's user, too."""
+    def deciding(self, handle: Handle) -> "PromptQueue":
+        """Return the queue for prompts about a handle that only the owner may decide (K9)."""
+        people = self.of(handle)
+        return people if people.decides else self
+
+    def joined(self, prompter: Prompter, *, decides: bool = True) -> "PromptQueue":
+        """Return a queue that asks through that prompter and, with `beside`, the runtime's user, too.
+
+        `decides`: see the attribute. Without it, the prompter gets only questions that anybody may answer."""
         if self.beside is None:
-            return PromptQueue(prompter)
-        people = PromptQueue(self.beside(prompter))
-        people._at_once, people._settles = True, self._settle_shown
-        self._joined.add(people)
+            people = PromptQueue(prompter)
+        else:
+            people = PromptQueue(self.beside(prompter))
+            people._at_once, people._settles = True, self._settle_shown
+            self._joined.add(people)
+        people.decides = decides
         return people
 
     def assign(self, handle: Handle, people: "PromptQueue") -> None:

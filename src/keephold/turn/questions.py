@@ -32,6 +32,7 @@ class _Asked:
     question: Question
     policy: QuestionPolicy
     open: Open
+    people: PromptQueue
     prompt: Asking | None = None
     inquiry: "asyncio.Task[None] | None" = None
 
@@ -65,7 +66,8 @@ class Questions:
             return recalled
         if policy.answered and not question.secret:
             return _checked(question, policy.answer, f"the fixed answer {policy.answer!r} of question `{question.id}`")
-        who = self._who(handle, question, policy)
+        people = self._people.deciding(handle) if is_exclusive(handle, question) else self._people.of(handle)
+        who = self._who(handle, question, policy, people)
         if not any(who):
             if self._detached == "defaults" and question.default is not None and not question.secret:
                 return _checked(question, question.default, f"the default of question `{question.id}`")
@@ -76,15 +78,15 @@ class Questions:
                 f"{open_now} questions are open already ([limits] open_questions); answer some of them first",
                 "limit_exceeded",
             )
-        self._asked[handle.uid] = _Asked(question, policy, who)
+        self._asked[handle.uid] = _Asked(question, policy, who, people)
         return who
 
-    def _who(self, handle: Handle, question: Question, policy: QuestionPolicy) -> Open:
+    def _who(self, handle: Handle, question: Question, policy: QuestionPolicy, people: PromptQueue) -> Open:
         if policy.exclusive or question.secret:  # Q4: never a model, on any path
-            return Open(caller=False, person=self._people.of(handle).here, assistant=False)
+            return Open(caller=False, person=people.here, assistant=False)
         for_user = policy.target == "user"
         caller = handle.stateful and "apply" in handle.tool.actions
-        person = self._people.of(handle).here and (for_user or not (caller or self._inquiries.here))
+        person = people.here and (for_user or not (caller or self._inquiries.here))
         # A question for the user goes to the model only if no user can be asked and the model may stand in: it spawned
         # the handle (Q3), or `detached` allows it.
         stands_in = not for_user or (not person and (handle.stateful or self._detached == "auto"))
@@ -126,7 +128,7 @@ class Questions:
             may_remember=asked.question.answer_type == "Boolean" and handle.tool.source != "builtin",
             uid=handle.uid,
         )
-        asked.prompt = self._people.of(handle).ask(
+        asked.prompt = asked.people.ask(
             prompt, lambda said: self._said(handle, asked, said), lambda: self._answered_meanwhile(handle, asked)
         )
 
@@ -147,7 +149,7 @@ class Questions:
         match said:
             case Answer(value) if not answer_fits(question, value):
                 problem = f"the answer must be {expected(question)}"
-                self._people.of(handle).ask_again(prompt, msgspec.structs.replace(prompt.prompt, problem=problem))
+                asked.people.ask_again(prompt, msgspec.structs.replace(prompt.prompt, problem=problem))
             case Answer(value, remember):
                 if remember and prompt.prompt.may_remember:
                     self._remembered.answered(handle.conversation, handle.tool.name, question.id, value)
@@ -196,6 +198,11 @@ class Questions:
         if "apply" in handle.tool.actions and not policy.exclusive:
             spawn = ", or spawn the tool and answer with `apply`"
         return Failure(f"{asked} {who}. Set a fixed `answer` in {setting}{spawn}.", "question_unanswered")
+
+
+def is_exclusive(handle: Handle, question: Question) -> bool:
+    """Return whether only the user may answer the question (Q4)."""
+    return question.secret or handle.tool.questions.get(question.id, _NO_POLICY).exclusive
 
 
 def not_answered(question: str, reason: str | None) -> Failure:

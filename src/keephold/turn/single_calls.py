@@ -120,8 +120,8 @@ class CallQueue:
     async def begin(
         self, call: ToolCall, *, park_after: float | None = 30, people: PromptQueue | None = None
     ) -> QueuedCall:
-        """Begin a call. `people` gets the prompts about it and, unless it is a spawn, its own questions."""
-        parts = self._parts
+        """Begin a call. `people` gets the prompts about it, if it decides (K9), and its questions unless it spawns."""
+        parts, deciding = self._parts, people if people is not None and people.decides else None
         async with self._lock:
             parts.lifecycle.check_open()
             await parts.lifecycle.open()
@@ -144,8 +144,8 @@ class CallQueue:
                 self._count,
                 park_after,
                 resumable=False,
-                people=people,
-                patience=park_after if people is None else None,  # the client's user may take their time
+                people=deciding,
+                patience=park_after if deciding is None else None,  # the client's user may take their time
             )
             parts.batches.add(batch)
             try:

@@ -36,8 +36,8 @@ class Tools(Protocol):
     def check(self, tool: Tool, action: Action | None) -> ArgumentCheck: ...
 
 
-By = Literal["model", "person"]
-"""Who acts on a handle."""
+By = Literal["model", "person", "principal"]
+"""Who acts on a handle. A principal's client may answer questions, but not those that only a person may (K9)."""
 
 
 class ParsedCall(msgspec.Struct, frozen=True, kw_only=True):
