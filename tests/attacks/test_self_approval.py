@@ -25,7 +25,7 @@ ALICE, BOB = "token-of-alice-0123456789", "token-of-bob-0123456789abc"
 CONFIG = """
 [conversation.tools.wipe]
 source = "local"
-command = ["echo", "wiped {{ what }}"]
+command = ["echo", "wiped {{ tool.arguments.what }}"]
 parameters = { what = { type = "string" } }
 
 [conversation.tools.leak]
@@ -150,7 +150,7 @@ async def test_K9_nor_does_another_server_of_the_store_take_a_principals_answer_
     owner, store, tokens = Owner(), f"sqlite:///{tmp_path / 'store.db'}", {"alice": ALICE}
     async with (
         serving(tools=TOOLS, store=store, tokens=tokens, prompter=owner) as one,
-        serving(tools=TOOLS, store=store, tokens=tokens) as other,
+        serving(tools=[login], store=store, tokens=tokens) as other,  # `guarded` is unknown there
         connected(one.url, token=ALICE, tasks=KnowsTasks(), elicitation_callback=Yes()) as here,
         connected(other.url, token=ALICE, tasks=KnowsTasks(), elicitation_callback=Yes()) as there,
     ):
@@ -160,10 +160,11 @@ async def test_K9_nor_does_another_server_of_the_store_take_a_principals_answer_
             assert isinstance(prompt, AskQuestion)
             key = question_key(prompt.question, 1)
             for client in (here, there):
-                assert "inputRequests" not in await task_is(client, task, "working")
-                await answer(client, task, key, **{question: "stolen"})
+                found = await task_is(client, task, "working", "input_required")
+                assert found["status"] == "working" or (client, tool) == (there, "guarded")
+                await answer(client, task, key, **{question: f"stolen {question}"})
             assert owner.open == [prompt], "it is still the owner's to answer"
             await owner.says(Answer(said))
             ended = await task_is(there, task, "completed")
             assert ended["result"]["content"][0]["text"] == f"{question} {said}"
-    assert b"stolen" not in (tmp_path / "store.db").read_bytes()
+    assert b"stolen password" not in (tmp_path / "store.db").read_bytes()

@@ -203,7 +203,8 @@ class Tasks(Extension):
             question, perform = handle.state.question, runtime.actions.perform
             by: By = "person" if self._calls.decides(handle.conversation) else "principal"
             key = question_key(question, handle.state.number)
-            said = None if by == "principal" and question.secret else responses.get(key)  # a request is stored
+            refused = by == "principal" and is_exclusive(handle, question)  # a request is stored, so it has no secret
+            said = None if refused else responses.get(key)
             content = said.get("content") if isinstance(said, Mapping) else None
             if isinstance(said, Mapping) and said.get("action") in ("decline", "cancel"):
                 await perform(handle, "apply", by=by, answers=key, declines=True)
