@@ -129,6 +129,7 @@ class Model:
             self.notifications.tell(call.record.conversation, told, op.event.at, op.uid)
 
     def rewritten(self, op: base.Rewritten) -> None:
+        assert op.arguments is not None
         self.own(op.uid, op.fence).record.arguments = op.arguments
 
     def claimed(self, op: base.Claimed) -> Record | None:

@@ -114,6 +114,10 @@ def _edited(what: str) -> Callable[[Any, Any], Sequence[Draft]]:
     return lambda op, _: (("handle.changed", None, op.uid, {"what": what}),)
 
 
+def _rewritten(op: ops.Rewritten, _: Any) -> Sequence[Draft]:
+    return (("handle.changed", None, op.uid, {"what": "allowed" if op.arguments is None else "edited"}),)
+
+
 def _claimed(op: ops.Claimed, result: Any) -> Sequence[Draft]:
     return () if result is None else (("handle.changed", None, op.uid, {"what": "claimed"}),)
 
@@ -171,7 +175,7 @@ def _forgotten(op: ops.Forgotten, result: bool) -> Sequence[Draft]:
 _TELLS: dict[type, Callable[[Any, Any], Sequence[Draft]]] = {
     ops.Registered: _registered,
     ops.Changed: lambda op, _: (_state(op.uid, op.state),),
-    ops.Rewritten: _edited("edited"),
+    ops.Rewritten: _rewritten,
     ops.Annotated: _edited("annotated"),
     ops.Claimed: _claimed,
     ops.Released: _edited("released"),

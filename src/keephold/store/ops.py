@@ -11,6 +11,7 @@ import msgspec
 from keephold.handles.state import Event, Progress, State
 from keephold.store.rows import (
     CARRIERS,
+    Allowed,
     Carrier,
     EntryKind,
     Given,
@@ -20,6 +21,7 @@ from keephold.store.rows import (
     Notice,
     Opened,
     Parking,
+    PostKind,
     QueuedNotification,
     Record,
     Resolution,
@@ -83,12 +85,15 @@ class Changed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rewritten(msgspec.Struct, frozen=True):
-    """Replace the call's arguments and resources, because a user edited them (P5)."""
+    """Record the permission of a call: the arguments and resources, if a user edited them (P5), and what allowed it."""
 
     uid: str
     fence: int
-    arguments: dict[str, Any]
+    arguments: dict[str, Any] | None
+    """None: arguments and resources stay."""
     resources: tuple[str, ...] = ()
+    allowed: Allowed | None = None
+    """None: it stays."""
 
 
 class Annotated(msgspec.Struct, frozen=True):
@@ -348,6 +353,22 @@ class RequestClosed(msgspec.Struct, frozen=True):
     id: str
 
 
+class Posted(msgspec.Struct, frozen=True):
+    """Let other processes see a prompt or a standing permission of this one (P6), until it is taken down or this
+    process ends. The same id again replaces it."""
+
+    id: str
+    kind: PostKind
+    at: float
+    body: bytes
+
+
+class TakenDown(msgspec.Struct, frozen=True):
+    """Remove what this process has posted. Unknown ids and those of other processes are ignored."""
+
+    ids: tuple[str, ...]
+
+
 class SecretAdded(msgspec.Struct, frozen=True):
     """Make keys with this secret from now on (D3)."""
 
@@ -388,5 +409,5 @@ Op = (
     TurnBegan | TurnEnded | Opened | Registered | Changed | Rewritten | Annotated | Claimed | Released | Attempted
     | Journaled | Wrote | WaitOpened | Parked | Resolved | Revoked | Emitted | Exposed | Responded | HookCalled
     | Notified | TakenBack | Delivered | HandedOut | Inquired | TranscriptAppended | Described | Forgotten
-    | Requested | Replied | RequestClosed | SecretAdded | Collected
+    | Requested | Replied | RequestClosed | Posted | TakenDown | SecretAdded | Collected
 )  # fmt: skip

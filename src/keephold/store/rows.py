@@ -47,6 +47,22 @@ class Parking(msgspec.Struct, frozen=True, omit_defaults=True):
     """The message when its deadline passes; None: the usual one."""
 
 
+class Allowed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The permission with which a call ran (P6).
+
+    `configuration`: `run = "unattended"`. `conversation`: its conversation runs without asking. `detached`:
+    `detached = "auto"`. `standing`: a standing permission. `unknown`: the call is older than this record.
+    """
+
+    by: Literal["configuration", "conversation", "detached", "standing", "user", "unknown"]
+    at: float | None = None
+    """When the user decided."""
+    who: str | None = None
+    """Who the user was, as far as is known: `the dashboard`."""
+    permission: str | None = None
+    """The id of the standing permission."""
+
+
 class KeptOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a handle's output is, once no more will come: inline, or in a file of the store's directory."""
 
@@ -89,6 +105,8 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
     parking: Parking | None = None
     cursor: int = 0
     output: KeptOutput | None = None
+    allowed: Allowed | None = None
+    """None: the configuration."""
 
 
 class HandleQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -327,6 +345,19 @@ class ConversationRow(msgspec.Struct, frozen=True):
     metadata: dict[str, Any]
     lines: int
     """How many its transcript has."""
+
+
+PostKind = Literal["prompt", "standing"]
+
+
+class Post(msgspec.Struct, frozen=True):
+    """Something that a process posted for others to see: an open prompt, or a standing permission (P6)."""
+
+    id: str
+    kind: PostKind
+    owner: str
+    at: float
+    body: bytes
 
 
 class Request(msgspec.Struct, frozen=True):

@@ -122,7 +122,9 @@ def end_unowned(t: Tables, record: Record, parking: base.Parking, state: Stopped
 def rewritten(t: Tables, op: base.Rewritten) -> None:
     record = own(t, op.uid, op.fence)
     t.save(record)
-    record.arguments, record.resources = op.arguments, op.resources
+    if op.arguments is not None:
+        record.arguments, record.resources = op.arguments, op.resources
+    record.allowed = op.allowed or record.allowed
 
 
 def annotated(t: Tables, op: base.Annotated) -> Record:
@@ -595,6 +597,15 @@ def request_closed(t: Tables, op: base.RequestClosed) -> None:
     t.drop(t.replies, op.id)
 
 
+def posted(t: Tables, op: base.Posted) -> None:
+    t.put(t.posts, op.id, base.Post(op.id, op.kind, t.owner, op.at, op.body))
+
+
+def taken_down(t: Tables, op: base.TakenDown) -> None:
+    for id in op.ids:
+        t.drop(t.posts, id)
+
+
 def secret_added(t: Tables, op: base.SecretAdded) -> None:
     t.put(t.secrets, op.id, op.secret)
 
@@ -641,6 +652,8 @@ OPERATIONS: dict[type, tuple[Callable[[Tables, Any], Any], str | None]] = {
     base.Requested: (requested, BESIDES),
     base.Replied: (replied, BESIDES),
     base.RequestClosed: (request_closed, BESIDES),
+    base.Posted: (posted, BESIDES),
+    base.TakenDown: (taken_down, BESIDES),
     base.SecretAdded: (secret_added, BESIDES),
     base.Collected: (collected, BESIDES),
 }

@@ -32,6 +32,8 @@ from keephold.store.base import (
     InquiryRow,
     Kind,
     OpenTurn,
+    Post,
+    PostKind,
     ProcessEvent,
     QueuedNotification,
     Record,
@@ -372,6 +374,9 @@ class MemoryStore:
             for asked in self._t.requests.values()
             if asked.to == self.owner and asked.id not in self._t.replies
         ]
+
+    async def posts(self, kind: PostKind) -> list[Post]:
+        return [post for post in self._t.posts.values() if post.kind == kind]
 
     async def reply(self, id: str) -> bytes | None:
         return self._t.replies.get(id)

@@ -14,6 +14,7 @@ from keephold.store.base import (
     Expired,
     InquiryRow,
     OpenTurn,
+    Post,
     ProcessEvent,
     QueuedNotification,
     Record,
@@ -27,7 +28,7 @@ from keephold.store.memory.notification_queue import Queue
 
 _CHANGING = (
     "state", "owner", "fence", "attempt", "next_attempt_at", "parking", "cursor", "output", "id", "stateful",
-    "arguments", "resources", "progress", "priority", "metadata",
+    "arguments", "resources", "progress", "priority", "metadata", "allowed",
 )  # fmt: skip
 _ABSENT: Any = object()
 
@@ -62,7 +63,7 @@ class Tables:
     __slots__ = (
         "conversations", "crowded", "deadlines", "descriptions", "events", "held", "history", "holding", "hooks",
         "in_order", "inquiries", "journals", "keeping", "keys", "last_stop", "lines", "numbers", "over", "owner",
-        "records", "replies", "requests", "secrets", "settled", "stopped", "undo", "waits",
+        "posts", "records", "replies", "requests", "secrets", "settled", "stopped", "undo", "waits",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -79,6 +80,7 @@ class Tables:
         self.events: dict[str, dict[int, ProcessEvent]] = {}
         self.requests: dict[str, Requested] = {}
         self.replies: dict[str, bytes] = {}
+        self.posts: dict[str, Post] = {}
         self.secrets: dict[str, bytes] = {}
         self.hooks: dict[str, Record] = {}
         """Cancelled calls whose hook is due."""

@@ -8,6 +8,7 @@ import msgspec
 from keephold.handles.state import Progress, State
 from keephold.store.base import (
     CARRIERS,
+    Allowed,
     Answers,
     Carrier,
     ConversationRow,
@@ -32,6 +33,7 @@ _encoder = msgspec.json.Encoder()
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_names = msgspec.json.Decoder(tuple[str, ...]).decode
 _decode_progress = msgspec.json.Decoder(Progress).decode
+_decode_allowed = msgspec.json.Decoder(Allowed).decode
 _decode_kept = msgspec.msgpack.Decoder(KeptOutput).decode
 _state = msgspec.json.Decoder(State)
 decode_parking = msgspec.json.Decoder(Parking).decode
@@ -73,7 +75,7 @@ def decode_state(state: bytes) -> State:
 def record(row: Row) -> Record:
     """A row of the query `records`."""
     (uid, id, tool, conversation, turn, batch, position, call_id, stateful, state, arguments, kind, priority, metadata,
-     progress, resources, owner, fence, attempt, next_attempt_at, parking, cursor, kept) = row  # fmt: skip
+     progress, resources, owner, fence, attempt, next_attempt_at, parking, cursor, kept, allowed) = row  # fmt: skip
     return Record(
         uid=uid,
         id=id,
@@ -98,6 +100,7 @@ def record(row: Row) -> Record:
         parking=None if parking is None else decode_parking(parking),
         cursor=cursor,
         output=None if kept is None else _decode_kept(kept),
+        allowed=None if allowed is None else _decode_allowed(allowed),
     )
 
 

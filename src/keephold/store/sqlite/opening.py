@@ -290,6 +290,7 @@ class StoreFiles:
         for owner in dead:
             connection.execute(SQL["remove_owner"], (owner,))
             connection.execute(SQL["remove_requests"], (owner,))
+            connection.execute(SQL["remove_posts"], (owner,))
         connection.execute(SQL["add_owner"], (self.owners.me,))
         connection.execute("COMMIT")
         for bell in filter(None, swept.values()):

@@ -61,7 +61,7 @@ def registered(tx: Transaction, op: base.Registered) -> None:
         new.priority, new.stateful, name(state), status_of(state), stopped_at, None if nobodys else tx.owner, new.fence,
         new.attempt, new.next_attempt_at, new.cursor, None if parking is None else parking.deadline,
         _encoded(parking), encode(new.resources) if new.resources else None, _encoded(new.metadata),
-        _encoded(new.progress), encode(state), encode(new.arguments),
+        _encoded(new.progress), encode(state), encode(new.arguments), _encoded(new.allowed),
     )  # fmt: skip
     if op.once and tx.row(SQL["named"], (new.conversation, new.id)) is not None:
         raise _taken(tx, new.uid, new.conversation, new.id)
@@ -127,7 +127,8 @@ def changed(tx: Transaction, op: base.Changed) -> None:
 
 def rewritten(tx: Transaction, op: base.Rewritten) -> None:
     call = tx.own(op.uid, op.fence)
-    tx.run(SQL["rewrite"], (encode(op.arguments), encode(op.resources) if op.resources else None, call.number))
+    resources = encode(op.resources) if op.resources else None
+    tx.run(SQL["rewrite"], (_encoded(op.arguments), resources, _encoded(op.allowed), call.number))
     tx.touched.add(op.uid)
 
 
@@ -504,6 +505,16 @@ def request_closed(tx: Transaction, op: base.RequestClosed) -> None:
     tx.run(SQL["close_request"], (op.id,))
 
 
+def posted(tx: Transaction, op: base.Posted) -> None:
+    tx.run(SQL["post"], (op.id, op.kind, tx.owner, op.at, op.body))
+    tx.touched.add(op.id)
+
+
+def taken_down(tx: Transaction, op: base.TakenDown) -> None:
+    tx.many(SQL["take_down"], [(id, tx.owner) for id in op.ids])
+    tx.touched.update(op.ids)
+
+
 def secret_added(tx: Transaction, op: base.SecretAdded) -> None:
     tx.run(SQL["add_secret"], (op.id, op.secret, op.at))
 
@@ -609,6 +620,8 @@ _WRITE: dict[type, Callable[[Transaction, Any], Any]] = {
     base.Requested: requested,
     base.Replied: replied,
     base.RequestClosed: request_closed,
+    base.Posted: posted,
+    base.TakenDown: taken_down,
     base.SecretAdded: secret_added,
     base.Collected: collected,
 }

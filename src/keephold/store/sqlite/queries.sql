@@ -85,8 +85,8 @@ UPDATE handles SET cursor = ?2 WHERE uid = ?1 AND cursor < ?2;
 INSERT INTO handles (
     uid, id, tool, conversation, turn, batch, position, call_id, kind, priority, stateful, state_name, status,
     stopped_at, owner, fence, attempt, next_attempt_at, cursor, deadline, parking, resources, metadata, progress, state,
-    arguments
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    arguments, allowed
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: named
 -- Whether an id was ever used, as far as is known.
@@ -131,8 +131,10 @@ FROM handles WHERE uid = ?;
 SELECT conversation, id, tool FROM handles WHERE uid = ?;
 
 -- name: rewrite
--- Replace arguments that a user has edited (P5).
-UPDATE handles SET arguments = ?, resources = ? WHERE number = ?;
+-- Replace arguments that a user has edited (P5), unless they are NULL; note what allowed the call, unless it is NULL.
+UPDATE handles SET arguments = coalesce(?1, arguments), resources = iif(?1 IS NULL, resources, ?2),
+    allowed = coalesce(?3, allowed)
+WHERE number = ?4;
 
 -- name: annotate
 -- Annotate a handle; NULL leaves a column as it is.
@@ -269,6 +271,19 @@ INSERT INTO requests (id, uid, sender, receiver, body) VALUES (?, ?, ?, ?, ?);
 -- name: reply
 -- Answer a request. Returns the handle it was about.
 UPDATE requests SET reply = ? WHERE id = ? RETURNING uid;
+
+-- name: post
+-- Let other processes see a prompt or a standing permission.
+INSERT INTO posts (id, kind, owner, at, body) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET at = excluded.at, body = excluded.body WHERE owner = excluded.owner;
+
+-- name: take_down
+-- Remove what this process has posted.
+DELETE FROM posts WHERE id = ? AND owner = ?;
+
+-- name: remove_posts
+-- Remove what a dead process has posted.
+DELETE FROM posts WHERE owner = ?;
 
 -- name: close_request
 -- Remove a request.

@@ -23,6 +23,8 @@ from keephold.store.base import (
     Kind,
     Opened,
     OpenTurn,
+    Post,
+    PostKind,
     ProcessEvent,
     QueuedNotification,
     Record,
@@ -282,6 +284,9 @@ class Reads:
 
     async def requests(self) -> list[Request]:
         return [Request(*row) for row in self._rows(SQL["requests"], (self.owner,))]
+
+    async def posts(self, kind: PostKind) -> list[Post]:
+        return [Post(*row) for row in self._rows(SQL["posts"], (kind,))]
 
     async def reply(self, id: str) -> bytes | None:
         row = self._row(SQL["reply_to"], id)

@@ -4,7 +4,7 @@
 -- The columns of a handle, for all queries that return handles; they add WHERE and ORDER BY.
 SELECT h.uid, h.id, h.tool, h.conversation, h.turn, h.batch, h.position, h.call_id, h.stateful, h.state, h.arguments,
     h.kind, h.priority, h.metadata, h.progress, h.resources, h.owner, h.fence, h.attempt, h.next_attempt_at, h.parking,
-    h.cursor, o.kept
+    h.cursor, o.kept, h.allowed
 FROM handles h LEFT JOIN outputs o ON o.handle = h.number
 
 -- name: where_uid
@@ -175,6 +175,10 @@ SELECT id, conversation, turn, uid, at, request, answer, error FROM inquiries WH
 -- name: requests
 -- Requests to this process.
 SELECT id, uid, body FROM requests WHERE receiver = ? AND reply IS NULL ORDER BY number;
+
+-- name: posts
+-- The posts of all processes.
+SELECT id, kind, owner, at, body FROM posts WHERE kind = ? ORDER BY number;
 
 -- name: reply_to
 -- The reply to a request of this process.

@@ -25,7 +25,17 @@ from typing import Any
 import apsw
 
 from keephold.errors import KeepholdError
-from keephold.store.base import Collected, Done, Failed, Forgotten, Journaled, Op, Registered, TranscriptAppended
+from keephold.store.base import (
+    Collected,
+    Done,
+    Failed,
+    Forgotten,
+    Journaled,
+    Op,
+    Posted,
+    Registered,
+    TranscriptAppended,
+)
 from keephold.store.sqlite import opening
 from keephold.store.sqlite.events import write_events
 from keephold.store.sqlite.opening import StoreFiles
@@ -427,6 +437,8 @@ def _bytes(op: Op) -> int:
     """Estimate how many bytes an operation brings, from fields that can be long."""
     if isinstance(op, Journaled):
         return len(op.value) + len(op.input)
+    if isinstance(op, Posted):
+        return len(op.body)
     if isinstance(op, TranscriptAppended):
         return sum(len(body) for _, body in op.lines)
     if isinstance(op, Registered):

@@ -7,6 +7,7 @@ from typing import Any
 
 from keephold.handles.state import Ended, Ok, Pending, Running, Started, transition
 from keephold.store.base import (
+    Allowed,
     Annotated,
     Attempted,
     Browse,
@@ -30,6 +31,7 @@ from keephold.store.base import (
     Opened,
     Parked,
     Parking,
+    Posted,
     QueuedNotification,
     Registered,
     Released,
@@ -43,6 +45,7 @@ from keephold.store.base import (
     Rewritten,
     SecretAdded,
     TakenBack,
+    TakenDown,
     TranscriptAppended,
     TurnBegan,
     TurnEnded,
@@ -206,6 +209,7 @@ class CommitChecks(Suite):
             Notified("main", "tool.waiting", "warning", "`h1` waits", NOON, uid(1)),
             Requested("r1", uid(1), store.owner, b"abort"),
             Requested("r2", uid(1), store.owner, b"abort"),
+            Posted("p1", "prompt", NOON, b"x"),
         )
 
     async def _one_of_each(self, store: Browse) -> list[Op]:
@@ -226,7 +230,7 @@ class CommitChecks(Suite):
             Notified("newest", "tool.stopped", "info", "first", NOON),
             Attempted(uid(1), 1, 2, NOON + 5),
             Journaled(uid(1), 1, "step", "good", b"\0", b"1"),
-            Rewritten(uid(1), 1, {"env": "elsewhere"}),
+            Rewritten(uid(1), 1, {"env": "elsewhere"}, allowed=Allowed("detached")),
             WaitOpened(uid(1), 1, "key-new", "completion", "completion", "secret-1", Parking()),
             Parked(uid(1), 1, Parking(deadline=NOON + 2 * DAY), NOON + 6),
             Claimed(uid(7), store.owner),
@@ -251,6 +255,8 @@ class CommitChecks(Suite):
             Requested("r3", uid(1), store.owner, b"apply"),
             Replied("r1", b"done"),
             RequestClosed("r2"),
+            Posted("p2", "standing", NOON, b"x"),
+            TakenDown(("p1",)),
             SecretAdded("new", b"n" * 32, NOON),
             TurnEnded("main", "turn-1", NOON + 9),
             TurnBegan("main", "turn-2", NOON + 9),

@@ -13,6 +13,7 @@ from keephold.handles.state import (
     Waiting,
 )
 from keephold.store.base import (
+    Allowed,
     Attempted,
     Browse,
     Changed,
@@ -160,6 +161,13 @@ class FencingChecks(Suite):
             await self.commit(store, Rewritten(of, 1, arguments))
             assert (await self.found(store, of)).arguments == arguments
         assert (await self.found(store, other)).arguments == {"env": "production"}
+        user = Allowed("user", NOON, "the dashboard")
+        await self.commit(store, Rewritten(of, 1, None, allowed=user), Rewritten(of, 1, {"env": "x"}, ("file:a",)))
+        await self.commit(store, Rewritten(of, 1, None))
+        found = await self.found(store, of)
+        assert (found.arguments, found.resources, found.allowed) == ({"env": "x"}, ("file:a",), user)
+        assert (await self.found(store, other)).allowed is None
+        await self.commit(store, Rewritten(of, 1, {}))
         found = await store.named("main", "h1")
         assert isinstance(found, Record) and found.arguments == {}
         (claimed,) = await self.commit(store, Claimed(of, store.owner))

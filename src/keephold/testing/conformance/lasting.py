@@ -25,6 +25,8 @@ from keephold.store.base import (
     Opened,
     OpenTurn,
     Parking,
+    Post,
+    Posted,
     Record,
     Registered,
     Replied,
@@ -33,6 +35,7 @@ from keephold.store.base import (
     Resolution,
     Resolving,
     SecretAdded,
+    TakenDown,
     TurnBegan,
     TurnEnded,
 )
@@ -334,6 +337,17 @@ class SharingChecks(Suite):
         await self.word(store, of)
         await self.commit(store, Replied("r1", b"done"))
         assert await other.reply("r1") == b"done" and await store.requests() == []
+
+    @shared
+    async def check_P6_posts_are_seen_by_others_and_end_with_their_process(self, store: Browse) -> None:
+        other = await self.second(store)
+        await self.commit(store, Posted("p1", "prompt", NOON, b"a"), Posted("s1", "standing", NOON, b"b"))
+        assert await other.posts("prompt") == [Post("p1", "prompt", store.owner, NOON, b"a")]
+        await self.word(other, "p1")
+        await self.commit(other, TakenDown(("p1",)), Posted("p1", "prompt", NOON + 1, b"mine now"))
+        assert (await store.posts("prompt"))[0].body == b"a", "others change nothing of it"
+        reopened = await self.reopened(store)
+        assert await reopened.posts("prompt") == [] and await reopened.posts("standing") == []
 
     @shared
     async def check_S6_ids_and_turns_are_one_for_all_processes(self, store: Browse) -> None:

@@ -188,6 +188,7 @@ class Suite:
         found["due"] = await store.due(NOON + 1000 * DAY)
         found["next"] = (await store.due(NOON - DAY))[1]
         found["requests"] = await store.requests()
+        found["posts"] = [*await store.posts("prompt"), *await store.posts("standing")]
         return {name: msgspec.json.encode(value).decode() for name, value in found.items()}
 
     # Handles

@@ -11,6 +11,8 @@ from keephold.store.base import (
     InquiryRow,
     Opened,
     OpenTurn,
+    Post,
+    Posted,
     ProcessEvent,
     Replied,
     Request,
@@ -18,6 +20,7 @@ from keephold.store.base import (
     Requested,
     Responded,
     SecretAdded,
+    TakenDown,
     TurnBegan,
     TurnEnded,
 )
@@ -218,6 +221,24 @@ class OtherChecks(Suite):
         assert await store.reply("r1") is None
         await self.commit(store, Replied("r2", b"too late"))
         assert await store.reply("r2") is None, "nobody waits for it"
+
+    async def check_P6_posts_are_listed_until_they_are_taken_down(self, store: Browse) -> None:
+        await self.commit(
+            store,
+            Posted("p1", "prompt", NOON, b"\x00\xff"),
+            Posted("s1", "standing", NOON, b""),
+            Posted("p0", "prompt", NOON - 1, b"x"),
+        )
+        first, second = (
+            Post("p1", "prompt", store.owner, NOON, b"\x00\xff"),
+            Post("p0", "prompt", store.owner, NOON - 1, b"x"),
+        )
+        assert await store.posts("prompt") == [first, second], "in the order they came"
+        assert [post.id for post in await store.posts("standing")] == ["s1"]
+        await self.commit(store, Posted("p1", "prompt", NOON + 1, b"y"))
+        assert (await store.posts("prompt"))[0] == Post("p1", "prompt", store.owner, NOON + 1, b"y")
+        await self.commit(store, TakenDown(("p1", "s1", "unknown")), TakenDown(()))
+        assert await store.posts("prompt") == [second] and await store.posts("standing") == []
 
     async def check_D3_secrets_are_rotated(self, store: Browse) -> None:
         await self.commit(store, SecretAdded("z", b"\x00" * 32, NOON))
