@@ -164,8 +164,8 @@ class FencingChecks(Suite):
         user = Allowed("user", NOON, "the dashboard")
         await self.commit(store, Rewritten(of, 1, None, allowed=user), Rewritten(of, 1, {"env": "x"}, ("file:a",)))
         await self.commit(store, Rewritten(of, 1, None))
-        found = await self.found(store, of)
-        assert (found.arguments, found.resources, found.allowed) == ({"env": "x"}, ("file:a",), user)
+        rewritten = await self.found(store, of)
+        assert (rewritten.arguments, rewritten.resources, rewritten.allowed) == ({"env": "x"}, ("file:a",), user)
         assert (await self.found(store, other)).allowed is None
         await self.commit(store, Rewritten(of, 1, {}))
         found = await store.named("main", "h1")
