@@ -97,6 +97,7 @@ bench: setup ## measure, and keep the table in bench/RESULTS.md
 soak: setup ## run the long tests with their full counts
 	$(BIN)/python -m bench.soak
 	KEEPHOLD_SOAK=1 $(PYTEST) -n 2
+	KEEPHOLD_SHARED=1 $(PYTEST) -n 2 tests/turn tests/scenarios
 	$(BIN)/python -m tests.busy $(PYTEST) -n 2
 
 lock: ## write all lock files anew, with the newest versions that are allowed

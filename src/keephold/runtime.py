@@ -23,7 +23,7 @@ from keephold.handles.registry import Registry
 from keephold.handles.spool import Spool
 from keephold.handles.view import Handles
 from keephold.limits import Limits
-from keephold.schema.dialects import DIALECTS, Dialect, tool_list
+from keephold.schema.dialects import DIALECTS, Dialect
 from keephold.store.base import ProcessEvent, Store
 from keephold.store.rows import Level
 from keephold.store.urls import open_store
@@ -213,7 +213,8 @@ class Runtime:
         if config is None:
             return Toolbox([*chosen, *builtins])
         builtins = [configure_builtin(tool, config) for tool in builtins]
-        return Toolbox([*chosen, *builtins], max_running=config.runtime.max_running)
+        shown = config.conversation.actions
+        return Toolbox([*chosen, *builtins], max_running=config.runtime.max_running, actions=shown)
 
     def _use(self, servers: "list[McpServer]") -> "Servers | None":
         return self._connect(servers) if servers else None
@@ -361,7 +362,7 @@ class Runtime:
         """Return the tools as a model sees them, in stable order."""
         if dialect not in DIALECTS:
             raise KeepholdError(f"unknown dialect `{dialect}`; there are {', '.join(DIALECTS)}", code="unknown_dialect")
-        return tool_list(self.toolbox, dialect)
+        return self.toolbox.listed(dialect)
 
     async def wait(
         self,

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,20 +24,28 @@ def call(tool: str, /, **arguments: Any) -> ToolCall:
     return ToolCall(id=f"call-{next(_labels)}", name=tool, arguments=arguments)
 
 
+SHARED = bool(os.environ.get("KEEPHOLD_SHARED"))
+"""Write calls in the shared form (G5). Both forms mean the same; `make soak` runs these tests in this one, too."""
+
+
 def spawn(tool: str, handle: str, /, **arguments: Any) -> ToolCall:
+    if SHARED:
+        return call(tool, spawn=handle, **arguments)
     return call(tool, action="spawn", id=handle, **arguments)
 
 
 def fetch(tool: str, handle: str, /) -> ToolCall:
-    return call(tool, action="fetch", id=handle)
+    return call("handle_fetch", id=handle) if SHARED else call(tool, action="fetch", id=handle)
 
 
 def apply(tool: str, handle: str, value: Any, /) -> ToolCall:
+    if SHARED:
+        return call("handle_apply", id=handle, **({"eof": True} if value is None else {"input": value}))
     return call(tool, action="apply", id=handle, input=value)
 
 
 def abort(tool: str, handle: str, /) -> ToolCall:
-    return call(tool, action="abort", id=handle)
+    return call("handle_abort", id=handle) if SHARED else call(tool, action="abort", id=handle)
 
 
 def wait_all(*handles: str, timeout_secs: int | None = None) -> ToolCall:

@@ -37,7 +37,7 @@ from pydantic_ai.toolsets import AbstractToolset, ApprovalRequiredToolset, Combi
 from keephold.agent.models import dialect_of
 from keephold.errors import TurnFailed
 from keephold.runtime import Runtime
-from keephold.schema.dialects import Dialect, tool_list
+from keephold.schema.dialects import Dialect
 from keephold.turn.notifications import Notification, notification_block
 from keephold.turn.tool_call import ToolCall
 from keephold.turn.turn import Response, Turn
@@ -189,7 +189,7 @@ class KeepholdToolset(AbstractToolset[Any]):
                 max_retries=1,  # for your hooks: keephold's calls are never retried
                 args_validator=Taker(self, tool["name"]),
             )
-            for tool in tool_list(toolbox, _dialect(ctx.model))
+            for tool in toolbox.listed(_dialect(ctx.model))
         }
 
     async def call_tool(

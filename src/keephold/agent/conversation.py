@@ -16,7 +16,7 @@ from keephold.agent.requests import instructions
 from keephold.agent.spending import Allowance, Spending, total
 from keephold.agent.transcript import Transcript, response_text
 from keephold.errors import KeepholdError
-from keephold.schema.dialects import tool_list
+from keephold.schema.shared import presentation
 from keephold.store.base import ConversationRow, Described, TranscriptLine
 from keephold.tools.toolbox import Selection
 
@@ -58,7 +58,7 @@ class Conversation:
         """A source of further messages, besides `say`. After a restart it returns all of them again (E10)."""
         self.seen = 0
         """How many messages the inbox has returned."""
-        self._instructions = instructions(*own_instructions)
+        self._own_instructions = own_instructions
         self._allowance = allowance or Allowance()
         self._above = above
         self._opening: asyncio.Lock = asyncio.Lock()
@@ -213,8 +213,9 @@ class Conversation:
     def parameters(self) -> ModelRequestParameters:
         """Return the tools and instructions that go with every request."""
         if self._parameters is None:
-            strict = self.assistant.strict
-            tools = tool_list(self.selection, self.assistant.dialect)
+            strict, dialect = self.assistant.strict, self.assistant.dialect
+            shown = presentation(dialect, self.runtime.toolbox.actions)
+            tools = self.selection.listed(dialect)
             self._parameters = ModelRequestParameters(
                 function_tools=[
                     ToolDefinition(
@@ -225,6 +226,6 @@ class Conversation:
                     )
                     for each in tools
                 ],
-                instruction_parts=[InstructionPart(content=self._instructions)],
+                instruction_parts=[InstructionPart(content=instructions(shown, *self._own_instructions))],
             )
         return self._parameters

@@ -39,6 +39,7 @@ from pydantic_ai.models import ModelRequestParameters, StreamedResponse
 from keephold.agent.events import Event, Restarted, Retrying, Text, Thought
 from keephold.agent.transcript import response_text
 from keephold.errors import KeepholdError
+from keephold.schema.shared import USE, Presentation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -215,17 +216,14 @@ def _words(error: Exception) -> str:
 
 
 TEACHING = """\
-Tools that take `action` can run in the background. {"action": "spawn", "id": "<a name you choose>", …} starts one and \
-answers at once; it runs while you do other things. Spawn several in one response, and `await` them in the same \
-response: `await` with {"all": [ids]} or {"any": [ids]}, and `timeout_secs`, answers when they have finished. Do not \
-poll in a loop.
-`fetch` shows new output, `apply` sends input or answers a question of the tool, `abort` ends it. Tools without \
-`action` run to their end and answer with the result.
+Start several in one response, and `await` them in the same response: `await` with {"all": [ids]} or {"any": [ids]}, \
+and `timeout_secs`, returns when they have finished. Do not poll in a loop.
 Ids are yours to choose; use each for one piece of work. You are asked about handles that run when you finish: wait \
 for one, get its result and speak again, or abort it.
 Messages that begin with "[Automatic" are not from the user: they tell what has happened meanwhile. Long output is \
 cut; `read_output` reads the rest. A call that the user skipped was declined: ask them before you try it again."""
 
 
-def instructions(*own: str) -> str:
-    return "\n\n".join(text.strip() for text in (TEACHING, *own) if text.strip())
+def instructions(shown: Presentation, *own: str) -> str:
+    """Return how to use tools as they are shown, followed by the instructions of the configuration."""
+    return "\n\n".join(text.strip() for text in (f"{USE[shown]}\n{TEACHING}", *own) if text.strip())

@@ -30,6 +30,7 @@ from keephold.handles.handle import Handle
 from keephold.handles.output import Output
 from keephold.handles.rendering import render_piece
 from keephold.handles.state import Failure, Ok, Pending, Progress, Reply, Running, Stopped, Waiting
+from keephold.schema.shared import HANDLE_TOOLS, PREFIX
 from keephold.text import strip_controls, to_utf8
 from keephold.turn.notifications import Notification
 from keephold.turn.permission import SKIPPED
@@ -66,6 +67,10 @@ def call_words(call: ToolCall) -> str:
         words.append(", ".join(map(str, ids)))
     elif isinstance(given.get("action"), str):
         words += [given.pop("action"), *([str(given.pop("id"))] if "id" in given else [])]
+    elif isinstance(given.get("spawn"), str):
+        words += ["spawn", given.pop("spawn")]
+    elif call.name in HANDLE_TOOLS and "id" in given:
+        words = [call.name.removeprefix(PREFIX), str(given.pop("id"))]
     words += [f"{key}={one_line(value, 40)}" for key, value in given.items()]
     return one_line(" ".join(words), _WORDS)
 

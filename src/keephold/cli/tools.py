@@ -2,13 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from keephold.cli.parameters import config_option, the_config
 from keephold.schema.dialects import DIALECTS, Dialect
-from keephold.tools.base import ACTIONS
 
 if TYPE_CHECKING:
     from keephold import Runtime
@@ -35,7 +34,9 @@ def tools(config: Path | None, dialect: Dialect | None, as_json: bool) -> None:
     if as_json or dialect:
         click.echo(json.dumps(listed, indent=2, ensure_ascii=False))
     else:
-        _table([(tool["name"], _actions(tool["parameters"]), _first_line(tool["description"])) for tool in listed])
+        actions = {tool.name: " ".join(tool.actions) for tool in runtime.toolbox}
+        rows = [(tool["name"], actions.get(tool["name"]), _first_line(tool["description"])) for tool in listed]
+        _table([(name, has or "-", text) for name, has, text in rows])
 
 
 async def _connected(runtime: "Runtime") -> None:
@@ -49,12 +50,6 @@ def _table(rows: list[tuple[str, str, str]]) -> None:
     name, actions = (max(len(row[column]) for row in [head, *rows]) for column in (0, 1))
     for row in [head, *rows]:
         click.echo(f"{row[0]:<{name}}  {row[1]:<{actions}}  {row[2]}".rstrip())
-
-
-def _actions(parameters: dict[str, Any]) -> str:
-    """Return the actions of a stateful tool: the values of `action` in the generic schema."""
-    values = parameters.get("properties", {}).get("action", {}).get("enum", ())
-    return " ".join(values) if values and set(values) <= set(ACTIONS) else "-"
 
 
 def _first_line(description: str) -> str:

@@ -260,6 +260,7 @@ class ConversationSettings(Table):
     """`[conversation]`."""
 
     detached: Literal["deny", "defaults", "auto"] = "deny"
+    actions: Literal["shared", "per_tool"] | None = None
     assistant: AssistantSettings = AssistantSettings()
     instructions: str = ""
     max_requests: Annotated[int, Field(ge=1)] = 100

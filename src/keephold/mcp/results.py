@@ -8,6 +8,7 @@ from mcp_types import CallToolResult, TextContent, ToolAnnotations, ToolExecutio
 from mcp_types import Tool as Described
 
 from keephold.schema.dialects import tool_list
+from keephold.schema.shared import HANDLE_TOOLS, Presentation
 from keephold.tools.base import Tool
 from keephold.turn.notifications import Notification, notification_block
 
@@ -16,8 +17,10 @@ _NO_RESULT = ("aborted", "cancelled", "runtime_closed")
 """Codes of calls that ended without a result."""
 
 
-def described(tools: Sequence[Tool], schema: Schema) -> list[Described]:
-    return [_described(tool, shown) for tool, shown in zip(tools, tool_list(tools, schema), strict=True)]
+def described(tools: Sequence[Tool], schema: Schema, actions: Presentation | None) -> list[Described]:
+    """Return the tools for `tools/list`; `actions` is how stateful ones are shown (G5)."""
+    known = {**HANDLE_TOOLS, **{tool.name: tool for tool in tools}}
+    return [_described(known[shown["name"]], shown) for shown in tool_list(tools, schema, actions)]
 
 
 def may_be_task(tool: Tool) -> bool:

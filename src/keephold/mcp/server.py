@@ -38,6 +38,7 @@ from keephold.mcp.results import Schema, described
 from keephold.mcp.tasks import Tasks
 from keephold.mcp.tasks_2025 import Tasks2025
 from keephold.runtime import Runtime
+from keephold.schema.shared import USE, presentation
 
 _STATE_SECS = 7 * 86_400.0
 """The time a client has to return with an answer."""
@@ -47,10 +48,8 @@ TASK_AFTER_SECS = 0.5
 """After how long a call becomes a task, for clients that know tasks."""
 
 INSTRUCTIONS = """\
-Tools here can run in the background. Where a tool takes `action`, call it with {"action": "spawn", "id": "<a name you \
-choose>", …}: it answers at once, and the work goes on. Start several, then call `await` with {"all": [ids]} or \
-{"any": [ids]} and `timeout_secs`: it answers when they have finished. Never poll in a loop. `fetch` shows new output, \
-`apply` sends input or answers a question, `abort` ends. Without `action` a call runs to its end.
+Start several, then call `await` with {"all": [ids]} or {"any": [ids]} and `timeout_secs`: it returns when they have \
+finished. Do not poll in a loop.
 `create_wait_handle`, `complete_wait_handle`, `wait_for` and `wait_for_multiple` do the same for work that somebody \
 else does: a webhook, a person, another agent. Results outlive this connection: ask again by id. Long output is cut; \
 `read_output` reads the rest."""
@@ -103,7 +102,8 @@ class Server(MCPServer[Any]):
         bus = InMemorySubscriptionBus()
         self.subscriptions = Subscriptions(self.calls, self.tasks, bus)
         options.setdefault("name", "keephold")
-        options.setdefault("instructions", INSTRUCTIONS)
+        use = USE[presentation(schema, runtime.toolbox.actions)]
+        options.setdefault("instructions", f"{use}\n{INSTRUCTIONS}")
         options.setdefault("version", version("keephold"))
         options.setdefault("log_level", "WARNING")
         extensions = [self.tasks, *options.pop("extensions", ())]
@@ -135,8 +135,9 @@ class Server(MCPServer[Any]):
         """Return the tools registered here, then those of the runtime."""
         await self.runtime.connected(_CONNECT_SECS)  # a client that lists once should see the tools of other servers
         agents = self.runtime.agent_functions.ids
-        served = [tool for tool in self.runtime.toolbox.served() if tool.name != AGENTS or agents]
-        return [*await super().list_tools(), *described(served, self._schema)]
+        toolbox = self.runtime.toolbox
+        served = [tool for tool in toolbox.served() if tool.name != AGENTS or agents]
+        return [*await super().list_tools(), *described(served, self._schema, toolbox.actions)]
 
     async def list_resource_templates(self) -> list[DescribedTemplate]:
         handle = DescribedTemplate(

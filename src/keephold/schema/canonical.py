@@ -17,7 +17,7 @@ import jsonschema_rs
 from keephold.errors import ConfigError
 from keephold.tools.base import ACTIONS, Action, Tool
 
-RESERVED = ("action", "id", "input")
+RESERVED = ("action", "id", "input", "spawn")
 """Names that actions use; a stateful tool cannot have parameters with these names."""
 
 _HANDLE_ID = {

@@ -22,6 +22,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from keephold.schema.canonical import canonical, json_type, resolve
+from keephold.schema.shared import Presentation, handle_tools, presentation, with_spawn
 from keephold.tools.base import ACTIONS, Tool
 
 Dialect = Literal["canonical", "openai", "openai-strict", "anthropic", "gemini", "bedrock", "mistral", "generic"]
@@ -91,7 +92,14 @@ _KEYWORDS_OF = {
 _PROSE = ("description", "title", "default")
 _NOTHING: Schema = {"not": {}}
 
-_ACTION = "What to do with the handle."
+_VERBS = {
+    "spawn": "start in the background under a new `id` and return at once",
+    "fetch": "show the state and the new output of the handle `id`",
+    "apply": "send input to the running handle `id`, or answer its question",
+    "abort": "end the handle `id`",
+}
+_ACTION = "{}. Leave it out, or null, to run to the end and get the result, with the parameters of spawn and no `id`."
+_HANDLE_ID = "spawn: a new id that you choose, not one of an active handle. {}: the id of a handle that was spawned."
 _INPUT = "Input for the handle: the answer to its open question, or text for a program that reads; null ends its input."
 _INPUT_TEXT = (
     "Input for the handle: text for a program that reads, or the answer to its open question, "
@@ -116,15 +124,22 @@ _SAID = {
 }
 
 
-def tool_list(tools: Iterable[Tool], dialect: Dialect) -> list[dict[str, Any]]:
-    """Return the tools as a model sees them, in order; a `summary` replaces the description (B8)."""
+def tool_list(tools: Iterable[Tool], dialect: Dialect, actions: Presentation | None = None) -> list[dict[str, Any]]:
+    """Return the tools as a model sees them, in order; a `summary` replaces the description (B8).
+
+    `actions`: how stateful tools are shown (G5); by default `per_tool` in the canonical form and `shared` elsewhere.
+    """
+    listed, form = list(tools), canonical
+    if presentation(dialect, actions) == "shared":
+        form = with_spawn
+        listed += handle_tools(listed, untyped=dialect == "canonical" or _WORDS[dialect].free)
     return [
         {
             "name": tool.name,
             "description": tool.description if tool.summary is None else tool.summary,
-            "parameters": wire_schema(canonical(tool), dialect),
+            "parameters": wire_schema(form(tool), dialect),
         }
-        for tool in tools
+        for tool in listed
     ]
 
 
@@ -228,14 +243,21 @@ def _flat_actions(variants: list[Schema], words: _Words) -> Schema:
         for name, form in _flat(variant, words)["properties"].items():
             owners.setdefault(name, []).append(variant["properties"]["action"]["const"])
             forms.setdefault(name, []).append(form)
+    required = {variant["properties"]["action"]["const"]: variant["required"] for variant in variants}
     properties: dict[str, Schema] = {}
     for name, actions in owners.items():
         if name == "action":
-            properties[name] = {"enum": actions, "description": _ACTION}
-            continue
-        form = _input(variants, words) if name == "input" else _either(forms[name])
-        properties[name] = {**form, "description": _text(f"({', '.join(actions)})", form.get("description"))}
-    return {"properties": properties, "required": ["action"]}
+            verbs = "; ".join(f"{action}: {_VERBS[action]}" for action in actions)
+            properties[name] = {"enum": actions, "description": _ACTION.format(verbs)}
+        elif name == "id":
+            others = ", ".join(action for action in actions if action != "spawn")
+            properties[name] = {"type": "string", "description": _HANDLE_ID.format(others or "Others")}
+        else:
+            form = _input(variants, words) if name == "input" else _either(forms[name])
+            needed = all(name in required[action] for action in actions)
+            label = f"({', '.join(actions)}{', required' if needed else ''})"
+            properties[name] = {**form, "description": _text(label, form.get("description"))}
+    return {"properties": properties, "required": []}
 
 
 def _input(variants: list[Schema], words: _Words) -> Schema:

@@ -409,7 +409,10 @@ class Run:
         assert self.live is not None
         apply = getattr(self.live, "apply", None)  # SupportsApply
         write = getattr(self.live, "write_recorded", None)  # SupportsRecordedInput
-        if apply is not None:
+        if "eof" in arguments:  # beside something else
+            self.write({name: value for name, value in arguments.items() if name != "eof"}, cause)
+            self.write({"input": None}, cause + b":eof")
+        elif apply is not None:
             apply(arguments)
         elif write is not None:
             write(arguments["input"], cause)

@@ -9,11 +9,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 from keephold.errors import ConfigError, ToolError
 from keephold.handles.gate import RESOURCE
 from keephold.schema.arguments import ArgumentCheck, check_for
 from keephold.schema.canonical import check_parameters
+from keephold.schema.dialects import Dialect, tool_list
+from keephold.schema.shared import HANDLE_TOOLS, PREFIX, Presentation
 from keephold.tools.base import ACTIONS, Action, Invocation, Live, Sink, Tool
 from keephold.tools.template import Template, values_of
 
@@ -30,11 +33,15 @@ def name_problem(name: str) -> str | None:
 class Toolbox:
     """An ordered set of tools with unique names."""
 
-    def __init__(self, tools: Iterable[Tool], *, max_running: int | None = None) -> None:
+    def __init__(
+        self, tools: Iterable[Tool], *, max_running: int | None = None, actions: Presentation | None = None
+    ) -> None:
         self._slots = {} if max_running is None else {"runtime": max_running}
         self._tools: dict[str, Tool] = {}
         self._checks: dict[tuple[str, Action | None], ArgumentCheck] = {}
         self._resources: dict[str, tuple[Template, ...]] = {}
+        self.actions = actions
+        """How stateful tools are shown to models; None: as usual in a dialect (G5)."""
         self.unlisted: tuple[str, ...] = ()
         """MCP servers that have not listed their tools yet."""
         for tool in tools:
@@ -44,6 +51,8 @@ class Toolbox:
         if tool.name in self._tools:
             raise ConfigError([f"two tools are named `{tool.name}`; give one of them another name"])
         wrong_name = name_problem(tool.name)
+        if tool.name in HANDLE_TOOLS:
+            wrong_name = f"names that begin with `{PREFIX}` are those of keephold's own tools; choose another"
         if wrong_name:
             raise ConfigError([f"tool `{tool.name[:100]}`: {wrong_name}"])
         check_parameters(tool.name, tool.parameters, tool.actions, tool.action_parameters)
@@ -55,7 +64,7 @@ class Toolbox:
     def become(self, other: "Toolbox") -> None:
         """Adopt the tools of another toolbox, and keep those of MCP servers."""
         remote = self.remote()
-        self._slots, self._tools = other._slots, dict(other._tools)
+        self._slots, self._tools, self.actions = other._slots, dict(other._tools), other.actions
         self._checks, self._resources = {}, dict(other._resources)
         for tool in remote:
             if tool.name not in self._tools:
@@ -85,6 +94,10 @@ class Toolbox:
         """The tools that are offered to a model."""
         return (tool for tool in self._tools.values() if tool.offered)
 
+    def listed(self, dialect: Dialect) -> list[dict[str, Any]]:
+        """Return the offered tools as a model of that dialect sees them."""
+        return tool_list(self, dialect, self.actions)
+
     def served(self) -> list[Tool]:
         """The tools that any client gets: the offered ones and all that come with keephold (M1)."""
         return [
@@ -95,7 +108,7 @@ class Toolbox:
 
     def find(self, name: str) -> Tool:
         """Return the tool of that name. Raises an error that names the nearest."""
-        tool = self._tools.get(name)
+        tool = self.get(name)
         if tool is None:
             offered = [each.name for each in self]
             near = difflib.get_close_matches(name, offered, 1)
@@ -108,8 +121,11 @@ class Toolbox:
         return tool
 
     def get(self, name: str) -> Tool | None:
-        """Return the tool of that name, or None."""
-        return self._tools.get(name)
+        """Return the tool of that name, or None. The tools for handles are there if a tool is stateful (K10)."""
+        tool = self._tools.get(name)
+        if tool is None and name in HANDLE_TOOLS and any(each.actions for each in self._tools.values()):
+            return HANDLE_TOOLS[name]
+        return tool
 
     def known(self, name: str) -> Tool:
         """Return the tool of a stored handle: ours, or a substitute that cannot be started."""
@@ -176,8 +192,14 @@ class Selection:
         """The tools that are offered to a model."""
         return filter(self.has, self._toolbox)
 
+    def listed(self, dialect: Dialect) -> list[dict[str, Any]]:
+        """Like the toolbox's."""
+        return tool_list(self, dialect, self._toolbox.actions)
+
     def has(self, tool: Tool) -> bool:
         """Whether the tool may be used."""
+        if tool.name in HANDLE_TOOLS:
+            return any(each.actions for each in self)
         fits = tool.source == "builtin" or any(fnmatchcase(tool.name, pattern) for pattern in self._patterns)
         return fits and self._allowed(tool)
 

@@ -19,6 +19,7 @@ from keephold.handles.registry import Registry
 from keephold.handles.state import Failure, Outcome, Pending, Reply, Running, Stopped, Waiting, name
 from keephold.limits import Limits
 from keephold.schema.arguments import decode_input
+from keephold.schema.shared import verb_of
 from keephold.store.base import Rewritten
 from keephold.tools.base import Action, Invocation, Launching, Tool
 from keephold.tools.toolbox import Toolbox
@@ -30,7 +31,7 @@ from keephold.turn.relay import Relay
 from keephold.turn.replies import CANCELLED, Replies, aborted, error_reply, failed_reply
 from keephold.turn.send_input import read_input
 from keephold.turn.settle import Settle, printed
-from keephold.turn.tool_call import ActiveCall, By, call_on, checked_again
+from keephold.turn.tool_call import ActiveCall, By, by_handle, call_on, checked_again
 
 
 class Actions:
@@ -212,7 +213,9 @@ class Actions:
         parsed = call.parsed
         assert parsed.tool is not None and parsed.handle_id is not None and call.handles is not None
         handle = call.handles.named(parsed.handle_id)
-        if handle.tool.name != parsed.tool.name:
+        if verb_of(parsed.tool.name) is not None:
+            call.parsed = by_handle(parsed, handle.tool, self._toolbox)
+        elif handle.tool.name != parsed.tool.name:
             raise ToolError(
                 f"Handle `{handle.id}` belongs to tool `{handle.tool.name}`, not to `{parsed.tool.name}`; "
                 f"call `{handle.tool.name}` for it",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle
@@ -14,6 +15,7 @@ from keephold.handles.view import Handles
 from keephold.limits import Limits, nested_deeper
 from keephold.schema.arguments import ArgumentCheck
 from keephold.schema.canonical import json_type
+from keephold.schema.shared import action_of, sent_to_handle, verb_of
 from keephold.text import plain
 from keephold.tools.base import Action, Launch, Tool
 from keephold.tools.toolbox import Toolbox
@@ -163,6 +165,31 @@ def checked_again(parsed: ParsedCall, tool: Tool, edited: Any, toolbox: Toolbox,
     return _own(checked)
 
 
+def by_handle(parsed: ParsedCall, tool: Tool, toolbox: Tools) -> ParsedCall:
+    """Return a call of a tool for handles as a call of the handle's own tool, checked. Raises `ToolError`."""
+    action = parsed.action
+    assert action is not None
+    if action not in tool.actions:
+        have = ", ".join(f"`handle_{each}`" for each in tool.actions if each != "spawn") or "none of them"
+        raise ToolError(
+            f"tool `{tool.name}`, which runs handle `{parsed.handle_id}`, has no {action}; it takes {have}",
+            code="unknown_action",
+        )
+    known = tool.action_parameters.get(action, {})
+    arguments = {name: value for name, value in parsed.arguments.items() if action == "apply" or name in known}
+    eof = arguments.pop("eof", False)
+    foreign = [name for name in arguments if name in ("keys", "size") and name not in known]
+    if foreign:
+        raise ToolError(
+            f"handle `{parsed.handle_id}` takes no `{foreign[0]}`: only terminals do; send `input`",
+            code="invalid_arguments",
+        )
+    if not isinstance(eof, bool):
+        raise ToolError(f"`eof` must be true or false, not {json_type(eof)}", code="invalid_arguments")
+    checked = _own(toolbox.check(tool, action)({"action": action, "id": parsed.handle_id, **arguments}))
+    return replace(parsed, tool=tool, arguments={**checked, "eof": True} if eof else checked)
+
+
 def _own(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return an action's arguments without those that name the action and the handle."""
     return {name: value for name, value in arguments.items() if name not in ("action", "id")}
@@ -180,7 +207,11 @@ def read_call(call: ToolCall, position: int, toolbox: Tools, limits: Limits, now
     try:
         tool = toolbox.find(str(call.name))
         sent, given = _read_arguments(call, limits)
-        if not tool.actions:
+        verb = verb_of(tool.name)
+        if verb is not None:  # its arguments are checked by the handle's tool, once that is known
+            handle_id = _read_id(tool, verb, sent.get("id"))
+            action, arguments = sent_to_handle(verb, sent)
+        elif not tool.actions:
             if tool.names is not None and isinstance(sent.get(tool.names), str):
                 handle_id = sent[tool.names]
             arguments = toolbox.check(tool, None)(sent)
@@ -188,13 +219,18 @@ def read_call(call: ToolCall, position: int, toolbox: Tools, limits: Limits, now
                 launched = tool.launching.read(arguments, now)
                 handle_id = check_id(launched.id)
                 action, launch, tool = "spawn", launched, launched.of(tool)
-        elif sent.get("action") is None:
-            sent.pop("action", None)
-            arguments = toolbox.check(tool, None)(sent)
         else:
-            action = _read_action(tool, sent["action"])
-            handle_id = _read_id(tool, action, sent.get("id"))
-            arguments = _own(toolbox.check(tool, action)(sent))
+            named, id = action_of(tool.name, sent)
+            spawn = sent.pop("spawn", None)
+            if named is None:
+                sent.pop("action", None)
+                arguments = toolbox.check(tool, None)(sent)
+            else:
+                action = _read_action(tool, named)
+                if spawn is not None and id is not spawn:
+                    raise ToolError("give `spawn` or `action`, not both", code="invalid_arguments")
+                handle_id = _read_id(tool, action, id)
+                arguments = _own(toolbox.check(tool, action)({**sent, "action": action, "id": handle_id}))
     except ToolError as mistake:
         error, given = mistake, _storable(call.arguments)
     return ParsedCall(

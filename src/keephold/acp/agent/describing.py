@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from keephold.errors import ConfigError
+from keephold.schema.shared import HANDLE_TOOLS, action_of
 from keephold.text import to_json
 from keephold.tools.base import ACTIONS, Tool
 from keephold.turn.tool_call import ToolCall
@@ -42,9 +43,11 @@ class CallDescription(NamedTuple):
 def describe(call: ToolCall, tool: Tool | None) -> CallDescription:
     """Return how an editor shows the call; `tool` is None if the tool is unknown."""
     arguments = _arguments(call)
-    action = arguments.get("action") if tool is not None and tool.actions else None
+    stateful = tool is not None and (tool.actions or tool.name in HANDLE_TOOLS)
+    action, id = action_of(call.name, arguments) if stateful else (None, None)
     action = action if action in ACTIONS else None
-    id = arguments.get("id" if action else tool.names or "" if tool is not None else "")
+    if action is None:
+        id = arguments.get(tool.names or "") if tool is not None else None
     handle_id = id if isinstance(id, str) else None
     title, kind = title_of(call.name, tool, arguments, action, handle_id), kind_of(tool, action)
     fields: dict[str, Any] = {"title": title, "kind": kind, "rawInput": arguments or call.arguments}
@@ -93,7 +96,7 @@ def title_of(
     name: str, tool: Tool | None, arguments: Mapping[str, Any], action: str | None, handle_id: str | None
 ) -> str:
     """Return the call in one line: `build: cargo_check package=core`, `fetch build (cargo_check)`."""
-    own = {key: value for key, value in arguments.items() if not (action and key in ("action", "id"))}
+    own = {key: value for key, value in arguments.items() if not (action and key in ("action", "id", "spawn"))}
     said = " ".join((name, *(f"{key}={_shortened(value)}" for key, value in own.items())))
     if action == "spawn":
         said = f"{handle_id}: {said}"
