@@ -10,7 +10,7 @@ from tests.docs.pages import ROOT, blocks, rows, sections
 
 from keephold.agent import events
 from keephold.agent.conversation import Conversation
-from keephold.agent.requests import TEACHING
+from keephold.agent.requests import instructions
 
 PAGE = ROOT / "docs" / "reference" / "agent.md"
 EVENTS = [event.__name__ for event in typing.get_args(events.Event)]
@@ -61,9 +61,11 @@ def test_X4_every_event_is_known_to_those_who_read_json() -> None:
 
 def test_G1_the_page_has_what_models_are_told() -> None:
     [shown] = [block.text for block in blocks(PAGE) if block.language == "text"]
-    assert shown.split() == TEACHING.split()
+    assert shown.split() == instructions("shared").split()
 
 
 def test_G1_what_models_are_told_is_short() -> None:
     """By the bytes and by the words, whichever is more: no tokenizer is at hand, and none says the same."""
-    assert max(len(TEACHING.encode()) / 4, len(TEACHING.split()) * 1.4) < TOKENS
+    for form in ("shared", "per_tool"):
+        text = instructions(form)
+        assert max(len(text.encode()) / 4, len(text.split()) * 1.4) < TOKENS

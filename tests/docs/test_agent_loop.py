@@ -77,7 +77,9 @@ async def test_anthropic() -> None:
 async def test_gemini() -> None:
     page = functions("Gemini")
     [tools] = page["tools_of"](keephold.Runtime([greet]))
-    assert [tool["name"] for tool in tools["functionDeclarations"]] == ["greet", "await", "read_output"]
+    assert [tool["name"] for tool in tools["functionDeclarations"]] == [
+        "greet", "await", "read_output", "handle_fetch", "handle_apply", "handle_abort",
+    ]  # fmt: skip
     message = {
         "role": "model",
         "parts": [
@@ -96,12 +98,13 @@ async def test_gemini() -> None:
 
 @pytest.mark.parametrize("dialect", ["openai", "anthropic", "gemini", "openai-strict"])
 def test_what_the_page_says_of_the_flat_schemas(dialect: Any) -> None:
-    """`action` is required in all of them and never null, so a model that keeps to the strict one must send it."""
+    """`spawn` may be left out, or is null in the strict one: then a call runs to its end."""
     schema = keephold.Runtime([greet]).tools(dialect=dialect)[0]["parameters"]
-    assert "action" in schema["required"]
-    assert "null" not in json.dumps(schema["properties"]["action"])
+    assert list(schema["properties"]) == ["name", "spawn"]
+    assert ("spawn" in schema["required"]) == ("null" in json.dumps(schema["properties"]["spawn"]))
 
 
-async def test_a_call_without_action_is_taken_all_the_same() -> None:
-    [response] = await run([keephold.ToolCall("1", "greet", {"name": "you"})])
+@pytest.mark.parametrize("left_out", [{}, {"action": None}, {"spawn": None}])
+async def test_a_call_without_action_or_spawn_runs_to_its_end(left_out: dict[str, Any]) -> None:
+    [response] = await run([keephold.ToolCall("1", "greet", {"name": "you", **left_out})])
     assert (response.model, response.is_error) == ("Hello, you!", False)

@@ -107,7 +107,7 @@ async def test_C2_the_action_set_limits_the_assistant_alone(clock: VirtualClock)
 
     async with Runtime([forget], clock=clock) as rt:
         async with rt.turn("main") as turn:
-            (refused,) = await turn.run([abort("forget", "f")])
+            (refused,) = await turn.run([call("forget", action="abort", id="f")])
             assert refused.is_error and '"spawn", "fetch"' in refused.result
             await replies(turn, spawn("forget", "timed"), wait_all("timed"))
             await replies(turn, spawn("forget", "left"))
@@ -173,7 +173,7 @@ async def test_C3_a_spawn_that_has_a_handle_answers_in_this_form_also_when_it_fa
         (call("check", package="a", level="high"), ["`level` must be an integer"]),
         (call("check", package="a", lvl=1), ["unknown argument `lvl`", "`level`"]),
         (fetch("check", "gone"), ["Handle `gone` not found"]),
-        (fetch("other", "c"), ["Handle `c` belongs to tool `check`, not to `other`"]),
+        (call("other", action="fetch", id="c"), ["Handle `c` belongs to tool `check`, not to `other`"]),
         (call("check", action="fetch"), ["`id`"]),
         (call("check", action="fetch", id=5), ["`id` must be a string"]),
         (call("check", action="fetch", id="c", package="a"), ["`package`"]),

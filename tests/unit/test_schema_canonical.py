@@ -141,14 +141,15 @@ def test_C1_references_of_the_parameters_still_lead_somewhere() -> None:
         assert not fits({"action": "spawn", "id": "x", "elsewhere": "there"})
 
 
-@pytest.mark.parametrize("name", ["action", "id", "input"])
+@pytest.mark.parametrize("name", ["action", "id", "input", "spawn"])
 def test_C1_a_stateful_tool_cannot_take_the_names_of_the_protocol(name: str) -> None:
     own = {"type": "object", "properties": {name: {"type": "string"}, "free": {}}}
     check_parameters("git", own, ())
     with pytest.raises(ConfigError) as caught:
         check_parameters("git", own, SPAWN)
     assert caught.value.problems == (
-        f"tool `git`: parameter `{name}` has a name that every stateful tool uses for itself (action, id, input); "
+        f"tool `git`: parameter `{name}` has a name that every stateful tool uses for itself "
+        "(action, id, input, spawn); "
         "rename it, or declare no actions",
     )
 

@@ -13,12 +13,14 @@ from tests.unit.test_schema_refusals import assert_taken_by_openai_strict, nodes
 
 from keephold.schema.canonical import canonical
 from keephold.schema.dialects import DIALECTS, Dialect, tool_list, wire_schema
+from keephold.schema.shared import Presentation
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_G3_the_tool_list_is_the_golden_one(dialect: Dialect) -> None:
     path = GOLDEN / f"tools.{dialect}.json"
-    text = json.dumps(tool_list(TOOLS, dialect), indent=2, ensure_ascii=False) + "\n"
+    shown: dict[Presentation, object] = {form: tool_list(TOOLS, dialect, form) for form in ("per_tool", "shared")}
+    text = json.dumps(shown, indent=2, ensure_ascii=False) + "\n"
     if os.environ.get("KEEPHOLD_UPDATE_GOLDENS"):
         path.write_text(text)
     assert text == path.read_text()
@@ -29,7 +31,7 @@ def test_G3_the_canonical_dialect_is_the_canonical_schema() -> None:
 
 
 def test_B8_a_summary_stands_in_for_the_description_and_order_is_kept() -> None:
-    listed = tool_list(TOOLS, "generic")
+    listed = tool_list(TOOLS, "generic", "per_tool")
     assert [entry["name"] for entry in listed] == ["git", "cargo_check", "search", "await", "editor"]
     assert listed[1]["description"] == "Type-check a package."
     assert listed[2]["description"] == "Search the map."
@@ -49,18 +51,25 @@ def only(own: Schema, dialect: Dialect, **defs: Schema) -> Schema:
 def test_G3_a_stateful_tool_is_one_object_that_labels_its_properties(dialect: Dialect) -> None:
     git = wire_schema(canonical(GIT), dialect)
     assert list(git["properties"]) == ["action", "id", "command", "args", "input"]
-    assert git["properties"]["action"] == {
-        "type": "string",
-        "enum": ["spawn", "fetch", "apply", "abort"],
-        "description": "What to do with the handle.",
-    }
+    action = git["properties"]["action"]
     said = {name: own["description"] for name, own in git["properties"].items()}
-    assert said["id"].startswith("(spawn, fetch, apply, abort) Handle ID for this tool instance.")
-    assert said["command"] == "(spawn)"
+    for verb in (
+        "spawn: start",
+        "fetch: show",
+        "apply: send",
+        "abort: end",
+        "Leave it out, or null, to run to the end",
+    ):
+        assert verb in said["action"]
+    assert said["id"].startswith("spawn: a new id that you choose")
+    assert "fetch, apply, abort: the id of a handle" in said["id"]
+    assert said["command"] == "(spawn, required)"
     assert said["args"] == "(spawn) Further words of the command line."
-    assert said["input"].startswith("(apply) ")
-    if dialect != "openai-strict":
-        assert git["required"] == ["action"]
+    assert said["input"].startswith("(apply, required) ")
+    if dialect == "openai-strict":
+        assert action["anyOf"][1] == {"type": "null"}
+    else:
+        assert action["enum"] == ["spawn", "fetch", "apply", "abort"] and "required" not in git
 
 
 def test_G3_input_is_untyped_where_that_can_be_said_and_else_a_string() -> None:
@@ -137,12 +146,8 @@ def test_G3_a_root_union_becomes_its_properties_and_what_all_branches_require() 
 def test_G3_a_stateful_tools_own_root_union_is_flattened_too() -> None:
     own = {"type": "object", "anyOf": [{"properties": {"a": {"type": "string"}}}, {"properties": {"b": {}}}]}
     shown = wire_schema(canonical(tool("t", own, "spawn", "fetch")), "generic")
-    assert {name: part["description"].split(")")[0] for name, part in shown["properties"].items()} == {
-        "action": "What to do with the handle.",
-        "id": "(spawn, fetch",
-        "a": "(spawn",
-        "b": "(spawn",
-    }
+    labels = {name: part["description"].split(" ")[0] for name, part in shown["properties"].items()}
+    assert labels == {"action": "spawn:", "id": "spawn:", "a": "(spawn)", "b": "(spawn)"}
 
 
 def test_G3_null_is_a_type_or_a_keyword() -> None:

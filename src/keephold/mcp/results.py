@@ -17,7 +17,7 @@ _NO_RESULT = ("aborted", "cancelled", "runtime_closed")
 """Codes of calls that ended without a result."""
 
 
-def described(tools: Sequence[Tool], schema: Schema, actions: Presentation | None) -> list[Described]:
+def described(tools: Sequence[Tool], schema: Schema, actions: Presentation | None = None) -> list[Described]:
     """Return the tools for `tools/list`; `actions` is how stateful ones are shown (G5)."""
     known = {**HANDLE_TOOLS, **{tool.name: tool for tool in tools}}
     return [_described(known[shown["name"]], shown) for shown in tool_list(tools, schema, actions)]

@@ -2,7 +2,7 @@
 
 Each tool is shown with its own parameters, required where they are required, and an optional `spawn`. Three tools,
 `handle_fetch`, `handle_apply` and `handle_abort`, act on the handles of all tools. The other presentation, `per_tool`,
-gives each tool an `action` (see `canonical`). Calls of both forms are understood, whatever was shown.
+gives each tool an `action` (see `canonical`). Calls of both forms are always understood.
 """
 
 import copy
