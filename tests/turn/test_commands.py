@@ -9,7 +9,6 @@ from pydantic import AfterValidator
 from tests.turn.calls import (
     STATEFUL,
     TALKING,
-    abort,
     apply,
     call,
     fetch,
