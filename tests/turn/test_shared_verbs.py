@@ -1,4 +1,4 @@
-"""Stateful tools with shared verbs (G5): `spawn` of a tool, and `handle_fetch`, `handle_apply`, `handle_abort` of all."""
+"""Stateful tools with shared verbs (G5): `spawn` of a tool; `handle_fetch`, `handle_apply`, `handle_abort` of all."""
 
 import asyncio
 import json
@@ -104,7 +104,7 @@ async def test_G5_handle_apply_answers_a_question(clock: VirtualClock) -> None:
     ],
 )
 async def test_G5_a_wrong_call_is_refused_and_changes_nothing(clock: VirtualClock, one: ToolCall, why: str) -> None:
-    async with opened(clock, [echo, deaf]) as (rt, turn):
+    async with opened(clock, [echo, deaf]) as (_, turn):
         await replies(turn, call("echo", spawn="e"), call("deaf", spawn="d"))
         assert why in await refused(turn, one)
         assert {handle.id: handle.state for handle in await turn.handles()} == {"e": "running", "d": "running"}
