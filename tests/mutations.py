@@ -177,7 +177,7 @@ MUTATIONS = [
     ),
     Mutation(
         "cookie", "a page of another site acts with the owner's cookie", "serve/door.py",
-        "if self._by_cookie(headers) and (method in _SAFE or _same_page(headers)):", "if self._by_cookie(headers):",
+        "if session is not None and (method in _SAFE or _same_page(headers)):", "if session is not None:",
         "tests/serve/test_door.py tests/serve/test_attacks_door.py",
     ),
     Mutation(

@@ -83,11 +83,17 @@ async def page(
         tab = await context.new_page()
         _note_complaints(context, complaints)
         if entry is not None:
-            await tab.goto(entry)
+            await enter(tab, entry)
         yield tab
     finally:
         await context.close()
     assert not complaints, complaints
+
+
+async def enter(tab: Page, entry: str) -> None:
+    """Open the address that the server prints, until the dashboard is there."""
+    await tab.goto(entry)
+    await tab.wait_for_url(lambda url: "token=" not in url and "ticket=" not in url)
 
 
 EXPECTED = re.compile("ERR_CONN|ERR_INCOMPLETE|ERR_EMPTY|responded with a status of 4")

@@ -32,7 +32,7 @@ async def test_what_was_wrong_is_said_once_in_the_card_on_whichever_page(worksho
         assistant.spawning("deploy", "deploy", host="web-1")
         await expect(tab.get_by_role("article")).to_have_count(1)
         for place in ("/", f"/handles/{await assistant.uid('deploy')}"):
-            await tab.goto(workshop.base + place)
+            await tab.goto(workshop.dashboard + place)
             card = tab.get_by_role("article")
             top = await card.evaluate("card => card.getBoundingClientRect().top")
             await card.get_by_text("Edit the arguments").click()
@@ -51,7 +51,7 @@ async def test_n_leads_to_the_first_card_and_a_second_thought_can_be_taken_back(
         await expect(tab.get_by_role("article")).to_have_count(1)
         await tab.keyboard.press("n")
         await expect(tab.get_by_role("heading", name="publish asks")).to_be_focused()
-        await tab.goto(f"{workshop.base}/handles/{uid}")
+        await tab.goto(f"{workshop.dashboard}/handles/{uid}")
         for leave in ("Cancel", "Escape"):
             await tab.get_by_text("Abort…").click()
             await expect(tab.get_by_role("button", name="Abort it")).to_be_visible()
@@ -72,7 +72,7 @@ async def test_nothing_there_is_a_page_and_an_empty_home_says_how_to_begin(
         assert await axe(tab) == [] and not await overflows(tab)
         await camera.take(tab, "empty", look)
         for place, title in (("/nosuch", "No such page"), ("/handles/nosuch", "No such handle")):
-            answer = await tab.goto(workshop.base + place)
+            answer = await tab.goto(workshop.dashboard + place)
             assert answer is not None and answer.status == 404
             await expect(tab.get_by_role("heading", level=1, name=title)).to_be_visible()
             await expect(tab.get_by_role("navigation", name="Pages")).to_be_visible()

@@ -21,6 +21,7 @@ def places(uids: dict[str, str]) -> dict[str, str]:
         "keys": "/keys",
         "stats": "/stats",
         "tools": "/tools",
+        "sessions": "/sessions",
         "build": f"/handles/{uids['app']}",
         "terminal": f"/handles/{uids['shell']}",
         "release": f"/handles/{uids['v1']}",
@@ -47,7 +48,7 @@ async def test_every_page_is_for_everyone(workshop: Served, camera: Camera, widt
             async with page(chromium, look, entry=workshop.entry) as tab:
                 await expect(tab.get_by_role("heading", name="May deploy start?")).to_be_visible()
                 for name, place in places(uids).items():
-                    await tab.goto(workshop.base + place)
+                    await tab.goto(workshop.dashboard + place)
                     await expect(tab.get_by_role("heading", level=1)).to_have_count(1)
                     await settled(tab, name)
                     problems += await axe(tab)
@@ -193,7 +194,7 @@ async def test_what_a_person_types_is_not_lost_when_something_happens(workshop: 
 async def test_a_handle_is_aborted_after_a_second_thought(workshop: Served) -> None:
     async with agent(workshop) as assistant, browser() as chromium, page(chromium, WIDE, entry=workshop.entry) as tab:
         uid = await assistant.spawn("build", "app", target="app")
-        await tab.goto(f"{workshop.base}/handles/{uid}")
+        await tab.goto(f"{workshop.dashboard}/handles/{uid}")
         await tab.get_by_text("Abort…").click()
         await tab.get_by_role("button", name="Abort it").click()
         await expect(tab.get_by_text("Aborted", exact=False).first).to_be_visible()

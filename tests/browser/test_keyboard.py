@@ -40,7 +40,7 @@ async def test_what_has_the_focus_is_seen(workshop: Served) -> None:
     """Whatever Tab comes to on a page has an outline, or something like it, that it had not before."""
     async with agent(workshop) as assistant, browser() as chromium, page(chromium, WIDE, entry=workshop.entry) as tab:
         await busy(assistant, workshop)
-        await tab.goto(f"{workshop.base}/handles")
+        await tab.goto(f"{workshop.dashboard}/handles")
         for _ in range(15):
             await tab.keyboard.press("Tab")
             outlined = await tab.evaluate(
@@ -62,17 +62,17 @@ async def test_shortcuts(workshop: Served) -> None:
         assert await axe(tab) == []
         await tab.keyboard.press("Escape")
         await expect(keys).to_be_hidden()
-        await tab.goto(f"{workshop.base}/handles")
+        await tab.goto(f"{workshop.dashboard}/handles")
         await tab.keyboard.press("/")
         await expect(tab.get_by_label("Search")).to_be_focused()
         await tab.keyboard.type("jk?")
         await expect(tab.get_by_label("Search")).to_have_value("jk?")
-        await tab.goto(f"{workshop.base}/handles")
+        await tab.goto(f"{workshop.dashboard}/handles")
         await tab.keyboard.press("j")
         await tab.keyboard.press("j")
         await tab.keyboard.press("k")
         await tab.keyboard.press("Enter")
-        await expect(tab).to_have_url(f"{workshop.base}/handles/{await first_handle(workshop)}")
+        await expect(tab).to_have_url(f"{workshop.dashboard}/handles/{await first_handle(workshop)}")
 
 
 async def first_handle(server: Served) -> str:

@@ -33,7 +33,7 @@ async def read(chromium: Browser, full: Served, camera: Camera, look: Look) -> N
     async with page(chromium, look, entry=full.entry) as tab:
         await expect(tab.get_by_role("heading", name="Running")).to_be_visible()
         await camera.take(tab, "many-home", look)
-        await tab.goto(f"{full.base}/handles")
+        await tab.goto(f"{full.dashboard}/handles")
         seen: list[str] = []
         for _ in range(3):
             rows = tab.locator("tr[data-row]")
@@ -43,12 +43,12 @@ async def read(chromium: Browser, full: Served, camera: Camera, look: Look) -> N
             await expect(tab.get_by_role("link", name=seen[-1], exact=True)).to_have_count(0)
         assert len(set(seen)) == 3 * PAGE
         assert seen[0] == f"hook-{PARKED - 1}"
-        await tab.goto(f"{full.base}/handles?q=build-55555")
+        await tab.goto(f"{full.dashboard}/handles?q=build-55555")
         await expect(tab.locator("tr[data-row]")).to_have_count(1)
         for place in ("/conversations", "/conversations/conversation-3", "/stats", "/notifications", "/keys"):
-            await tab.goto(full.base + place)
+            await tab.goto(full.dashboard + place)
             await expect(tab.get_by_role("heading", level=1)).to_have_count(1)
         async with full.client() as http:
             last = (await http.get("/api/handles", params={"sort": "oldest", "limit": 1})).json()["handles"][0]
-        await tab.goto(f"{full.base}/handles/{last['uid']}")
+        await tab.goto(f"{full.dashboard}/handles/{last['uid']}")
         await expect(tab.get_by_role("heading", level=1)).to_contain_text(last["id"])

@@ -29,7 +29,7 @@ def question(tab: Page, text: str) -> Locator:
 async def test_the_second_click_of_a_double_click_is_no_answer_to_the_next_question(workshop: Served) -> None:
     async with agent(workshop) as assistant, browser() as chromium, page(chromium, WIDE, entry=workshop.entry) as tab:
         uid = await assistant.spawn("survey", "s")
-        await tab.goto(f"{workshop.base}/handles/{uid}")
+        await tab.goto(f"{workshop.dashboard}/handles/{uid}")
         group = question(tab, "The first?").get_by_role("group", name="The first?")
         await expect(group.get_by_role("button")).to_have_count(2)
         assert await axe(tab) == []
@@ -101,7 +101,7 @@ async def test_without_scripts_a_page_that_comes_after_nothing_can_be_clicked_at
     ):
         await assistant.spawn("survey", "s")
         await time_held(tab)
-        await tab.goto(workshop.base)
+        await tab.goto(workshop.dashboard)
         button = question(tab, "The first?").get_by_role("button", name="two")
         await expect(button).to_have_css("opacity", "1")
         await click(tab, await button.bounding_box())
@@ -115,7 +115,7 @@ async def test_without_scripts_what_a_new_page_asks_is_not_answered_by_the_click
         page(chromium, WIDE, entry=workshop.entry, java_script_enabled=False) as tab,
     ):
         await assistant.spawn("survey", "s")
-        await tab.goto(workshop.base)
+        await tab.goto(workshop.dashboard)
         await question(tab, "The first?").get_by_role("button", name="two").click()
         await expect(question(tab, "The first?")).to_have_count(0)
         other = question(tab, "The second?").get_by_role("button", name="two")

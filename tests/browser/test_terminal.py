@@ -23,7 +23,7 @@ async def take_over(tab: Page) -> None:
 async def test_a_person_types_into_a_terminal(workshop: Served, camera: Camera) -> None:
     async with agent(workshop) as assistant, browser() as chromium, page(chromium, WIDE, entry=workshop.entry) as tab:
         uid = await assistant.spawn("shell", "shell")
-        await tab.goto(f"{workshop.base}/handles/{uid}")
+        await tab.goto(f"{workshop.dashboard}/handles/{uid}")
         await take_over(tab)
         await tab.keyboard.type("echo hi-$((20+3))")
         await tab.keyboard.press("Enter")
@@ -47,8 +47,8 @@ async def test_a_person_types_into_a_terminal(workshop: Served, camera: Camera) 
 async def test_a_second_person_is_refused_and_a_closed_tab_hands_back(workshop: Served) -> None:
     async with agent(workshop) as assistant, browser() as chromium:
         uid = await assistant.spawn("shell", "shell")
-        place = f"{workshop.base}/handles/{uid}"
         async with page(chromium, WIDE, entry=workshop.entry) as second:
+            place = f"{workshop.dashboard}/handles/{uid}"
             async with page(chromium, WIDE, entry=workshop.entry) as first:
                 await first.goto(place)
                 await second.goto(place)
@@ -69,7 +69,7 @@ async def test_it_can_be_used_on_a_phone(workshop: Served, camera: Camera) -> No
         uid = await assistant.spawn("shell", "shell")
         look = LOOKS[-1]
         async with page(chromium, look, entry=workshop.entry, has_touch=True, is_mobile=True) as tab:
-            await tab.goto(f"{workshop.base}/handles/{uid}")
+            await tab.goto(f"{workshop.dashboard}/handles/{uid}")
             await take_over(tab)
             await tab.keyboard.insert_text("echo typed-$((5+2))")
             await tab.keyboard.press("Enter")

@@ -13,12 +13,12 @@ async def test_every_page_can_be_read(workshop: Served, camera: Camera) -> None:
         for look in (LOOKS[0], LOOKS[-1]):
             async with page(chromium, look, entry=workshop.entry, java_script_enabled=False) as tab:
                 for name, place in places(uids).items():
-                    await tab.goto(workshop.base + place)
+                    await tab.goto(workshop.dashboard + place)
                     await expect(tab.get_by_role("heading", level=1)).to_have_count(1)
                     await camera.take(tab, f"{name}-without-scripts", look)
-                await tab.goto(f"{workshop.base}/handles/{uids['shell']}")
+                await tab.goto(f"{workshop.dashboard}/handles/{uids['shell']}")
                 await expect(tab.get_by_text("ready", exact=True).first).to_be_visible()
-                await tab.goto(f"{workshop.base}/handles/{uids['app']}")
+                await tab.goto(f"{workshop.dashboard}/handles/{uids['app']}")
                 await expect(tab.get_by_text("compiling app: part 1").first).to_be_visible()
 
 
@@ -29,7 +29,7 @@ async def test_everything_that_asks_is_answered(workshop: Served) -> None:
         page(chromium, WIDE, entry=workshop.entry, java_script_enabled=False) as tab,
     ):
         await busy(assistant, workshop)
-        await tab.goto(workshop.base)
+        await tab.goto(workshop.dashboard)
         publish = tab.get_by_role("article").filter(has_text="Where should 1.0 go?")
         await publish.get_by_role("button", name="production").click()
         await expect(publish).to_have_count(0)

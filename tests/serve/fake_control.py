@@ -379,10 +379,11 @@ def main() -> None:
     from starlette.applications import Starlette
 
     from keephold.serve.dashboard.pages import routes
+    from keephold.serve.sessions import Sessions
 
     control: Any = FakeControl()
     screens: Any = NoScreens()
-    uvicorn.run(Starlette(routes=routes(control, screens)), port=8799)
+    uvicorn.run(Starlette(routes=routes(control, screens, Sessions("token"))), port=8799)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from keephold.control.open_requests import OpenRequests
 from keephold.serve.dashboard.pages import routes
 from keephold.serve.metrics import Prometheus
 from keephold.serve.screens import Screens
+from keephold.serve.sessions import Sessions
 
 _EMPTY = {"meta", "link", "input", "br", "hr", "img", "path", "circle", "rect"}
 
@@ -77,7 +78,7 @@ class Page(HTMLParser):
 @asynccontextmanager
 async def browser(control: Any, screens: Any) -> AsyncIterator[httpx2.AsyncClient]:
     """Somebody who looks at the pages; forms lead them nowhere by themselves."""
-    app = Starlette(routes=routes(control, screens))
+    app = Starlette(routes=routes(control, screens, Sessions("token")))
     transport = httpx2.ASGITransport(app=app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
         yield http

@@ -1,5 +1,6 @@
 """`keephold serve` as a process of its own, in a directory of its own, and who talks to it over HTTP."""
 
+import json
 import os
 import signal
 import socket
@@ -7,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx2
@@ -48,6 +49,17 @@ class Served:
     def entry(self) -> str:
         """What a browser opens first."""
         return f"{self.base}/?token={TOKEN}"
+
+    @property
+    def host(self) -> str:
+        """The dashboard's own name and port, where sessions are."""
+        kept = json.loads(self.store.with_name("store.db-sessions").read_bytes())
+        return f"{kept['name']}.localhost:{self.port}"
+
+    @property
+    def dashboard(self) -> str:
+        """Where a browser is that has opened the entry."""
+        return f"http://{self.host}"
 
     def path(self, name: str) -> str:
         return str(self.directory / name)
@@ -131,6 +143,11 @@ def served(
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that is free on both loopback addresses."""
+    while True:
+        with socket.socket() as probe, socket.socket(socket.AF_INET6) as other:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+            with suppress(OSError):
+                other.bind(("::1", port))
+                return port

@@ -7,14 +7,15 @@ from pathlib import Path
 import httpx2
 import pytest
 from tests.serve.serving import PATIENCE, TOKEN, Served, environment, serve, served
-from tests.serve.wire import send
+from tests.serve.wire import entered, send
 
-PAGES = ("/", "/handles", "/conversations", "/notifications", "/keys", "/stats", "/tools", "/handles/x")
+PAGES = ("/", "/handles", "/conversations", "/notifications", "/keys", "/stats", "/tools", "/sessions", "/handles/x")
 READS = ("/api/handles", "/api/events", "/api/stats", "/api/requests", "/api/keys", "/api/openapi.json")
 WRITES = (
     "/do/keys/revoke",
     "/do/handles/x/abort",
     "/do/requests/x",
+    "/do/sessions/end",
     "/api/handles/x/abort",
     "/api/keys/revoke",
     "/mcp",
@@ -82,15 +83,6 @@ async def test_K1_pages_of_others_are_refused(server: Served, origin: str) -> No
     assert answered.status >= 400 and not answered.all("access-control-allow-origin")
 
 
-async def entered(server: Served) -> str:
-    """The cookie of a person who has opened the URL that was printed."""
-    answered = await send(server, f"/?token={TOKEN}", token=False)
-    assert answered.status in (302, 303, 307)
-    assert answered.all("location") == ["/"]  # the token does not stay in the address
-    (cookie,) = answered.all("set-cookie")
-    return cookie
-
-
 async def test_K1_the_cookie_is_for_this_site_and_no_script(server: Served) -> None:
     cookie = await entered(server)
     attributes = {part.strip().lower() for part in cookie.split(";")[1:]}
@@ -115,8 +107,8 @@ async def test_K1_a_form_of_another_site_is_refused_whatever_cookie_comes_with_i
     server: Served, headers: dict[str, str], let_in: bool
 ) -> None:
     cookie = (await entered(server)).partition(";")[0]
-    given = {name: server.base if value == "OWN" else value for name, value in headers.items()}
-    given |= {"Cookie": cookie, "Content-Type": "application/x-www-form-urlencoded"}
+    given = {name: server.dashboard if value == "OWN" else value for name, value in headers.items()}
+    given |= {"Host": server.host, "Cookie": cookie, "Content-Type": "application/x-www-form-urlencoded"}
     for path in ("/do/keys/revoke", "/api/keys/revoke"):
         answered = await send(server, path, method="POST", headers=given, token=False, body=b"conversation=none")
         assert (answered.status not in (401, 403)) is let_in, (path, answered)
@@ -126,9 +118,10 @@ async def test_K1_a_form_of_another_site_is_refused_whatever_cookie_comes_with_i
 async def test_K1_reading_with_the_cookie_is_for_pages_of_its_own(server: Served) -> None:
     cookie = (await entered(server)).partition(";")[0]
     for path in ("/", "/api/handles"):
-        assert (await send(server, path, headers={"Cookie": cookie}, token=False)).status == 200
+        assert (await send(server, path, headers={"Cookie": cookie, "Host": server.host}, token=False)).status == 200
+        assert (await send(server, path, headers={"Cookie": cookie}, token=False)).status == 401
     for site in ("cross-site", "same-site"):
-        headers = {"Cookie": cookie, "Sec-Fetch-Site": site, "Sec-Fetch-Mode": "cors"}
+        headers = {"Cookie": cookie, "Host": server.host, "Sec-Fetch-Site": site, "Sec-Fetch-Mode": "cors"}
         assert (await send(server, "/api/handles", headers=headers, token=False)).status == 403
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import httpx2
@@ -21,6 +22,7 @@ from keephold import Key
 from keephold.control.webhooks import Completing
 from keephold.serve.app import App
 from keephold.serve.door import HEADERS, ServeDoor
+from keephold.serve.sessions import Sessions
 
 ANN, BOB = "token-of-ann-0123456789abcdef", "token-of-bob-0123456789abcdef"
 PRINCIPALS = {"ann": ANN, "bob": BOB}
@@ -202,31 +204,93 @@ async def asked(
         return await http.request(method, path, headers={"Accept": "*/*", **(headers or {})}, content=content)
 
 
-# The cookie
+# The session
 
 
 def cookie_of(answered: httpx2.Response) -> str:
     return answered.headers["set-cookie"].partition(";")[0]
 
 
-async def test_K1_the_address_with_the_token_gives_a_cookie_and_leads_on() -> None:
+async def logged_in(guarded: ServeDoor, path: str = "/") -> dict[str, str]:
+    """Log in as a browser does: its headers from then on."""
+    answered = await asked(guarded, f"{path}?token={TOKEN}")
+    assert answered.status_code == 303
+    there = httpx2.URL(answered.headers["location"])
+    entered = await asked(guarded, str(there))
+    assert entered.status_code == 200
+    return {"Host": there.host, "Cookie": cookie_of(entered)}
+
+
+async def test_K9_the_address_with_the_token_leads_to_a_session_at_a_name_of_its_own() -> None:
     guarded = guard(TOKEN, port=8420)
-    answered = await asked(guarded, f"/?token={TOKEN}")
-    assert (answered.status_code, answered.headers["location"]) == (303, "/")
-    cookie = answered.headers["set-cookie"]
+    answered = await asked(guarded, f"/?token={TOKEN}", {"Host": "127.0.0.1:9000"})
+    assert answered.status_code == 303 and "set-cookie" not in answered.headers
+    location = answered.headers["location"]
+    assert re.fullmatch(r"http://keephold-[0-9a-f]{32}\.localhost:9000/login\?ticket=[\w-]{43}", location)
+    wrong_place = await asked(guarded, location.replace(httpx2.URL(location).host, "localhost"))
+    assert wrong_place.status_code == 401 and "set-cookie" not in wrong_place.headers
+    entered = await asked(guarded, location)
+    assert entered.status_code == 200 and entered.headers["refresh"] == "0; url=/"
+    cookie = entered.headers["set-cookie"]
     assert cookie.startswith("keephold_8420=") and TOKEN not in cookie
-    assert {"httponly", "samesite=strict", "path=/"} <= {part.strip().lower() for part in cookie.split(";")}
-    assert "secure" not in cookie.lower()
-    secure = await asked(guard(TOKEN, secure=True), f"/?token={TOKEN}")
-    assert "secure" in secure.headers["set-cookie"].lower()
-    inside = await asked(guarded, "/", {"Cookie": cookie_of(answered)})
-    assert inside.text == "inside"
+    attributes = {part.strip().lower() for part in cookie.split(";")[1:]}
+    assert attributes == {"httponly", "samesite=strict", "path=/", "max-age=2592000"}
+    again = await asked(guarded, location)
+    assert again.status_code == 401 and "set-cookie" not in again.headers and "used before" in again.text
+    name = httpx2.URL(location).host
+    for host, let_in in ((name, True), (f"{name}:1", True), (name.upper(), True), ("localhost", False)):
+        inside = await asked(guarded, "/", {"Cookie": cookie_of(entered), "Host": host})
+        assert (inside.text == "inside") is let_in, host
+    stays = await asked(guarded, f"/?token={TOKEN}", {"Cookie": cookie_of(entered), "Host": name})
+    assert (stays.status_code, stays.headers["location"]) == (303, "/") and "set-cookie" not in stays.headers
+    other = await asked(guarded, "/", {"Host": "keephold-guess.localhost", "Accept": "text/html"})
+    assert other.status_code == 403 and "http://127.0.0.1/" in other.text and name not in other.text
+
+
+async def test_K9_the_public_address_keeps_its_sessions_where_it_is() -> None:
+    for url, cookie, secure in (
+        ("https://mine.example", "__Host-keephold_8420=", True),
+        ("http://mine.example:8420", "keephold_8420=", False),
+    ):
+        guarded = guard(TOKEN, None, ["127.0.0.1", "mine.example"], url=url, port=8420)
+        here = {"Host": "mine.example"}
+        answered = await asked(guarded, f"/handles?token={TOKEN}", here)
+        assert (answered.status_code, answered.headers["location"]) == (303, "/handles")
+        said = answered.headers["set-cookie"]
+        assert said.startswith(cookie) and ("; Secure" in said) is secure and "domain" not in said.lower()
+        assert (await asked(guarded, "/", {**here, "Cookie": cookie_of(answered)})).text == "inside"
+        elsewhere = await asked(guarded, "/", {"Host": "127.0.0.1", "Cookie": cookie_of(answered)})
+        assert elsewhere.status_code == 401
+
+
+async def test_K9_there_is_no_session_where_other_servers_would_get_its_cookie() -> None:
+    html = {"Accept": "text/html"}
+    for guarded, host in (
+        (guard(TOKEN, None, ["192.168.1.5"], named=False), "192.168.1.5"),
+        (guard(TOKEN, None, ["192.168.1.5"], named=False), "localhost"),
+        (guard(TOKEN, None, ["0.0.0.0"]), "nas.example"),
+    ):
+        here = {"Host": host, **html}
+        for answered in (
+            await asked(guarded, "/", here),
+            await asked(guarded, f"/?token={TOKEN}", here),
+            await asked(guarded, "/login", here, method="POST", content=f"token={TOKEN}".encode()),
+        ):
+            assert answered.status_code == 403 and "--url" in answered.text
+            assert "set-cookie" not in answered.headers and "location" not in answered.headers
+        assert (await asked(guarded, "/", {**here, **OWNER})).text == "inside"
+
+
+async def test_K1_a_wrong_token_and_a_token_elsewhere_give_nothing() -> None:
+    guarded = guard(TOKEN, port=8420)
     wrong = await asked(guarded, "/?token=nonsense")
     assert wrong.status_code == 401 and "set-cookie" not in wrong.headers and "not the token" in wrong.text
     for path in (f"/api/handles?token={TOKEN}", f"/mcp?token={TOKEN}"):  # not for programs: addresses are logged
         assert (await asked(guarded, path)).status_code == 401
     assert (await asked(guarded, f"/?token={TOKEN}", method="POST")).status_code == 401
     assert (await asked(guarded, "/?token=%FF%00ü")).status_code == 401
+    for path in ("/login?ticket=", "/login?ticket=nonsense", "/login?ticket=%FF%00ü"):
+        assert (await asked(guarded, path)).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -243,13 +307,17 @@ async def test_K1_the_address_with_the_token_gives_a_cookie_and_leads_on() -> No
     ],
 )
 async def test_K1_the_redirect_never_leaves_the_site(path: str, place: str | None) -> None:
-    answered = await asked(guard(TOKEN), path.replace("=T", f"={TOKEN}"))
-    assert answered.status_code == 303
-    location = answered.headers["location"]
-    assert re.match(r"/(?![/\\\\])", location) and "\n" not in location and TOKEN not in location
+    guarded = guard(TOKEN)
+    answered = await asked(guarded, path.replace("=T", f"={TOKEN}"))
+    assert answered.status_code == 303 and TOKEN not in answered.headers["location"]
+    home = f"http://{guarded._sessions.name}.localhost/"
+    assert answered.headers["location"].startswith(f"{home}login?ticket=")
+    entered = await asked(guarded, answered.headers["location"])
+    wait, _, location = entered.headers["refresh"].partition("; url=")
+    assert wait == "0" and re.match(r"/(?![/\\\\])", location) and "\n" not in location
     assert place is None or location == place
-    assert httpx2.URL("http://localhost/").join(location).host == "localhost"
-    assert "x-evil" not in answered.headers
+    assert str(httpx2.URL(home).join(location)).startswith(home)
+    assert "x-evil" not in answered.headers and "x-evil" not in entered.headers
 
 
 @pytest.mark.parametrize(
@@ -258,6 +326,7 @@ async def test_K1_the_redirect_never_leaves_the_site(path: str, place: str | Non
         ("GOOD", True),
         ('other={"a": 1}; GOOD', True),  # what other programs of this host have set
         ("a b=c; =; ;; GOOD; $x=1", True),
+        ("keephold_1=tossed; GOOD; keephold_1=tossed", True),  # what a page of another name may set for all of them
         ("GOODx", False),
         ("keephold_1=wrong", False),
         (f"keephold_1={TOKEN}", False),
@@ -269,18 +338,20 @@ async def test_K1_the_redirect_never_leaves_the_site(path: str, place: str | Non
 )
 async def test_K1_the_cookie_is_known_among_others(cookie: str, let_in: bool) -> None:
     guarded = guard(TOKEN, port=1)
-    good = cookie_of(await asked(guarded, f"/?token={TOKEN}"))
-    given = cookie.replace("GOOD", good).replace("VALUE", good.partition("=")[2])
-    answered = await asked(guarded, "/handles", {"Cookie": given.encode("latin-1")})  # type: ignore[dict-item]
+    mine = await logged_in(guarded)
+    given = cookie.replace("GOOD", mine["Cookie"]).replace("VALUE", mine["Cookie"].partition("=")[2])
+    headers = {"Host": mine["Host"], "Cookie": given.encode("latin-1")}
+    answered = await asked(guarded, "/handles", headers)  # type: ignore[arg-type]
     assert answered.status_code == (200 if let_in else 401)
 
 
 @pytest.mark.parametrize(
     ("headers", "let_in"),
     [
-        ({"Origin": "http://localhost"}, True),
+        ({"Origin": "OWN"}, True),
         ({"Sec-Fetch-Site": "same-origin"}, True),
         ({}, False),
+        ({"Origin": "http://localhost"}, False),
         ({"Sec-Fetch-Site": "none"}, False),
         ({"Sec-Fetch-Site": "cross-site"}, False),
         ({"Origin": "http://evil.example"}, False),
@@ -289,7 +360,8 @@ async def test_K1_the_cookie_is_known_among_others(cookie: str, let_in: bool) ->
 )
 async def test_K1_the_cookie_changes_something_only_from_a_page_of_ours(headers: dict[str, str], let_in: bool) -> None:
     guarded = guard(TOKEN)
-    cookie = {"Cookie": cookie_of(await asked(guarded, f"/?token={TOKEN}"))}
+    cookie = await logged_in(guarded)
+    headers = {name: value.replace("OWN", f"http://{cookie['Host']}") for name, value in headers.items()}
     for method in ("POST", "PUT", "DELETE"):
         for path in ("/do/x", "/api/x", "/mcp"):
             answered = await asked(guarded, path, {**cookie, **headers}, method=method)
@@ -299,10 +371,12 @@ async def test_K1_the_cookie_changes_something_only_from_a_page_of_ours(headers:
                 assert (await asked(guarded, path, {**OWNER}, method=method)).status_code == 200
 
 
-async def test_K1_another_token_makes_the_cookie_worthless() -> None:
-    cookie = cookie_of(await asked(guard(TOKEN), f"/?token={TOKEN}"))
-    answered = await asked(guard(f"{TOKEN}2"), "/", {"Cookie": cookie})
-    assert answered.status_code == 401
+async def test_K1_another_token_makes_the_cookie_worthless(tmp_path: Path) -> None:
+    file = tmp_path / "sessions"
+    mine = await logged_in(guard(TOKEN, sessions=Sessions(TOKEN, file)))
+    assert (await asked(guard(TOKEN, sessions=Sessions(TOKEN, file)), "/", mine)).text == "inside"
+    answered = await asked(guard(f"{TOKEN}2", sessions=Sessions(f"{TOKEN}2", file)), "/", mine)
+    assert answered.status_code == 403
 
 
 # The form
@@ -315,10 +389,17 @@ async def test_K1_a_browser_without_a_token_is_asked_for_it() -> None:
     assert page.headers["cache-control"] == "no-store" and "<script" not in page.text and "style=" not in page.text
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     right = await asked(guarded, "/login", form, method="POST", content=f"token={TOKEN}".encode())
-    assert (right.status_code, right.headers["location"]) == (303, "/")
-    assert (await asked(guarded, "/", {"Cookie": cookie_of(right)})).text == "inside"
-    spaces = await asked(guarded, "/login", form, method="POST", content=f"token=+{TOKEN}%0D%0A".encode())
-    assert spaces.status_code == 303, "as it is pasted"
+    assert right.status_code == 200 and "set-cookie" not in right.headers and "location" not in right.headers
+    place = right.headers["refresh"].removeprefix("0; url=")  # no form's answer may redirect to another site
+    assert place in right.text and place.startswith("http://keephold-")
+    entered = await asked(guarded, place)
+    mine = {"Host": httpx2.URL(place).host, "Cookie": cookie_of(entered)}
+    assert (await asked(guarded, "/", mine)).text == "inside"
+    spaces = await asked(
+        guarded, "/login", {**form, "Host": mine["Host"]}, method="POST", content=f"token=+{TOKEN}%0D%0A".encode()
+    )
+    assert (spaces.status_code, spaces.headers["location"]) == (303, "/"), "as it is pasted, where sessions are"
+    assert "set-cookie" in spaces.headers
     for wrong in (
         b"",
         b"token=",

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from tests.serve.serving import PATIENCE, TOKEN, Served
 
@@ -64,3 +65,17 @@ def parse(raw: bytes) -> Answer:
     return Answer(
         int(first.split(" ")[1]) if first else 0, [(name.lower(), value.strip()) for name, _, value in pairs], body
     )
+
+
+async def entered(server: Served, path: str = "/") -> str:
+    """The cookie of a browser that has opened the printed address and followed it, with its attributes."""
+    answered = await send(server, f"{path}?token={TOKEN}", token=False)
+    assert answered.status == 303
+    (location,) = answered.all("location")
+    there = urlsplit(location)
+    assert there.netloc == server.host and TOKEN not in location
+    at_home = {"Host": there.netloc, "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    answered = await send(server, f"{there.path}?{there.query}", headers=at_home, token=False)
+    assert answered.status == 200 and answered.all("refresh") == [f"0; url={path}"]
+    (cookie,) = answered.all("set-cookie")
+    return cookie

@@ -43,6 +43,7 @@ GROUPS = {
         "wait": ("keephold.cli.wait:wait", "Wait until handles have stopped."),
         "complete": ("keephold.cli.complete:complete", "Complete a parked call by its key."),
         "revoke": ("keephold.cli.complete:revoke", "Invalidate the open keys of a conversation."),
+        "logout": ("keephold.cli.logout:logout", "End the browser sessions of the dashboard."),
     },
     "Clean up": {
         "gc": ("keephold.cli.gc:gc", "Delete old handles and events, and orphaned files."),

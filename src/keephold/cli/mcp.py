@@ -156,4 +156,4 @@ async def _over_http(server: "Server", host: str, port: int, url: str | None, to
             server.subscriptions.close()
             await runtime.close()
 
-        return await serve(app, listening, close=close)
+        return await serve(app, [listening], close=close)

@@ -153,6 +153,13 @@ PAGES = {
             (0, "accepted"), _REFUSED, (3, "already resolved"), (4, "unknown or revoked"),
         ),
     ),
+    "logout": Page(
+        (
+            ("Log all browsers out of the dashboard:", "keephold logout"),
+            ("End one session, by the id that the page Sessions shows:", "keephold logout 5f0c1a2b"),
+        ),
+        ("serve",),
+    ),
     "revoke": Page(
         (("Invalidate the open keys of a conversation:", "keephold revoke main"),),
         ("complete", "show", "forget"),

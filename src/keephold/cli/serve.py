@@ -133,12 +133,13 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
     _cancel_on_signals(ended)
     from keephold.control.control import Control
     from keephold.control.open_requests import OpenRequests
-    from keephold.mcp.http import ANY, check_bind, is_loopback
+    from keephold.mcp.http import ANY, LOOPBACK, check_bind, is_loopback
     from keephold.mcp.server import Server
     from keephold.runtime import Runtime
     from keephold.serve.app import App
     from keephold.serve.metrics import Prometheus
-    from keephold.serve.server import bound, serve
+    from keephold.serve.server import bound_to_both, serve
+    from keephold.serve.sessions import Sessions, sessions_file
 
     host, url, principals = wanted.host, wanted.url, wanted.principals.tokens
     check_own_token(wanted.token)
@@ -159,8 +160,9 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
     )
     control = Control(runtime, requests, snapshot=metrics.snapshot)
     app = App(server, control, metrics)
-    with bound(host, wanted.port) as listening:
-        number = listening.getsockname()[1]
+    with contextlib.ExitStack() as stack:
+        listening = [stack.enter_context(each) for each in bound_to_both(host, wanted.port)]
+        address, number = listening[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         place = (url or f"http://{shown}:{number}").rstrip("/")
         owner = wanted.token or owner_token(getattr(store, "path", None))
@@ -173,8 +175,10 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
                 owner,
                 principals,
                 [host] if url is None else [host, urlsplit(url).hostname or host],
+                sessions=Sessions(owner, sessions_file(getattr(store, "path", None))),
+                url=url,
                 port=number,
-                secure=place.startswith("https:"),
+                named=address in (*LOOPBACK, *ANY),
                 loopback=is_loopback(host) and url is None,  # a public address leads here through a proxy
             )
             mcp = await _socket(server, store, wanted.file, wanted.conversation)

@@ -1,8 +1,8 @@
 """Serve MCP over HTTP: check Host, Origin and token, and serve `POST /complete/<key>` (K1, K2, D8).
 
 The server accepts only its own names (Host) and its own pages (Origin), so that another site cannot reach it through a
-browser, even by a name that resolves to this address. If tokens are set, each request needs one, which names its
-principal. A completion needs only its key.
+browser, even by a name that resolves to this address. If tokens are set, each request needs one: the owner's, or one
+that names its principal. A completion needs only its key.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from mcp.server.auth.provider import AccessToken
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -54,15 +55,16 @@ class AnsweredOnce:
 
 
 def quiet() -> None:
-    """Keep ended sessions out of the log."""
+    """Keep ended sessions, and clients that left in the middle of a request, out of the log."""
     logging.getLogger("mcp.server.streamable_http").addFilter(_is_notified)
 
 
 def _is_notified(record: logging.LogRecord) -> bool:
-    return record.exc_info is None or not isinstance(record.exc_info[1], anyio.ClosedResourceError)
+    gone = (anyio.ClosedResourceError, ClientDisconnect)
+    return record.exc_info is None or not isinstance(record.exc_info[1], gone)
 
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ANY = ("0.0.0.0", "::", "[::]")
 """Addresses that bind every interface. Their names cannot be listed, so they require a token, which other sites do not
 have."""
@@ -100,16 +102,20 @@ def http_app(
     server: Server,
     *,
     tokens: Mapping[str, str] | None = None,
+    owner: str | None = None,
     hosts: Sequence[str] = (),
     path: str = "/mcp",
     **transport: Any,
 ) -> ASGIApp:
-    """Return the server as an ASGI application. `tokens` are by principal; `hosts` are further names of the server.
+    """Return the server as an ASGI application. `tokens` are by principal; `owner` is a token without a principal, for
+    the server's own conversation. Without any token, every program that reaches it can use it. `hosts` are further
+    names of the server.
 
     Further options are those of the SDK's transport. The SDK shares an `event_store` among all sessions, and names
     streams by request ids that sessions choose: use it only for a server of one client.
     """
-    return Door(mcp_app(server, path=path, **transport), tokens or {}, hosts, tells_gone="event_store" not in transport)
+    app = mcp_app(server, path=path, **transport)
+    return Door(app, tokens or {}, hosts, owner=owner, tells_gone="event_store" not in transport)
 
 
 def mcp_app(server: Server, *, path: str = "/mcp", **transport: Any) -> Starlette:
@@ -130,14 +136,21 @@ class Door:
     """Refuse requests with a wrong Host, Origin or token."""
 
     def __init__(
-        self, app: ASGIApp, tokens: Mapping[str, str], hosts: Sequence[str] = (), *, tells_gone: bool = True
+        self,
+        app: ASGIApp,
+        tokens: Mapping[str, str],
+        hosts: Sequence[str] = (),
+        *,
+        owner: str | None = None,
+        tells_gone: bool = True,
     ) -> None:
         """`tells_gone`: calls learn that their client's connection ended, because nothing can be sent again."""
         self._app = app
         self._tells_gone = tells_gone
+        self._owner = None if owner is None else owner.encode()
         self._tokens = {name: token.encode() for name, token in tokens.items()}
-        self._hosts = {*_LOOPBACK, *(host.lower().strip("[]") for host in hosts)}
-        self._any_host = bool(tokens) and any(host in ANY for host in hosts)
+        self._hosts = {*LOOPBACK, *(host.lower().strip("[]") for host in hosts)}
+        self._any_host = bool(tokens or owner) and any(host in ANY for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -155,7 +168,8 @@ class Door:
         origin = headers.get("origin")
         if origin is not None and _place(origin) != headers.get("host", "").lower():
             return JSONResponse({"error": "requests from pages of other origins are refused (Origin)"}, 403)
-        if not self._tokens or scope["path"].startswith(PATH):
+        needed = self._tokens or self._owner is not None
+        if not needed or scope["path"].startswith(PATH) or self._is_owner(headers):
             return None
         principal = self._principal(headers.get("authorization", ""))
         if principal is None:
@@ -170,6 +184,11 @@ class Door:
     @lru_cache(256)
     def _name(host: str) -> str:
         return re.sub(r":\d+$", "", host).lower().strip("[]")
+
+    def _is_owner(self, headers: Mapping[str, str]) -> bool:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip().encode() if scheme.lower() == "bearer" else b""
+        return self._owner is not None and hmac.compare_digest(given, self._owner)
 
     def _principal(self, authorization: str) -> str | None:
         """Return the token's principal. Every token is compared, so that the time says nothing."""

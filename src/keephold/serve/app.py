@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
@@ -20,6 +20,7 @@ from keephold.serve.door import RAW_HEADERS, ServeDoor
 from keephold.serve.metrics import Prometheus, Requests
 from keephold.serve.operations import refusal
 from keephold.serve.screens import Screens
+from keephold.serve.sessions import Sessions
 from keephold.serve.tracing import traced
 
 
@@ -34,6 +35,7 @@ class App:
         metrics.requests = control.requests.count
         self.feed = Feed(self.runtime)
         self.screens = Screens(self.runtime)
+        self.sessions = Sessions()
         self._announcing = False
 
     async def open(self) -> None:
@@ -65,14 +67,18 @@ class App:
         principals: Mapping[str, str] | None = None,
         hosts: Sequence[str] = (),
         *,
+        sessions: Sessions | None = None,
+        url: str | None = None,
         port: int = 0,
-        secure: bool = False,
+        named: bool = True,
         loopback: bool = True,
     ) -> ASGIApp:
         """Return the application behind its door (`ServeDoor`)."""
+        self.sessions = sessions or Sessions(owner)
         inner = mcp_app(self._server)
         inner.router.routes += self._routes()
         inner.add_exception_handler(KeepholdError, _unable)
+        inner.add_exception_handler(ClientDisconnect, _left)
         inner.add_exception_handler(404, pages.nowhere(self._control))
         guarded = ServeDoor(
             inner,
@@ -80,8 +86,10 @@ class App:
             owner,
             principals,
             hosts,
+            sessions=self.sessions,
+            url=url,
             port=port,
-            secure=secure,
+            named=named,
             metrics_open=loopback,
             longest=self.runtime.limits.line_bytes,
         )
@@ -94,7 +102,7 @@ class App:
             *attach_http.routes(self._control),
             *api.routes(self._control, self.feed, self._metrics.stream),
             *self.screens.routes(),
-            *pages.routes(self._control, self.screens),
+            *pages.routes(self._control, self.screens, self.sessions),
         ]
 
     async def _health(self, request: Request) -> Response:
@@ -109,3 +117,8 @@ async def _unable(request: Request, error: Exception) -> Response:
     """Answer plainly that the store cannot be read or is closed; a dashboard page would have to read it."""
     assert isinstance(error, KeepholdError)
     return refusal(error)
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    """Answer a client that left in the middle of its body, or was too slow; nobody reads it."""
+    return Response(status_code=499)

@@ -1,35 +1,45 @@
-"""Who may reach the server (K1, K2): the checks of `mcp/http.py` for hosts and origins, and tokens.
+"""Who may reach the server (K1, K2, K9): the checks of `mcp/http.py` for hosts and origins, tokens, and sessions.
 
-The owner's token opens everything, as a bearer token or as the cookie that a browser gets for it. Principals' tokens
+The owner's token opens everything, as a bearer token or as the session that a browser gets for it. Principals' tokens
 open only `/mcp`, and each principal has its own handles. Three need no token: `/healthz`, the styles of the page that
 asks for the token, and `/complete/<key>`, where the key is the authority.
+
+A session's cookie works at one host only: `<name>.localhost`, or the host of `--url`. A browser that logs in at
+`127.0.0.1` is sent there with a ticket. Another port of `127.0.0.1` or `localhost` is then another site, which gets no
+cookie (`serve/sessions.py`).
 
 Browsers send a cookie even if another site's page makes the request. So for requests that change something, the cookie
 counts only if the browser says that the page is ours; and browsers never send it from other sites.
 """
 
-import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
-from urllib.parse import parse_qsl, urlencode
+from collections.abc import Iterator, Mapping, Sequence
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from starlette.datastructures import Headers
-from starlette.requests import cookie_parser
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keephold.control.webhooks import PATH, Completing
-from keephold.mcp.http import Door
+from keephold.mcp.http import LOOPBACK, Door
+from keephold.serve.login import ask_for_token, go_on, name_ended, no_session
 from keephold.serve.operations import is_more, refused
+from keephold.serve.sessions import LASTS_SECS, Session, Sessions
 
 _OPEN = ("/healthz",)
 _FILES = "/static/"
 OWNER = "keephold.owner"
 """Key in a request's scope: whether the sender is the owner."""
+SESSION = "keephold.session"
+"""Key in a request's scope: the `Session` of its cookie, if that let it in."""
+_COOKIE = "keephold.cookie"
+_OWN = ".localhost"
 _SAFE = ("GET", "HEAD", "OPTIONS")
-_COOKIE_SECS = 30 * 86_400
 _TOKEN_BYTES = 4096
 """The largest form that may hold a token."""
+_WRONG = "That is not the token of this server."
+_PLACE = ":/%#?=@[]!$&'()*+,;"
+"""Characters of a path and a query that stay as they are."""
 
 HEADERS = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
@@ -61,28 +71,27 @@ class ServeDoor(Door):
         principals: Mapping[str, str] | None = None,
         hosts: Sequence[str] = (),
         *,
+        sessions: Sessions | None = None,
+        url: str | None = None,
         port: int = 0,
-        secure: bool = False,
+        named: bool = True,
         metrics_open: bool = True,
         longest: int = 16 << 20,
     ) -> None:
         """`completing` takes completions, `app` everything else. `owner` is the owner's token, `principals` maps tokens
-        for `/mcp` to their principals. `metrics_open`: `/metrics` needs no token, since only this machine can reach it.
-        `secure`: browsers use https. `longest`: bytes of a body."""
-        super().__init__(app, dict(principals or {}), hosts)
-        self._any_host = any(host in ("0.0.0.0", "::", "[::]") for host in hosts)
+        for `/mcp` to their principals. `url` is the public address. `named`: the server has its port on both loopback
+        addresses, so that names below `.localhost` lead to it and to no other. `metrics_open`: `/metrics` needs no
+        token, since only this machine can reach it. `longest`: bytes of a body."""
+        super().__init__(app, dict(principals or {}), hosts, owner=owner)
+        public = urlsplit(url or "")
+        self._secure = public.scheme == "https"
+        self._public = public.hostname if self._secure or public.hostname not in LOOPBACK else None
         self._completing = completing
-        self._owner = owner.encode()
+        self._sessions = sessions or Sessions(owner)
         self._port = port
-        self._secure = secure
+        self._named = named
         self._longest = longest
         self._open = (*_OPEN, "/metrics") if metrics_open else _OPEN
-        self._badge = hmac.new(self._owner, b"keephold dashboard cookie", hashlib.sha256).hexdigest()
-
-    @property
-    def cookie(self) -> str:
-        """Return the cookie's name; it has the port, since all ports of a host share their cookies."""
-        return f"keephold_{self._port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -100,12 +109,12 @@ class ServeDoor(Door):
             else:
                 await strange(scope, receive, _with_headers(send))
             return
-        guarded = _with_headers(send)
-        refusal = await self._answer(scope, receive, headers)
-        if refusal is not None:
-            await refusal(scope, receive, guarded)
+        answer = await self._answer(scope, receive, headers)
+        if answer is not None:
+            await answer(scope, receive, _with_headers(send))
             return
-        await super().__call__(scope, receive, guarded)
+        lasting = self._lasting(scope[SESSION], scope[_COOKIE], headers, send) if SESSION in scope else send
+        await super().__call__(scope, receive, _with_headers(lasting))
 
     async def _answer(self, scope: Scope, receive: Receive, headers: "Heads") -> Response | None:
         """Return the door's own response, a refusal or a cookie for a token; None lets the request in."""
@@ -117,29 +126,39 @@ class ServeDoor(Door):
         if is_more(length, self._longest):  # before any of it is read
             return refused("limit_exceeded", f"the body is larger than {self._longest} bytes", 413)
         if path == "/login" and method == "POST":
-            return await self._login(receive)
-        given = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("token")
-        if given is not None and method == "GET" and not path.startswith(("/api", "/mcp")):
-            return self._welcome(given, path, scope["query_string"].decode("latin-1"))
+            return await self._login(receive, headers)
+        query = scope["query_string"].decode("latin-1")
+        given = dict(parse_qsl(query)) if query and method == "GET" else {}
+        if path == "/login" and "ticket" in given:
+            return self._redeem(given["ticket"], headers)
+        if "token" in given and not path.startswith(("/api", "/mcp")):
+            return self._welcome(given["token"], path, query, headers)
         scope[OWNER] = self._is_owner(headers)
         if scope[OWNER]:
             return None
-        if self._by_cookie(headers) and (method in _SAFE or _same_page(headers)):
-            scope[OWNER] = True
+        session = self._session(headers)
+        if session is not None and (method in _SAFE or _same_page(headers)):
+            scope[OWNER], (scope[SESSION], scope[_COOKIE]) = True, session
             return None
         if path in self._open or path.startswith(_FILES):
             return None
-        if self._by_cookie(headers):
+        if session is not None:
             return refused("forbidden", "the request does not say that it comes from a page of this server", 403)
         if path == "/mcp" or path.startswith("/mcp/"):
             return None if self._tokens and self._principal(headers.get("authorization", "")) else _no_token(headers)
         if method in _SAFE and "text/html" in headers.get("accept", ""):
-            return _ask_for_token(401)
+            return no_session() if self._origin(headers) is None else ask_for_token(401)
         return _no_token(headers)
 
     def _strange(self, scope: Scope, headers: Heads) -> Response | None:
         """Refuse unknown host names, and pages of other sites."""
-        if not self._any_host and self._name(headers.get("host", "")) not in self._hosts:
+        name = self._name(headers.get("host", ""))
+        if not self._any_host and name not in self._hosts and not self._is_own(name):
+            if name.endswith(_OWN) and scope["method"] in _SAFE:
+                if scope["path"].startswith(_FILES):  # the styles of the next page
+                    return None
+                if "text/html" in headers.get("accept", ""):
+                    return name_ended(f"http://127.0.0.1{_port(headers)}/")
             return refused("forbidden", "this server is not reached by that name (Host)", 403)
         if headers.get("origin") is not None and not self._own_origin(headers):
             return refused("forbidden", "requests from pages of other origins are refused (Origin)", 403)
@@ -151,7 +170,7 @@ class ServeDoor(Door):
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """Refuse requests without a valid token; for `/mcp`, note the principal."""
-        if not scope["path"].startswith("/mcp") or self._is_owner(headers) or self._by_cookie(headers):
+        if not scope["path"].startswith("/mcp") or scope[OWNER]:
             return None
         return super()._refusal(scope, headers)
 
@@ -160,41 +179,114 @@ class ServeDoor(Door):
         origin, host = headers.get("origin", ""), headers.get("host", "").lower()
         return origin.lower() in (f"http://{host}", f"https://{host}")
 
-    def _is_owner(self, headers: Heads) -> bool:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self._owner)
+    # Sessions
 
-    def _by_cookie(self, headers: Heads) -> bool:
-        # Not by http.cookies: it stops at invalid cookies that other programs on this host have set.
-        ours = cookie_parser(headers.get("cookie", "")).get(self.cookie)
-        return ours is not None and hmac.compare_digest(ours.encode(), self._badge.encode())
+    def _is_own(self, name: str) -> bool:
+        """Whether the host is the dashboard's own."""
+        return self._named and name.endswith(_OWN) and name == f"{self._sessions.name}{_OWN}"
+
+    def _is_public(self, name: str) -> bool:
+        return name == self._public
+
+    def _origin(self, headers: Heads) -> str | None:
+        """Return where the sessions of browsers that use this Host are; empty if they are right here, None if
+        nowhere."""
+        name = self._name(headers.get("host", ""))
+        if self._is_own(name) or self._is_public(name):
+            return ""
+        if self._named and name in LOOPBACK:
+            return f"http://{self._sessions.name}{_OWN}{_port(headers)}"  # the port may be a forwarded one
+        return None
+
+    def _cookie_name(self, headers: Heads) -> str:
+        """Return the cookie's name; it has the port, since all ports of a host share their cookies."""
+        secure = self._secure and self._is_public(self._name(headers.get("host", "")))
+        return f"{'__Host-' if secure else ''}keephold_{self._port}"
+
+    def _session(self, headers: Heads) -> tuple[Session, str] | None:
+        """Return the session of a request, and its cookie."""
+        cookies = headers.get("cookie", "")
+        if not cookies or self._origin(headers) != "":
+            return None
+        # Another page below `.localhost` may have set a cookie of the same name for all of them, so each is tried.
+        for value in _values(cookies, self._cookie_name(headers)):
+            session = self._sessions.find(value)
+            if session is not None:
+                return session, value
+        return None
+
+    def _set_cookie(self, headers: Heads, cookie: str) -> str:
+        name = self._cookie_name(headers)
+        secure = "; Secure" if name.startswith("__Host-") else ""
+        return f"{name}={cookie}; Max-Age={LASTS_SECS}; Path=/; HttpOnly; SameSite=Strict{secure}"
+
+    def _lasting(self, session: Session, cookie: str, headers: Heads, send: Send) -> Send:
+        """Return `send` for a session: it sends the cookie again when that is due, and nothing of a stream after the
+        session's end."""
+        streams = over = False
+
+        async def sending(message: Message) -> None:
+            nonlocal streams, over
+            if message["type"] == "http.response.start":
+                streams = not any(name == b"content-length" for name, _ in message["headers"])
+                if self._sessions.renew(session):
+                    again = (b"set-cookie", self._set_cookie(headers, cookie).encode())
+                    message["headers"] = [*message["headers"], again]
+            elif streams and not over and self._sessions.find(cookie) is None:
+                over = True
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            if not over:
+                await send(message)
+
+        return sending
 
     # A browser, the first time
 
-    def _welcome(self, given: str, path: str, query: str) -> Response:
-        """Move the token from the address into a cookie."""
-        if not hmac.compare_digest(given.encode(), self._owner):
-            return _ask_for_token(401, wrong=True)
+    def _welcome(self, given: str, path: str, query: str, headers: Heads) -> Response:
+        """Move the token from the address into a session."""
+        if not self._opens(given):
+            return ask_for_token(401, _WRONG)
         rest = [(name, value) for name, value in parse_qsl(query) if name != "token"]
         place = "/" + path.lstrip("/")  # never `//host`
-        return self._with_cookie(RedirectResponse(f"{place}?{urlencode(rest)}" if rest else place, 303))
+        place = quote(f"{place}?{urlencode(rest)}" if rest else place, safe=_PLACE)
+        origin = self._origin(headers)
+        if origin is None:
+            return no_session()
+        if not origin:
+            return self._with_session(RedirectResponse(place, 303), headers)
+        return RedirectResponse(f"{origin}/login?ticket={self._sessions.ticket(place)}", 303)
 
-    async def _login(self, receive: Receive) -> Response:
+    async def _login(self, receive: Receive, headers: Heads) -> Response:
+        """Take the token of the form."""
         body = b""
         while len(body) <= _TOKEN_BYTES:
             message = await receive()
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
-        given = dict(parse_qsl(body.decode("latin-1"))).get("token", "")
-        if not hmac.compare_digest(given.strip().encode(), self._owner):
-            return _ask_for_token(401, wrong=True)
-        return self._with_cookie(RedirectResponse("/", 303))
+        origin = self._origin(headers)
+        if origin is None:
+            return no_session()
+        if not self._opens(dict(parse_qsl(body.decode("latin-1"))).get("token", "").strip()):
+            return ask_for_token(401, _WRONG)
+        if not origin:
+            return self._with_session(RedirectResponse("/", 303), headers)
+        return go_on(f"{origin}/login?ticket={self._sessions.ticket('/')}")
 
-    def _with_cookie(self, response: Response) -> Response:
-        response.set_cookie(
-            self.cookie, self._badge, max_age=_COOKIE_SECS, httponly=True, samesite="strict", secure=self._secure
-        )
+    def _redeem(self, ticket: str, headers: Heads) -> Response:
+        """Begin the session at its own host."""
+        place = self._sessions.redeem(ticket) if self._origin(headers) == "" else None
+        if place is None:
+            return ask_for_token(401, "That login was used before, or is too old.")
+        return self._with_session(go_on(place), headers)
+
+    def _opens(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self._owner or b"")
+
+    def _with_session(self, response: Response, headers: Heads) -> Response:
+        if self._session(headers) is None:  # a browser that is logged in stays in its session
+            cookie = self._sessions.begin(headers.get("user-agent", ""))
+            response.headers["set-cookie"] = self._set_cookie(headers, cookie)
         return response
 
 
@@ -210,9 +302,18 @@ def _no_token(headers: Heads) -> Response:
     return response
 
 
-def _ask_for_token(status: int, *, wrong: bool = False) -> Response:
-    problem = '<p class="problem" role="alert">That is not the token of this server.</p>' if wrong else ""
-    return HTMLResponse(_LOGIN.replace("<!-- problem -->", problem), status, {"cache-control": "no-store"})
+def _port(headers: Heads) -> str:
+    """Return the port that the browser uses, with its colon."""
+    _, colon, port = headers.get("host", "").rpartition(":")
+    return f"{colon}{port}" if colon and port.isascii() and port.isdigit() else ""
+
+
+def _values(cookies: str, name: str) -> Iterator[str]:
+    """Yield the cookies of this name. Not by `http.cookies`: it stops at invalid cookies of other programs."""
+    for part in cookies.split(";"):
+        key, equals, value = part.strip().partition("=")
+        if equals and key == name:
+            yield value
 
 
 def _with_headers(send: Send) -> Send:
@@ -223,29 +324,3 @@ def _with_headers(send: Send) -> Send:
         await send(message)
 
     return sending
-
-
-_LOGIN = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>keephold: token needed</title>
-<link rel="stylesheet" href="/static/style.css">
-</head>
-<body class="door">
-<main id="main">
-<h1>keephold</h1>
-<p>This page is for whoever started the server. <code>keephold serve</code> printed an address with a token when it
-started; open that, or paste the token here.</p>
-<!-- problem -->
-<form method="post" action="/login">
-<label for="token">Token</label>
-<input id="token" name="token" type="password" autocomplete="off" required autofocus>
-<button type="submit">Open</button>
-</form>
-</main>
-</body>
-</html>
-"""

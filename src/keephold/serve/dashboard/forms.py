@@ -1,4 +1,4 @@
-"""The actions of the dashboard's forms: answer, abort, send, revoke. Each redirects to the page with the form.
+"""The actions of the dashboard's forms: answer, abort, send, revoke, log out. Each redirects to the page with the form.
 
 A refusal is a page that says why. The door checks who may send forms (K1), not this module.
 """
@@ -18,6 +18,7 @@ from keephold.serve.operations import read_body
 
 if TYPE_CHECKING:
     from keephold.control.control import Control
+    from keephold.serve.sessions import Sessions
 
 _BYTES = 4 * 1024 * 1024
 """The largest form: arguments of [limits] arguments_bytes with every character escaped."""
@@ -52,9 +53,9 @@ class _Refused(Exception):
         self.message, self.status = message, status
 
 
-def routes(renderer: Renderer, control: "Control", home: Home) -> list[BaseRoute]:
+def routes(renderer: Renderer, control: "Control", sessions: "Sessions", home: Home) -> list[BaseRoute]:
     """Return the routes of forms. `home` shows a request again whose answer was not taken."""
-    forms = Forms(control, home)
+    forms = Forms(control, sessions, home)
 
     def post(path: str, act: Acts) -> Route:
         return Route(path, _taken(renderer, act), methods=["POST"])
@@ -64,14 +65,16 @@ def routes(renderer: Renderer, control: "Control", home: Home) -> list[BaseRoute
         post("/do/handles/{uid}/abort", forms.abort),
         post("/do/handles/{uid}/apply", forms.apply),
         post("/do/keys/revoke", forms.revoke),
+        post("/do/sessions/end", forms.end_session),
     ]
 
 
 class Forms:
     """The action of each form."""
 
-    def __init__(self, control: "Control", home: Home) -> None:
+    def __init__(self, control: "Control", sessions: "Sessions", home: Home) -> None:
         self._control = control
+        self._sessions = sessions
         self._home = home
 
     async def decide(self, request: Request, fields: Fields) -> Response:
@@ -129,6 +132,14 @@ class Forms:
             raise _Refused("no conversation was named whose keys are to be revoked", 422)
         await self._control.revoke(fields["conversation"])
         return _back(fields, "revoked", short_name(fields["conversation"]))
+
+    async def end_session(self, request: Request, fields: Fields) -> Response:
+        """End a session, or all of them. The door then asks this browser for the token, if its own has ended."""
+        if "all" in fields:
+            self._sessions.end()
+        elif not self._sessions.end(fields.get("id", "")):
+            raise _Refused("that session has ended before", 404)
+        return _back(fields, "logged-out")
 
 
 def _says_something(fields: Fields) -> bool:

@@ -1,4 +1,4 @@
-"""The pages with lists: open requests, handles, conversations, notifications, keys, numbers, tools.
+"""The pages with lists: open requests, handles, conversations, notifications, keys, numbers, tools, sessions.
 
 Each view asks `Control` and fills a template; none reads the store. Lists are read a page at a time, by cursor. The
 store counts the handles that stopped today outside the event loop; one-shot calls are not counted.
@@ -19,11 +19,12 @@ from starlette.staticfiles import StaticFiles
 from keephold.control.store_view import KINDS, SORTS, STATES, StoreView
 from keephold.serve.dashboard import conversation, forms, handle
 from keephold.serve.dashboard.rendering import HERE, Renderer, is_turnless, mark, short_name
-from keephold.serve.door import OWNER
+from keephold.serve.door import OWNER, SESSION
 
 if TYPE_CHECKING:
     from keephold.control.control import Control
     from keephold.serve.screens import Screens
+    from keephold.serve.sessions import Sessions
 
 
 _TOOLS = 5
@@ -100,10 +101,10 @@ GROUPS: dict[str, Callable[[dict[str, Any]], str]] = {
 View = Callable[[Request], Awaitable[Response]]
 
 
-def routes(control: "Control", screens: "Screens") -> list[BaseRoute]:
+def routes(control: "Control", screens: "Screens", sessions: "Sessions") -> list[BaseRoute]:
     """Return the dashboard's routes: pages, forms and files."""
     renderer = Renderer(control)
-    pages = Pages(control, renderer)
+    pages = Pages(control, renderer, sessions)
     return [
         Route("/", pages.home),
         Route("/handles", pages.handles),
@@ -112,9 +113,10 @@ def routes(control: "Control", screens: "Screens") -> list[BaseRoute]:
         Route("/keys", pages.keys),
         Route("/stats", pages.stats),
         Route("/tools", pages.tools),
+        Route("/sessions", pages.sessions),
         *handle.routes(renderer, control, screens),
         *conversation.routes(renderer, control),
-        *forms.routes(renderer, control, pages.home),
+        *forms.routes(renderer, control, sessions, pages.home),
         Mount("/static", Files(directory=HERE / "static")),
     ]
 
@@ -144,9 +146,10 @@ class Files(StaticFiles):
 class Pages:
     """The views. live.js requests them again when something has happened."""
 
-    def __init__(self, control: "Control", renderer: Renderer) -> None:
+    def __init__(self, control: "Control", renderer: Renderer, sessions: "Sessions") -> None:
         self._control = control
         self._renderer = renderer
+        self._sessions = sessions
 
     async def home(self, request: Request, *, status: int = 200, drafts: dict[str, Any] | None = None) -> Response:
         """Show open requests, running handles and what stopped last. `drafts` are refused inputs by request id."""
@@ -163,7 +166,7 @@ class Pages:
             requests=requests,
             asked={each["handle"]: each["kind"] for each in requests},
             turnless={fact["uid"] for fact in running["handles"] if is_turnless(fact)},
-            mcp=f"{request.base_url}mcp",
+            mcp=_mcp(request),
             running=running["handles"],
             more=running["next"] is not None,
             happened=happened["handles"],
@@ -289,6 +292,20 @@ class Pages:
         return await self._renderer.page(
             request, "tools.html", own=own, builtin=[tool for tool in tools if tool["builtin"]]
         )
+
+    async def sessions(self, request: Request) -> Response:
+        """List the browsers that are logged in."""
+        mine = request.scope.get(SESSION)
+        return await self._renderer.page(
+            request, "sessions.html", sessions=self._sessions.all(), mine=None if mine is None else mine.id
+        )
+
+
+def _mcp(request: Request) -> str:
+    """Return the address for MCP clients. The dashboard's own name is a secret, and only browsers resolve it (K9)."""
+    host, colon, port = request.headers.get("host", "").partition(":")
+    own = host.lower().endswith(".localhost")
+    return f"http://127.0.0.1{colon}{port}/mcp" if own else f"{request.base_url}mcp"
 
 
 def _one_of(known: Iterable[str], given: str | None) -> str:

@@ -45,6 +45,7 @@ SAID = {
         "Revoked: these keys resolve nothing any more.",
         "The keys of {} are revoked: they resolve nothing any more.",
     ),
+    "logged-out": ("Logged out: that browser needs the token again.", ""),
 }
 """Messages about the last form, by the address's `?said=`: in general, and for something with a name (`&of=`)."""
 _NAME = re.compile(r"[\w.:/@-]{1,80}")

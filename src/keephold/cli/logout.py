@@ -1,0 +1,40 @@
+"""`keephold logout`: end the browser sessions of the dashboard (K9)."""
+
+import click
+
+from keephold.cli.printing import counted, time_of_day
+from keephold.cli.store import place_of, store_option
+from keephold.errors import KeepholdError
+
+
+@click.command()
+@click.argument("SESSION", required=False)
+@store_option
+def logout(session: str | None, store: str | None) -> None:
+    """End the sessions of all browsers that are logged in to the dashboard, or of one.
+
+    SESSION is the id that the dashboard's page `Sessions` shows. If all sessions end, the dashboard also gets a new
+    address below `.localhost`. Browsers then need the token again. A running server notices it at once.
+    """
+    from keephold.serve.sessions import Sessions, sessions_file
+    from keephold.store.urls import open_store
+
+    file = sessions_file(getattr(open_store(place_of(store)), "path", None))
+    if file is None:
+        raise KeepholdError(
+            "sessions of a server with a `memory:` store are ended on its dashboard, or with the server",
+            code="unsupported_store",
+        )
+    sessions = Sessions(file=file)
+    known = sessions.all()
+    if session is not None and session not in {each.id for each in known}:
+        there = "".join(f"\n  {each.id}  {each.browser}, last used {time_of_day(each.used)}" for each in known)
+        raise KeepholdError(
+            f"there is no session `{session}`" + (f"; there are:{there}" if known else ", and no other"),
+            code="invalid_arguments",
+        )
+    if not file.exists():
+        click.echo("no browser is logged in")
+        return
+    ended = sessions.end(session)
+    click.echo(f"ended {counted(len(ended), 'session')}")
