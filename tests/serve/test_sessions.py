@@ -4,7 +4,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.serve.test_door import TOKEN, asked, guard, logged_in
+from tests.serve.application import TOKEN
+from tests.serve.test_door import asked, guard, logged_in
 
 from keephold.errors import KeepholdError
 from keephold.serve.sessions import LASTS_SECS, Sessions, browser_of
