@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from keephold.characters import readable
+
 SEQUENCE_SIZE = 4096
 """How far back to look for the beginning of a control sequence that a cut has split."""
 
@@ -34,8 +36,8 @@ def strip_controls(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Text of several lines as people may see it: without controls, and without what turns the direction of a line."""
-    return "".join(each for each in strip_controls(text) if each.isprintable() or each in "\n\t")
+    """Text of several lines for a user to read: without control sequences, and with what cannot be seen as escapes."""
+    return readable(strip_controls(text))
 
 
 def has_controls(text: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from keephold.cli import prompter as prompters
 from keephold.cli.prompter import open_prompter
 from keephold.turn.prompts import Decision, Prompt
 
@@ -70,5 +71,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    # A prompt waits this long for a person to stop typing. These tests type when they have seen what they answer.
+    prompters.QUIET_SECS = float(os.environ.get("QUIET_SECS", "0.01"))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that goes away is to be noticed, not died of
     asyncio.run(main())

@@ -134,7 +134,7 @@ def test_P5_edited_arguments_are_shown_and_asked_for(tmp_path: Path) -> None:
         somebody.asked(run())
         somebody.sees("Run it?")
         somebody.types("e")
-        shown = somebody.sees("Run it with these arguments? [y/n/N/r/e/?]")
+        shown = somebody.sees("Run it with these arguments? [y/n/N/r/e/v/?]")
         assert '"env": "test"' in shown
         somebody.types("Y")  # an approval of what was written cannot be one of what comes later
         somebody.types("y")
@@ -271,7 +271,7 @@ def test_P1_a_result_is_shown_before_the_assistant_sees_it(
     somebody.asked(deliver("all \x1b[31mgood\x1b[0m\nreally"))
     shown = somebody.sees("May the model see it?")
     assert "Result of build b" in shown
-    assert "│ all good " in shown
+    assert "│ all <U+001B>[31mgood<U+001B>[0m " in shown
     assert "│ really " in shown
     somebody.types(keys)
     assert somebody.decides() == decision
@@ -286,7 +286,7 @@ def test_P1_an_error_is_said_to_be_one(somebody: Person) -> None:
 
 
 def test_P1_a_long_result_has_a_head_and_a_tail_and_can_be_viewed(tmp_path: Path) -> None:
-    result = "\n".join(f"line {number}\x1b[5m" for number in range(1000))
+    result = "\n".join(f"line {number} \x1b[5m" for number in range(1000))
     with person(PAGER=f"sh -c 'cp $0 {tmp_path}/viewed; stty size; read x'") as somebody:
         somebody.asked(deliver(result))
         shown = somebody.sees("May the model see it?")
@@ -295,13 +295,16 @@ def test_P1_a_long_result_has_a_head_and_a_tail_and_can_be_viewed(tmp_path: Path
         assert "│ line 30 " not in shown
         assert "│ line 989 " not in shown
         assert "│ line 990 " in shown
+        somebody.types("y")
+        somebody.sees("Not all of it is on the screen (6 of its rows have scrolled away): press v to view all of it")
+        somebody.sees("May the model see it?")
         somebody.types("v")
         somebody.sees("40 80")  # the pager has the terminal
         somebody.types("\n")
         somebody.sees("May the model see it?")
         somebody.types("y")
         assert somebody.decides() == approved()
-    assert (tmp_path / "viewed").read_text() == result.replace("\x1b[5m", "")
+    assert (tmp_path / "viewed").read_text() == result.replace("\x1b", "<U+001B>")
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -315,7 +318,7 @@ def test_P5_a_result_can_be_edited(tmp_path: Path, before: str, written: str, va
         somebody.sees("May the model see it?")
         somebody.types("y")
         assert somebody.decides() == {"type": "edited", "value": value}
-    assert (tmp_path / "1.found").read_text() == before
+    assert (tmp_path / "1.found").read_text() == before.replace("\x1b", "<U+001B>")
 
 
 def test_P5_a_result_that_only_got_a_newline_is_approved(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_Q5_a_resized_terminal_goes_on() -> None:
             goes_on(somebody)
         somebody.types(ENTER)
         assert somebody.decides() == said("0123456789" * 5 + "bbbbb" + "aaaaa")
-        somebody.resize(3, 2)
+        somebody.resize(30, 2)
         somebody.asked(run())
         somebody.sees("Run it?")
         somebody.types("y")

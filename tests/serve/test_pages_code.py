@@ -26,7 +26,7 @@ CODE = ["`legacy_id`", "`<b>id</b>`"]
         ("`<script>`", "<code>`&lt;script&gt;`</code>"),
         ("<code>`</code>`", "&lt;code&gt;<code>`&lt;/code&gt;`</code>"),
         ('`"><img src=x onerror=alert(1)>`', "<code>`&#34;&gt;&lt;img src=x onerror=alert(1)&gt;`</code>"),
-        ("`\x1b[31mred\x1b[0m\u202e`", "<code>`red`</code>"),
+        ("`\x1b[31mred\x1b[0m\u202e`", "<code>`red&lt;U+202E&gt;`</code>"),
         ("**bold** [x](javascript:1) _i_ # h", "**bold** [x](javascript:1) _i_ # h"),
         ("", ""),
     ],

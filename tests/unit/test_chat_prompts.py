@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import termios
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
 
+from keephold.cli import prompter
 from keephold.cli.keyboard import LineEditor, Tty
 from keephold.cli.prompter import TerminalPrompter, Typing
 from keephold.handles.question import Question
@@ -20,8 +22,9 @@ RUN = RunTool(tool="order", action=None, id=None, arguments={"item": "ink"}, con
 class Person:
     """Somebody at the other end of a terminal."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int = 40) -> None:
         self._master, slave = os.openpty()
+        termios.tcsetwinsize(self._master, (rows, 80))
         os.set_blocking(slave, False)
         os.set_blocking(self._master, False)
         self.prompter = TerminalPrompter(Tty(slave))
@@ -56,6 +59,7 @@ class Person:
 @pytest.fixture
 def person(monkeypatch: pytest.MonkeyPatch) -> Iterator[Person]:
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(prompter, "QUIET_SECS", 0.01)
     person = Person()
     yield person
     person.close()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from keephold.characters import readable
 from keephold.cli.parameters import json_option, the_config
 from keephold.cli.printing import counted
 
@@ -90,7 +91,7 @@ def _listener(port: int) -> tuple[str, bool]:
         if process.name.isdigit() and _holds(process, inodes):
             words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
             line = " ".join(word for word in words if word)
-            shown = "".join(each for each in line if each.isprintable())[:_SHOWN]
+            shown = readable(line)[:_SHOWN]
             ours = any(Path(word).name == "keephold" and after in ("serve", "mcp") for word, after in pairwise(words))
             return f" by process {process.name} ({shown})", ours
     return " by a process of another user", False

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from keephold.characters import is_seen
 from keephold.cli.parameters import NAME
 from keephold.cli.store import SQLITE, default_store
 
@@ -70,7 +71,9 @@ class _StoredName(click.types.StringParamType):
             found: dict[str, str] = {}
             for name, about in _rows(_store(ctx.params.get("store")), self._query, wanted):
                 found.setdefault(name, about)
-            return [CompletionItem(name, help=about or None) for name, about in found.items() if name.isprintable()]
+            return [
+                CompletionItem(name, help=about or None) for name, about in found.items() if all(map(is_seen, name))
+            ]
         except Exception:  # the user can still type the rest
             return []
 

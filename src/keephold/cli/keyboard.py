@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from keephold.characters import readable
 from keephold.text import strip_controls, to_utf8
 from keephold.tools.environment import inherited
 
@@ -129,6 +130,13 @@ class Tty:
         with contextlib.suppress(OSError):
             return os.get_terminal_size(self._fd).columns or 80
         return 80
+
+    @property
+    def rows(self) -> int:
+        """Its current height."""
+        with contextlib.suppress(OSError):
+            return os.get_terminal_size(self._fd).lines or 24
+        return 24
 
     # Taking it
 
@@ -408,7 +416,7 @@ def open_tty() -> Tty | None:
 
 def _seen(text: str) -> str:
     """Return a part of a line as it is drawn in a row."""
-    return "".join(each for each in text.replace("\n", "⏎").replace("\t", " ") if each.isprintable())
+    return readable(text.replace("\n", "⏎").replace("\t", " "))
 
 
 def _raw(modes: list[Any]) -> list[Any]:

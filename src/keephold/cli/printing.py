@@ -3,7 +3,6 @@ progress line on stderr if that is a terminal."""
 
 import asyncio
 import os
-import re
 import sys
 import time
 import unicodedata
@@ -13,28 +12,30 @@ from typing import Any
 
 import click
 
+from keephold.characters import ISOLATE, ISOLATED, exact_json, isolated
 from keephold.text import duration as duration
 from keephold.text import printable as printable
 from keephold.text import relative as relative
 from keephold.text import time_of_day as time_of_day
 from keephold.text import to_json
 
-_RAW_CONTROLS = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _NARROWEST = 3
 """Columns that a table's cell keeps, however narrow the terminal is."""
+_WIDTHLESS = ("\u200d", "\ufe0f", ISOLATE, ISOLATED)
+"""The joints of an emoji, and the marks around text from right to left."""
 _PROGRESS_SECS = 1.0
 """Shorter work needs no progress line."""
 
 
 def print_json(value: Any) -> None:
-    """Print one line of JSON. The controls that JSON allows in a string are escaped: a terminal might obey them."""
-    click.echo(_RAW_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", to_json(value).decode()))
+    """Print one line of JSON. Characters that a terminal might obey, or would not show, are escaped."""
+    click.echo(exact_json(to_json(value).decode()))
 
 
 def one_line(value: Any, width: int | None = None) -> str:
     """Return a value on one line, cut to the width: a string as it is, anything else as JSON."""
-    text = value if isinstance(value, str) else to_json(value).decode()
-    line = " ".join(printable(text).split())
+    text = printable(value) if isinstance(value, str) else exact_json(to_json(value).decode())
+    line = " ".join(text.split())
     return line if width is None else _cut(line, width)
 
 
@@ -59,7 +60,8 @@ def table(rows: Sequence[Sequence[str]], shrinking: Sequence[int]) -> list[list[
                 break
             widths[widest] -= 1
             surplus -= 1
-    return [[_padded(cell, width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+    padded = [[_padded(cell, width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+    return padded if room is None else [list(map(isolated, row)) for row in padded]
 
 
 def _padded(cell: str, width: int) -> str:
@@ -82,7 +84,7 @@ def _columns(text: str) -> int:
 
 
 def _width(character: str) -> int:
-    if unicodedata.combining(character):
+    if unicodedata.combining(character) or character in _WIDTHLESS:
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 

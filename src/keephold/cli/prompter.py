@@ -1,7 +1,9 @@
 """Asks the user at the terminal (P, Q): may a call run, may the model see its result, what is the answer.
 
-A prompt is a panel, a question and a key; arguments and results are edited in the user's own editor. Text of tools and
-models is shown without the controls that a terminal would obey (K4), and a typed secret is never shown.
+A prompt is a panel, a question and a key; arguments and results are edited in the user's own editor. Characters
+that a terminal would obey or not show are escapes (K4), and a typed secret is never shown. A panel that does not fit
+must be viewed before it is approved. Keys that were meant for something else are dropped: until none was pressed for a
+moment, the question is not asked.
 """
 
 import asyncio
@@ -15,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, NoReturn
 
+from keephold.characters import exact, exact_json, isolated, isolated_json
 from keephold.cli.keyboard import Gone, KeyPress, LineEditor, Row, Tty, open_tty
 from keephold.cli.printing import one_line, printable
 from keephold.handles.question import Question, select_options
@@ -34,6 +37,8 @@ from keephold.turn.prompts import (
 
 PAUSE_SECS = 1.0
 """Without a key for this long, the user is not typing."""
+QUIET_SECS = 0.7
+"""After a prompt has appeared, it takes no key until none was pressed for this long."""
 
 _STOP_TYPING = "Waiting for you to stop typing; keys still go to your line."
 _HEAD_LINES, _TAIL_LINES = 30, 10
@@ -48,8 +53,9 @@ _RUN = {
     "N": "no, and to this tool for the rest of the turn",
     "r": "no, for a reason",
     "e": "edit the arguments",
+    "v": "view all of it",
 }
-_RUN_EDITED = {key: _RUN[key] for key in "ynNre"}
+_RUN_EDITED = {key: _RUN[key] for key in "ynNrev"}
 _DELIVER = {"y": "yes", "n": "no", "e": "edit the text", "v": "view all of it"}
 _ANSWER = {
     "y": "yes",
@@ -94,10 +100,11 @@ class TerminalPrompter:
         self._tty = tty
         self._plain = tty.dumb or bool(os.environ.get("NO_COLOR"))
         self._typing: Typing | None = None
+        self._appeared = False
 
     async def __call__(self, prompt: Prompt, typing: Typing | None = None) -> Decision:
         """Show the prompt and return the decision: `Dismissed` also if the terminal goes away."""
-        self._typing = typing
+        self._typing, self._appeared = typing, False
         with self._tty.taken():
             try:
                 match prompt:
@@ -123,16 +130,16 @@ class TerminalPrompter:
     # The prompts
 
     async def _run_tool(self, prompt: RunTool) -> Decision:
-        arguments, problem = prompt.arguments, prompt.problem
+        arguments, problem, viewed = prompt.arguments, prompt.problem, False
         if prompt.edit and (problem is None or await self._edit_again(problem)):
             arguments, problem = await self._edit_arguments(arguments)
+            viewed = problem is None
         while True:
             edited = not _same(arguments, prompt.arguments)
-            shown = self._problem(problem) + self._call(prompt, arguments)
-            if edited:
-                key = await self._choose(shown, "Run it with these arguments?", _RUN_EDITED)
-            else:
-                key = await self._choose(shown, "Run it?", _RUN)
+            body = _as_json(arguments)
+            shown = self._problem(problem) + self._call(prompt, body)
+            question, choices = ("Run it with these arguments?", _RUN_EDITED) if edited else ("Run it?", _RUN)
+            key = await self._choose(shown, question, choices, unseen="" if viewed else self._unseen(shown, body))
             match key:
                 case "y" | "Y":
                     return Edited(arguments) if edited else Approved(remember=key == "Y")
@@ -141,31 +148,40 @@ class TerminalPrompter:
                 case "r":
                     self._tty.write("Why not?\n")  # keys typed already belong to the reason
                     return Denied(await self._type() or None)
-            arguments, problem = await self._edit_arguments(arguments)
+                case "v":
+                    problem = await self._view(body)
+                case "e":
+                    arguments, problem = await self._edit_arguments(arguments)
+            viewed |= problem is None
 
     async def _deliver_result(self, prompt: DeliverResult) -> Decision:
-        text, problem = prompt.result, None
+        original = text = exact(prompt.result)  # what the user sees is what the user edits
+        problem, viewed = None, False
         if prompt.edit:
             text, problem = await self._edit_result(text)
+            viewed = problem is None
         while True:
             title = f"{'Error' if prompt.is_error else 'Result'} of {_named(prompt.tool, prompt.id)}"
-            body = _shortened(printable(text), "v shows all")
-            shown = self._problem(problem) + self._panel(title, _Part(body, "red" if prompt.is_error else ""))
-            key = await self._choose(shown, "May the model see it?", _DELIVER)
+            body = exact(text)
+            part = _Part(isolated(_shortened(body)), "red" if prompt.is_error else "")
+            shown = self._problem(problem) + self._panel(title, part)
+            unseen = "" if viewed else self._unseen(shown, body)
+            key = await self._choose(shown, "May the model see it?", _DELIVER, unseen=unseen)
             match key:
                 case "y":
-                    return Approved() if text == prompt.result else Edited(text)
+                    return Approved() if text == original else Edited(text)
                 case "n":
                     return Denied()
                 case "v":
-                    problem = await self._view(text)
+                    problem = await self._view(body)
                 case "e":
                     text, problem = await self._edit_result(text)
+            viewed |= problem is None
 
     async def _ask_question(self, prompt: AskQuestion) -> Decision:
         question = prompt.question
-        parts = [_Part(printable(question.pre_amble), "dim")] if question.pre_amble else []
-        parts.append(_Part(printable(question.text), "bold"))
+        parts = [_Part(isolated(printable(question.pre_amble)), "dim")] if question.pre_amble else []
+        parts.append(_Part(isolated(printable(question.text)), "bold"))
         panel = self._panel(f"{_named(prompt.tool, prompt.id)} asks", *parts)
         shown = self._problem(prompt.problem) + panel
         if question.answer_type == "Boolean":
@@ -187,11 +203,18 @@ class TerminalPrompter:
 
     # Parts of a prompt
 
-    def _call(self, prompt: RunTool, arguments: dict[str, Any]) -> str:
-        words = [prompt.action or "", f"handle {prompt.id}" if prompt.id is not None else ""]
-        parts = [_Part(one_line(", ".join(filter(None, words))), "dim")] if any(words) else []
-        body = _shortened(_as_json(arguments), "e shows all")
-        return self._panel(one_line(prompt.tool), *parts, _Part(body, "json"))
+    def _call(self, prompt: RunTool, body: str) -> str:
+        words = [one_line(prompt.action or ""), f"handle {_named(prompt.id)}" if prompt.id is not None else ""]
+        parts = [_Part(", ".join(filter(None, words)), "dim")] if any(words) else []
+        return self._panel(_named(prompt.tool), *parts, _Part(isolated_json(_shortened(body)), "json"))
+
+    def _unseen(self, shown: str, body: str) -> str:
+        """Say how much of a body is not on the screen. Nothing if all of it is."""
+        above = max(shown.count("\n") + 2 - self._tty.rows, 0)
+        if not above and _shortened(body) == body:
+            return ""
+        scrolled = f" ({above} of its rows have scrolled away)" if above else ""
+        return f"Not all of it is on the screen{scrolled}: press v to view all of it before you approve it.\n"
 
     def _problem(self, problem: str | None) -> str:
         return "" if problem is None else "\n" + self._drawn(_Part(printable(problem), "yellow"))
@@ -227,9 +250,11 @@ class TerminalPrompter:
 
     async def _show(self, shown: str, question: str = "") -> None:
         """Show a prompt. The keys that follow answer it."""
-        typing, self._typing = self._typing, None
+        typing, self._typing, self._appeared = self._typing, None, True
         if typing is None:
-            await self._tty.show(shown + question)
+            await self._tty.show(shown)
+            await self._quiet()
+            self._tty.write(question)
             return
         notice = _Part(_STOP_TYPING[: max(self._tty.columns - 1, 0)], "yellow")  # one row, to be taken away again
         await self._tty.show(shown + self._drawn(notice), keep=True)
@@ -242,12 +267,26 @@ class TerminalPrompter:
             row.draw(typing.line.text, typing.line.at)
         self._tty.write(f"\r\x1b[K\x1b[A\x1b[K{question}")
 
+    async def _quiet(self) -> None:
+        """Drop keys until none was pressed for a moment: they were meant for what was there before."""
+        while (key := await self._tty.key_within(QUIET_SECS)) is not None:
+            if key.name == "C-c":
+                raise _Left
+
     async def _choose(
-        self, shown: str, question: str, choices: Mapping[str, str], *, default: str | None = None, secret: bool = False
+        self,
+        shown: str,
+        question: str,
+        choices: Mapping[str, str],
+        *,
+        default: str | None = None,
+        secret: bool = False,
+        unseen: str = "",
     ) -> str:
-        """Return one of the keys. Pasted text presses none, because it was not meant for this."""
+        """Return one of the keys. Pasted text presses none, because it was not meant for this. If a part is `unseen`,
+        which is a sentence about it, nothing is approved."""
         enter = f", Enter: {choices[default]}" if default is not None and not secret else ""
-        line = f"{question} [{'/'.join(choices)}/?{enter}] "
+        line = f"{unseen}{question} [{'/'.join(choices)}/?{enter}] "
         await self._show(shown, line)
         while True:
             key = await self._key()
@@ -255,6 +294,8 @@ class TerminalPrompter:
             if chosen == "?":
                 legend = "".join(f"  {key}  {meaning}\n" for key, meaning in choices.items())
                 self._tty.write(f"\n{legend}  Esc, Ctrl-C and Ctrl-D cancel the prompt.\n{line}")
+            elif unseen and chosen in ("y", "Y") and chosen in choices:
+                self._tty.write(f"\n{line}")
             elif chosen is not None and chosen in choices:
                 self._tty.write("\n" if secret else f"{choices[chosen]}\n")
                 return chosen
@@ -263,10 +304,10 @@ class TerminalPrompter:
         """Return the option that the user chooses by number or arrow keys, and Enter."""
         options = select_options(question)
         assert options is not None
-        listed = "".join(f"  {number}  {one_line(option)}\n" for number, option in enumerate(options, start=1))
+        listed = "".join(f"  {number}  {_named(option)}\n" for number, option in enumerate(options, start=1))
         chosen = _Option(options.index(question.default) + 1 if question.default in options else 0)
         row = Row(self._tty, secret=question.secret)
-        await self._show(f"{shown}{listed}A number or the arrow keys, then Enter.\n")
+        await self._show(f"{shown}{listed}", "A number or the arrow keys, then Enter.\n")
         while True:
             at = chosen.number
             row.draw(f"{at}  {one_line(options[at - 1])}" if at else "")
@@ -334,7 +375,7 @@ class TerminalPrompter:
         """Show a text in the user's pager. Return the error, if any."""
         with TemporaryDirectory(prefix="keephold-") as directory:
             path = Path(directory, "result.txt")
-            _write(path, printable(text))
+            _write(path, isolated(text))
             try:
                 await self._lend([*_program(("PAGER",), ("less", "more")), str(path)])
             except _NotOpened as error:
@@ -342,7 +383,8 @@ class TerminalPrompter:
         return None
 
     async def _lend(self, argv: list[str]) -> None:
-        await self._show(f"\nOpen in {one_line(argv[0])} …\n")
+        opening = f"\nOpen in {one_line(argv[0])} …\n"
+        await (self._tty.show(opening) if self._appeared else self._show(opening))
         try:
             code = await self._tty.lend(argv)
         except OSError as error:
@@ -384,14 +426,13 @@ def open_prompter() -> TerminalPrompter | None:
     return None if tty is None else TerminalPrompter(tty)
 
 
-def _named(tool: str, id: str | None) -> str:
-    return one_line(tool if id is None else f"{tool} {id}")
+def _named(*names: str | None) -> str:
+    return " ".join(isolated(one_line(name)) for name in names if name is not None)
 
 
 def _as_json(value: Any) -> str:
-    """Return JSON to read and edit. Unprintable characters are escaped, so that nothing is hidden."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+    """Return JSON to read and edit, with everything to be seen."""
+    return exact_json(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -414,19 +455,19 @@ def _arguments(text: str) -> dict[str, Any]:
     return value
 
 
-def _shortened(text: str, hint: str) -> str:
+def _shortened(text: str) -> str:
     """Return the head and the tail of a long text, and of each long line, with the length of the gap."""
     lines = text.split("\n")
     if (missing := len(lines) - _HEAD_LINES - _TAIL_LINES) > 1:
-        lines[_HEAD_LINES:-_TAIL_LINES] = [f"… {missing} lines left out: {hint} …"]
-    return "\n".join(_shortened_line(line, hint) for line in lines)
+        lines[_HEAD_LINES:-_TAIL_LINES] = [f"… {missing} lines left out: v shows all …"]
+    return "\n".join(map(_shortened_line, lines))
 
 
-def _shortened_line(line: str, hint: str) -> str:
+def _shortened_line(line: str) -> str:
     missing = len(line) - _HEAD_CHARACTERS - _TAIL_CHARACTERS
     if missing <= _TAIL_CHARACTERS:
         return line
-    return f"{line[:_HEAD_CHARACTERS]} … {missing} characters left out: {hint} … {line[-_TAIL_CHARACTERS:]}"
+    return f"{line[:_HEAD_CHARACTERS]} … {missing} characters left out: v shows all … {line[-_TAIL_CHARACTERS:]}"
 
 
 def _program(variables: Sequence[str], others: Sequence[str]) -> list[str]:

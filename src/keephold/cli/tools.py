@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from keephold.cli.parameters import config_option, the_config
+from keephold.cli.printing import printable
 from keephold.schema.dialects import DIALECTS, Dialect
 
 if TYPE_CHECKING:
@@ -53,6 +54,5 @@ def _table(rows: list[tuple[str, str, str]]) -> None:
 
 
 def _first_line(description: str) -> str:
-    """Return the first line without control characters, which the terminal would obey (K4)."""
-    line = description.strip().partition("\n")[0]
-    return "".join(character for character in line if character.isprintable())
+    """Return the first line, without what the terminal would obey or not show (K4)."""
+    return printable(description).strip().partition("\n")[0]

@@ -5,6 +5,7 @@ import codecs
 import re
 from typing import Protocol
 
+from keephold.characters import ends_within_emoji, readable
 from keephold.durable.keys import masked, unfinished_key
 from keephold.handles.rendering import on_alternate, render
 from keephold.text import SEQUENCE, SEQUENCE_SIZE, has_controls, printable, strip_controls
@@ -46,17 +47,24 @@ class Plain:
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
+        self._last = ""
+        """The last two characters of the text so far: an emoji may continue after them."""
 
     def feed(self, data: bytes) -> bytes:
         text = self._held + self._decoder.decode(data)
         place = _unfinished(text)
         self._held = text[place:]
-        return _shown(text[:place])
+        return self._shown(text[:place])
 
     def end(self) -> bytes:
-        text = self._held + self._decoder.decode(b"", final=True)
+        shown = self._shown(self._held + self._decoder.decode(b"", final=True))
         self.__init__()  # type: ignore[misc]
-        return _shown(text)
+        return shown
+
+    def _shown(self, text: str) -> bytes:
+        clean = strip_controls(text)
+        before, self._last = self._last, (self._last + clean)[-2:]
+        return readable(clean, before).encode(errors="replace")
 
     @property
     def held(self) -> int:
@@ -122,13 +130,8 @@ def _encoded(text: str) -> bytes:
     return str(masked(text)).encode()
 
 
-def _shown(text: str) -> bytes:
-    clean = strip_controls(text)
-    return clean.encode(errors="replace") if clean.isascii() else printable(clean).encode(errors="replace")
-
-
 def _unfinished(text: str) -> int:
-    """Return where an unfinished control sequence, or a return before a newline, begins."""
+    """Return where an unfinished control sequence, a return before a newline, or the joint of an emoji begins."""
     start = max(0, len(text) - SEQUENCE_SIZE)
     tail = text[start:]
     if has_controls(tail):
@@ -138,4 +141,4 @@ def _unfinished(text: str) -> int:
         returns = _UNFINISHED.search(tail)
         if returns is not None:
             return start + returns.start()
-    return len(text)
+    return len(text) - ends_within_emoji(text)

@@ -6,13 +6,12 @@ then watchers are called. `cache.py` is the other half: how handles are found, l
 
 import asyncio
 import contextlib
-import re
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from keephold.errors import AlreadyStopped, KeepholdError, ToolError
+from keephold.errors import AlreadyStopped, KeepholdError
 from keephold.handles.cache import Cache
 from keephold.handles.handle import Handle
 from keephold.handles.output import Output
@@ -47,7 +46,6 @@ from keephold.store.base import (
 )
 from keephold.store.endings import end_notice, hook_is_due, words
 from keephold.store.rows import Notice
-from keephold.text import to_utf8
 
 if TYPE_CHECKING:
     from keephold.tools.base import Tool
@@ -70,28 +68,6 @@ _LATE_SECS = 0.01
 """How long a call may run before it is written, if it is otherwise written at its end."""
 _LAST_TASKS_SECS = 1.0
 """How long closing waits for background work."""
-_BAD_IN_ID = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
-
-
-def check_id(id: object) -> str:
-    """Return the id if a caller may choose it; otherwise raise `ToolError` (S6)."""
-    if not isinstance(id, str) or not 1 <= len(id) <= 128 or _BAD_IN_ID.search(id):
-        shown = repr(id) if len(repr(id)) <= 60 else repr(id)[:60] + "…"
-        raise ToolError(
-            f"{shown} is not a handle id; use 1 to 128 characters without whitespace or control characters",
-            code="invalid_handle_id",
-        )
-    if id.startswith("call:"):
-        raise ToolError(
-            f"handle id `{id}`: ids starting `call:` are reserved; choose another", code="invalid_handle_id"
-        )
-    return id
-
-
-def call_id(label: str) -> str:
-    """Return the id of a one-shot call that gets one (D10), made of the characters of its label that an id may have
-    (S6)."""
-    return f"call:{_BAD_IN_ID.sub('-', to_utf8(label).decode())[:100]}"
 
 
 def _only_once(handle: Handle) -> bool:

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from keephold.characters import exact, exact_json
 from keephold.handles.handle import Handle
 from keephold.handles.question import Question, question_form, question_key
 from keephold.handles.state import Waiting
@@ -168,10 +169,10 @@ def form(prompt: Prompt) -> Form:
             return question_form(prompt.question, prompt.problem)
         case RunTool():
             what = f"Run tool `{prompt.tool}`" + (f" ({prompt.action})" if prompt.action else "")
-            text = f"{what} with {_shown(to_json(prompt.arguments).decode())}?"
+            text = f"{what} with {_shown(exact_json(to_json(prompt.arguments).decode()))}?"
             return text, _approval("Whether the call may run.")
         case DeliverResult():
-            text = f"May the model see this result of tool `{prompt.tool}`?\n\n{_shown(prompt.result)}"
+            text = f"May the model see this result of tool `{prompt.tool}`?\n\n{_shown(exact(prompt.result))}"
             return text, _approval("Whether the model may see it.")
 
 

@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
-from keephold.handles.registry import Registry, call_id
+from keephold.handles.registry import Registry
 from keephold.handles.state import Failure, Reply, Running, Stopped, error_of
 from keephold.handles.view import Handles
+from keephold.ids import call_id
 from keephold.limits import Limits
 from keephold.store.base import Opened, Record
 from keephold.text import to_utf8

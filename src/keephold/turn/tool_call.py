@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle
-from keephold.handles.registry import check_id
 from keephold.handles.state import Reply
 from keephold.handles.view import Handles
+from keephold.ids import check_id
 from keephold.limits import Limits, nested_deeper
 from keephold.schema.arguments import ArgumentCheck
 from keephold.schema.canonical import json_type

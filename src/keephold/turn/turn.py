@@ -12,10 +12,12 @@ from keephold.durable.deferred import ResolveOutcome
 from keephold.errors import KeepholdError, ToolError, TurnFailed
 from keephold.handles.handle import Handle, HandleInfo
 from keephold.handles.state import Failure, Reply
+from keephold.ids import check_conversation, is_plain
 from keephold.store.base import (
     Answers,
     Carrier,
     HandedOut,
+    HandleQuery,
     Notified,
     Op,
     OpenTurn,
@@ -28,6 +30,7 @@ from keephold.store.base import (
 from keephold.turn.batch import Batch
 from keephold.turn.budget import size_of
 from keephold.turn.ending import Ender, Ending
+from keephold.turn.lineage import root_of
 from keephold.turn.notifications import Notification, notifications, still_shown
 from keephold.turn.replies import error_reply
 from keephold.turn.tool_call import ToolCall, Tools, read_call
@@ -107,6 +110,8 @@ class Turn:
         await parts.lifecycle.open()
         await registry.collect_sometimes()
         before = await registry.store.turn(self.conversation)
+        if before is None and not is_plain(self.conversation):
+            await self._check_name()
         if before is not None:
             if before.owner is not None and registry.store.alive(before.owner):
                 raise self._open_elsewhere()
@@ -135,6 +140,13 @@ class Turn:
         if registry.traces is not None:
             self._trace_left = registry.traces.entered(self.conversation, self.id)
         return self
+
+    async def _check_name(self) -> None:
+        """Refuse a new conversation whose name could be taken for another one (S6)."""
+        store, name = self._parts.registry.store, root_of(self.conversation)
+        known = await store.conversation(name) is not None
+        if not known and not await store.handles(HandleQuery(conversation=name, stateful=None, limit=1)):
+            check_conversation(name)
 
     async def _begin(self, before: OpenTurn | None) -> None:
         registry = self._parts.registry

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from keephold.characters import exact
 from keephold.errors import ConfigError
 from keephold.schema.shared import HANDLE_TOOLS, action_of
 from keephold.text import to_json
@@ -109,7 +110,7 @@ def title_of(
 
 def clipped(said: str, most: int) -> str:
     """Return the text on one line of printable characters, at most that long."""
-    line = " ".join("".join(each if each.isprintable() else " " for each in said).split())
+    line = exact(" ".join(said.split()))
     return line if len(line) <= most else line[: most - 1] + "…"
 
 

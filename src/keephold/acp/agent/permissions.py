@@ -8,6 +8,7 @@ client cannot ask stays open for a terminal, if its handle takes input.
 from typing import Any, NamedTuple
 
 from keephold.acp.agent.updates import options, shown_text
+from keephold.characters import exact, exact_json
 from keephold.handles.question import Question, select_options
 from keephold.text import to_json
 from keephold.turn.prompts import (
@@ -50,7 +51,7 @@ def _run_tool(prompt: RunTool, title: str) -> Choice:
     turn = f"`{prompt.tool}` for the rest of this turn"
     fields: dict[str, Any] = {"title": title, "status": "pending", "rawInput": prompt.arguments}
     words = [f"Not taken: {prompt.problem}."] if prompt.problem else []
-    words.append(f"```json\n{_clipped(to_json(prompt.arguments).decode())}\n```")
+    words.append(f"```json\n{_clipped(exact_json(to_json(prompt.arguments).decode()))}\n```")
     fields["content"] = [shown_text("\n\n".join(words))]
     choices = options(
         ("allow_once", "Allow", "allow_once"),
@@ -68,7 +69,10 @@ def _run_tool(prompt: RunTool, title: str) -> Choice:
 
 
 def _deliver(prompt: DeliverResult, title: str) -> Choice:
-    fields = {"title": f"Show the assistant the result of {title}?", "content": [shown_text(_clipped(prompt.result))]}
+    fields = {
+        "title": f"Show the assistant the result of {title}?",
+        "content": [shown_text(_clipped(exact(prompt.result)))],
+    }
     choices = options(
         ("allow_once", "Show it to the assistant", "allow_once"), ("reject_once", "Withhold it", "reject_once")
     )

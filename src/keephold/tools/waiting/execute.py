@@ -5,7 +5,6 @@ of JSON: `wait_for` shows it as `partialResult`, and `read_output` reads it.
 """
 
 import asyncio
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ from keephold.errors import ToolError
 from keephold.handles.handle import Handle, OnStop
 from keephold.handles.registry import Registry
 from keephold.handles.state import Failure
+from keephold.ids import made_id
 from keephold.text import instant, to_json
 from keephold.tools.base import Launch, Launching, QuestionPolicy, RetryPolicy, SpawnPolicy, Tool
 from keephold.tools.call import Call
@@ -29,10 +29,6 @@ from keephold.tools.waiting.wait import first, wait
 from keephold.tools.workflow import PARAMETERS as OF_WORKFLOWS
 from keephold.tools.workflow import WorkflowFailed, definition, read_workflow, run_workflow
 
-_NOT_IN_AN_ID = re.compile(r"[\s\x00-\x1f\x7f-\x9f]")
-_NAME_LENGTH = 100
-"""Characters of a name that an id keeps; an id has room for 128."""
-
 _RETRY = object_schema(
     "maxAttempts",
     maxAttempts={"type": "integer", "minimum": 1, "maximum": 100},
@@ -44,7 +40,7 @@ _STARTED = "async handleId status message startTime timeout?"
 
 def _handle_id(kind: str, name: str, now: float) -> str:
     """Return `agent_<agentId>_<ms>`; characters that an id may not have become `-` (W12)."""
-    return f"{kind}_{_NOT_IN_AN_ID.sub('-', name)[:_NAME_LENGTH]}_{int(now * 1000)}"
+    return f"{kind}_{made_id(name)}_{int(now * 1000)}"
 
 
 def _retry(arguments: Mapping[str, Any]) -> RetryPolicy | None:

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
-from keephold.handles.registry import check_id
 from keephold.handles.state import Reply, Running
+from keephold.ids import check_id
 from keephold.store.base import Annotated, HandleQuery, Parking, Record, Registered, Resolution, Store
 from keephold.text import instant
 from keephold.tools.base import Tool
@@ -100,15 +100,10 @@ CREATE = "create_task"
 _PAGE = 1000
 
 
-def handle_id(task_id: str) -> str:
-    """Return the id of a task's handle."""
-    return check_id(f"task_{task_id}")
-
-
 async def load(around: WaitToolHost, call: Call, task_id: str) -> tuple[Task, Handle] | None:
     """Return the task of that id and its handle, or None."""
     try:
-        handle = await around.find(call, handle_id(task_id))
+        handle = await around.find(call, f"task_{task_id}")
     except ToolError as error:
         if error.code in ("handle_not_found", "handle_expired"):
             return None
@@ -126,7 +121,7 @@ async def create(around: WaitToolHost, call: Call, task: Task) -> Handle:
     registry = around.registry
     now, tool = around.now(), registry.tool(CREATE)
     new = registry.new_handle(
-        id=handle_id(task.task_id),
+        id=check_id(f"task_{task.task_id}"),
         tool=tool,
         conversation=call.conversation,
         turn=call.turn,
