@@ -110,7 +110,7 @@ def test_L2_a_line_that_is_not_a_batch_gets_an_error_that_shows_one(talk: TurnPr
             "cat", {"action": "spawn", "id": "a\nb"}, ["a<U+000A>b", "1 to 128", "U+000A"], id="newline in id"
         ),
         pytest.param("cat", {"action": "spawn", "id": 7}, ["7 is not a handle id"], id="id of another type"),
-        pytest.param("cat", {"action": "spawn", "id": "x" * 129}, ["1 to 128 characters"], id="id too long"),
+        pytest.param("cat", {"action": "spawn", "id": "x" * 129}, ["1 to 128 visible"], id="id too long"),
         pytest.param("await", {"all": ["s"], "timeout_secs": -1}, ["0 or more"], id="negative timeout"),
         pytest.param("await", {"all": "s"}, ["`all` must be an array"], id="one id instead of a list"),
         pytest.param(
