@@ -105,7 +105,8 @@ def _translated(text: str, forms: _Forms, before: str = "") -> str:
         return text
     if "\u200d" not in text and "\ufe0f" not in text:
         return text.translate(forms)
-    parts, at, whole = [], len(before), before + text
+    parts: list[str] = []
+    at, whole = len(before), before + text
     for joiner in _IN_EMOJI.finditer(whole, at):
         parts += (whole[at : joiner.start()].translate(forms), joiner[0])
         at = joiner.end()
