@@ -44,7 +44,8 @@ async def work(call: keephold.Call, what: str, seconds: float = 0) -> str:
 
 async def first() -> None:
     """Start the workflow, as a model's call does, and run it until this process is killed."""
-    async with keephold.Runtime([work], store=STORE) as rt, rt.turn("main") as turn:
+    runtime = keephold.Runtime([work], store=STORE, builtins=["execute_workflow_async"])
+    async with runtime as rt, rt.turn("main") as turn:
         await turn.run([keephold.ToolCall("1", "execute_workflow_async", WORKFLOW)])
         [handle] = await turn.handles()
         await turn.wait(all=[handle.id])

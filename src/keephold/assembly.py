@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from keephold.tools.base import Tool
     from keephold.tools.call import Call
     from keephold.tools.guard import Guard
+    from keephold.tools.toolbox import Tools
     from keephold.tools.waiting.agents import Agents
 
 
@@ -32,6 +33,13 @@ def agent_tools(runtime: "Runtime", config: "Config", agents: "Agents", guard: "
     from keephold.agent.subagents import agent_tools
 
     return agent_tools(runtime, config, agents, guard, _run_program)
+
+
+async def tools_of_agent(runtime: "Runtime", config: "Config | None", conversation: str) -> "Tools | None":
+    """Return the tools of the agent that a conversation belongs to, which may not run here; None if to no agent."""
+    from keephold.agent.subagents import tools_by_name
+
+    return await tools_by_name(runtime, config, conversation)
 
 
 async def _run_program(

@@ -31,7 +31,8 @@ from keephold.tools.base import Tool
 from keephold.tools.builtin import builtin_tools
 from keephold.tools.guard import Guard
 from keephold.tools.terminal.preload import preload_soon
-from keephold.tools.toolbox import Toolbox
+from keephold.tools.toolbox import Offers, Toolbox, Tools
+from keephold.tools.waiting import NAMES as WAIT_TOOLS
 from keephold.tools.waiting.agents import AgentFunction, Agents
 from keephold.tools.waiting.cleanup import archive_in
 from keephold.tools.waiting.measure import Measure, Metrics
@@ -43,7 +44,7 @@ from keephold.turn.budget import Projector, ProjectorProtocol
 from keephold.turn.ending import end_calls
 from keephold.turn.inquiry import Inquire, Inquiry
 from keephold.turn.inquiry_service import TIMEOUT_SECS, Inquiries
-from keephold.turn.lineage import root_of
+from keephold.turn.lineage import parent_of, root_of
 from keephold.turn.notifications import Notifications
 from keephold.turn.parts import Lifecycle, Parts
 from keephold.turn.permission import Permission
@@ -54,7 +55,6 @@ from keephold.turn.recovery import Deadlines, Recovery
 from keephold.turn.relay import Relay
 from keephold.turn.replies import Replies
 from keephold.turn.single_calls import CallQueue, CallQueues
-from keephold.turn.tool_call import Tools
 from keephold.turn.tool_services import ToolServices
 from keephold.turn.turn import Turn
 from keephold.upkeep import Upkeep
@@ -77,8 +77,8 @@ class Runtime:
 
     `store` is the URL of the store (default: that of the configuration, else `memory:`); `config` is a `keephold.toml`
     whose tools and settings to use. `servers` are MCP servers whose tools to use: they are connected in the background,
-    and `connected` waits for them. `prompter` asks the user (`turn/prompts.py`), `inquiry` a model (`turn/inquiry.py`).
-    `metrics` counts handles and waits.
+    and `connected` waits for them. `builtins` are the names of wait tools that models are offered. `prompter` asks the
+    user (`turn/prompts.py`), `inquiry` a model (`turn/inquiry.py`). `metrics` counts handles and waits.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class Runtime:
         prompter: Prompter | None = None,
         inquiry: Inquire | None = None,
         servers: "Iterable[McpServer]" = (),
+        builtins: Iterable[str] = (),
         metrics: Metrics | None = None,
     ) -> None:
         loaded = self._config = self._made_with = _load(config)
@@ -121,13 +122,16 @@ class Runtime:
         self._like = [server.like for server in used]
         self._has_prompter = prompter is not None
         services = ToolServices(self.replies)
-        self._wait_tools = services.tools(
+        waiting = services.tools(
             self.agent_functions,
             self._measure,
             detached=detached,
             private_addresses=loaded is not None and loaded.workflows.private_addresses,
         )
+        self._wait_tools = _offered(waiting, builtins)
         self.toolbox = self._make_toolbox(loaded, self.agent_functions)
+        self.offers = Offers(self.toolbox, self._tools_of_agent)
+        """The tools that each conversation may call."""
         self.registry = Registry(
             opened, clock or SystemClock(), Spool(opened.directory), self.toolbox.known, retention=retention
         )
@@ -173,6 +177,7 @@ class Runtime:
             lifecycle=self._lifecycle,
             registry=self.registry,
             toolbox=self.toolbox,
+            offers=self.offers,
             limits=self.limits,
             replies=self.replies,
             durability=self.durability,
@@ -208,7 +213,11 @@ class Runtime:
                 chosen += _layers_above().agent_tools(self, config, agents, self._guard)
             waiting = [configure_builtin(tool, config) for tool in waiting]
         builtins = builtin_tools(
-            [*chosen, *self._like], self.replies.waited, waiting, now=self._tools_of, person=self._has_prompter
+            [*chosen, *self._like],
+            self.replies.waited,
+            waiting,
+            now=lambda name: self.offers.now(name),
+            person=self._has_prompter,
         )
         if config is None:
             return Toolbox([*chosen, *builtins])
@@ -276,7 +285,7 @@ class Runtime:
         """Make a turn of a conversation; without a name, of a new one. Open it with `async with`.
 
         With `resume` it continues a turn that a dead process left open: `turn.unfinished` is the batch that was never
-        answered, `turn.resume()` answers it. `tools` are those it may call (default: all).
+        answered, `turn.resume()` answers it. `tools` are those it may call (default: all that models are offered).
         """
         self._lifecycle.check_open()
         name = f"c-{secrets.token_hex(6)}" if conversation is None else conversation
@@ -304,9 +313,11 @@ class Runtime:
     root_conversation = staticmethod(root_of)
     """Return the top-level conversation that a sub-agent's conversation belongs to."""
 
-    def _tools_of(self, conversation: str) -> Iterable[Tool]:
-        """Return the tools offered in a conversation: all, or those that a sub-agent may use."""
-        return self.toolbox if self._conversations is None else self._conversations.tools_of(conversation)
+    async def _tools_of_agent(self, conversation: str) -> Tools | None:
+        """Return the tools of the agent that a conversation belongs to; None if to no agent."""
+        if parent_of(conversation) is None:
+            return None
+        return cast(Tools, await _layers_above().tools_of_agent(self, self._config, conversation))
 
     async def _inquire(self, inquiry: Inquiry) -> Any:
         return await self.agents.inquire(inquiry)
@@ -486,6 +497,16 @@ def _withhold(config: "Config | None") -> None:
         from keephold.config.secrets import withhold_secrets
 
         withhold_secrets(config)
+
+
+def _offered(tools: list[Tool], names: Iterable[str]) -> list[Tool]:
+    """Return the wait tools, of which the named ones are offered to models."""
+    wanted = [names] if isinstance(names, str) else list(names)
+    unknown = [name for name in wanted if name not in WAIT_TOOLS]
+    if unknown:
+        known = ", ".join(WAIT_TOOLS)
+        raise ConfigError([f"builtins: `{name!s:.80}` is not a wait tool; there are {known}" for name in unknown])
+    return [replace(tool, offered=True) if tool.name in wanted else tool for tool in tools]
 
 
 def _checked(tool: object, guard: Guard) -> Tool:

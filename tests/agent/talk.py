@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.agent.scripted import Script
+from tests.wait_tools import with_wait_tools
 
 from keephold import Runtime, Tool
 from keephold.agent.conversation import Conversation
@@ -62,8 +63,9 @@ async def talking(
     id: str | None = "main",
     **more: Any,
 ) -> AsyncIterator[Talk]:
-    """A runtime and a conversation of it. At its end the script was sent nothing that a provider would refuse."""
-    async with Runtime(tools, clock=clock, config=config, store=store, **more) as rt:
+    """A runtime and a conversation of it, whose model is offered all wait tools. At its end the script was sent nothing
+    that a provider would refuse."""
+    async with with_wait_tools(tools, clock=clock, config=config, store=store, **more) as rt:
         yield Talk(rt, rt.conversation(id, model=script.model))
     assert script.invalid == []
 

@@ -15,7 +15,7 @@ import keephold
 from keephold.testing import VirtualClock
 from keephold.turn.prompts import Answer, Approved, AskQuestion, Denied, RunTool
 
-WAYS = ["call", "spawn", "async", "workflow", "step"]
+WAYS = ["call", "spawn", "async", "workflow"]
 
 
 @keephold.tool
@@ -44,7 +44,6 @@ def start(way: str, agent: str, prompt: str, **more: Any) -> Sent:
         "spawn": spawned("c1", agent, "h", prompt=prompt),
         "async": called("c1", "execute_agent_async", **asked),
         "workflow": called("c1", "execute_workflow_async", workflowId="w", name="w", steps=[step]),
-        "step": called("c1", "agent_step", **asked),  # which is no tool of a model, but can be called
     }[way]
 
 
@@ -81,7 +80,7 @@ async def test_P1_no_agent_runs_unasked(clock: VirtualClock, tmp_path: Path, way
 @pytest.mark.parametrize("allowed", [True, False])
 async def test_P1_the_person_is_asked_once(clock: VirtualClock, tmp_path: Path, way: str, allowed: bool) -> None:
     helper, main = Script("I ran."), starting(way)
-    asks_itself = way in ("workflow", "step")
+    asks_itself = way == "workflow"
     person = Person(Answer(allowed) if asks_itself else Approved() if allowed else Denied())
     file = config(tmp_path, helper=helper)
     async with talking(main, note, clock=clock, config=file, prompter=person) as talk:
@@ -117,7 +116,7 @@ async def test_P1_an_unattended_one_just_runs(clock: VirtualClock, tmp_path: Pat
     assert "I ran." in answers(main)
 
 
-@pytest.mark.parametrize("way", ["workflow", "step"])
+@pytest.mark.parametrize("way", ["workflow"])
 async def test_Q4_no_model_says_that_an_agent_may_run(clock: VirtualClock, tmp_path: Path, way: str) -> None:
     """`auto` lets the assistant answer for a person; this it is not asked."""
     helper, main = Script("I ran."), starting(way, answers=lambda _: {"answer": True})
@@ -151,7 +150,7 @@ async def test_P2_the_table_of_an_agent_is_named(clock: VirtualClock, tmp_path: 
     assert "[conversation.tools." not in answers(main)
 
 
-@pytest.mark.parametrize("way", ["async", "workflow", "step"])
+@pytest.mark.parametrize("way", ["async", "workflow"])
 async def test_G2_a_model_names_no_module(
     clock: VirtualClock, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ def test_W_every_wait_tool_has_a_section() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_W_parameters_and_replies_are_those_of_the_tool(name: str) -> None:
-    tool = Runtime().toolbox.find(name)
+    tool = Runtime(builtins=[name]).toolbox.find(name)
     parameters, _, reply = sections(PAGE)[name].partition("| reply |")
     assert tool.returns is not None
     assert list(rows(parameters)) == list(tool.parameters["properties"])

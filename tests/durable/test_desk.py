@@ -23,6 +23,7 @@ from tests.mcp.clients import post_modern
 from tests.mcp.serving import ROOT, environment, serving
 from tests.soak import tries
 from tests.turn.calls import STATEFUL
+from tests.wait_tools import with_wait_tools
 
 import keephold
 from keephold import Call, KeepholdError, Key, Pending, Question, Runtime, ToolCall
@@ -176,7 +177,7 @@ async def test_N3_the_end_of_a_left_call_is_news_once(tmp_path: Path, steps: int
         await go.wait()
         return "done"
 
-    async with Runtime([work, nap], store=stored_in(tmp_path)) as rt:
+    async with with_wait_tools([work, nap], store=stored_in(tmp_path)) as rt:
         visit = await rt.call_queue("main").begin(ToolCall("w", "work"))
         handle = visit.handle
         assert handle is not None
@@ -225,7 +226,7 @@ async def test_N4_news_does_not_go_to_a_client_that_is_gone(tmp_path: Path, ms: 
 
 
 async def test_N3_a_reply_leaves_before_its_shown_states_are_recorded_and_no_other_repeats_them(tmp_path: Path) -> None:
-    async with Runtime([nap], store=stored_in(tmp_path)) as rt:
+    async with with_wait_tools([nap], store=stored_in(tmp_path)) as rt:
         queue = rt.call_queue("main")
         await queue.call(ToolCall("c", "create_wait_handle", {"handleId": "h", "type": "custom"}))
         waiting = asyncio.create_task(queue.call(ToolCall("w", "wait_for", {"handleId": "h"})))
@@ -262,7 +263,7 @@ async def test_N4_news_rides_once_whoever_answers(tmp_path: Path, runtimes: int)
 
     async with AsyncExitStack() as stack:
         store = stored_in(tmp_path)
-        among = [await stack.enter_async_context(Runtime([nap, work], store=store)) for _ in range(runtimes)]
+        among = [await stack.enter_async_context(with_wait_tools([nap, work], store=store)) for _ in range(runtimes)]
         await asyncio.gather(*(client(number, among) for number in range(4)))
         await until(lambda: not any(rt.registry.live() for rt in among))
         last = await among[0].call_queue("main").call(ToolCall("n", "nap", {"ms": 0}))
@@ -370,7 +371,7 @@ async def test_R4_the_end_of_an_unwritten_call_waits_for_room(tmp_path: Path, di
         await go.wait()
         return "x" * size
 
-    async with Runtime([work], store=stored_in(tmp_path)) as rt:
+    async with with_wait_tools([work], store=stored_in(tmp_path)) as rt:
         answers = [
             asyncio.create_task(rt.call_queue("main").call(ToolCall(f"w{n}", "work", {"size": size}))) for n in "123"
         ]

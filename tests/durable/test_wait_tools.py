@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.durable.lives import HandClock, Story, power_cut, stopped, stored_in, until
 from tests.unit.waiting.calls import Caller
+from tests.wait_tools import with_wait_tools
 
 import keephold
 from keephold import Call, Runtime, ToolCall
@@ -19,7 +20,11 @@ from keephold.store.base import Parked, Parking, Record, Registered, Resolution
 
 async def test_W8_created_here_waited_for_there_completed_here(tmp_path: Path) -> None:
     store = stored_in(tmp_path)
-    async with Runtime(store=store) as one, Runtime(store=store) as two, asyncio.timeout(4):  # a sweep takes 5 s
+    async with (
+        with_wait_tools(store=store) as one,
+        with_wait_tools(store=store) as two,
+        asyncio.timeout(4),
+    ):  # a sweep takes 5 s
         here, there = Caller(one), Caller(two)
         await here.create("h", type="workflow", metadata={"k": 1})
         waiting = asyncio.create_task(there.wait_for("h"))
@@ -35,7 +40,7 @@ async def test_W8_created_here_waited_for_there_completed_here(tmp_path: Path) -
 
 async def test_W6_two_servers_complete_one_handle_once(tmp_path: Path) -> None:
     store = stored_in(tmp_path)
-    async with Runtime(store=store) as one, Runtime(store=store) as two:
+    async with with_wait_tools(store=store) as one, with_wait_tools(store=store) as two:
         here, there = Caller(one), Caller(two)
         for n in range(10):
             await here.create(f"h{n}")
@@ -51,14 +56,14 @@ async def test_W6_two_servers_complete_one_handle_once(tmp_path: Path) -> None:
 
 async def test_W7_two_servers_create_one_handle_once(tmp_path: Path) -> None:
     store = stored_in(tmp_path)
-    async with Runtime(store=store) as one, Runtime(store=store) as two:
+    async with with_wait_tools(store=store) as one, with_wait_tools(store=store) as two:
         made = [each.response("create_wait_handle", handleId="h", type="hook") for each in (Caller(one), Caller(two))]
         assert sorted(each.is_error for each in await asyncio.gather(*made)) == [False, True]
 
 
 async def test_D5_a_completion_before_it_is_parked_is_kept(tmp_path: Path) -> None:
     """Another server may be quicker than the function that takes the key."""
-    async with Runtime(store=stored_in(tmp_path)) as rt:
+    async with with_wait_tools(store=stored_in(tmp_path)) as rt:
         registry, now = rt.registry, rt.registry.clock.now()
         handle = registry.new_handle(
             id="early",
@@ -81,13 +86,13 @@ async def test_D5_a_completion_before_it_is_parked_is_kept(tmp_path: Path) -> No
 
 async def test_W8_handles_survive_and_time_out_while_nobody_runs(tmp_path: Path) -> None:
     store, clock = stored_in(tmp_path), HandClock()
-    async with Runtime(store=store, clock=clock) as rt:
+    async with with_wait_tools(store=store, clock=clock) as rt:
         ask = Caller(rt)
         await ask.create("lasting", type="hook", metadata={"k": 1})
         await ask.create("timed", timeoutMs=60_000)
         after = power_cut(store)
     clock.at += 3600
-    async with Runtime(store=after, clock=clock) as rt:
+    async with with_wait_tools(store=after, clock=clock) as rt:
         ask = Caller(rt)
         waited = await ask.wait_for("timed")
         assert (waited["status"], waited["error"]) == ("timeout", "Operation timed out after 60000ms")
@@ -96,11 +101,11 @@ async def test_W8_handles_survive_and_time_out_while_nobody_runs(tmp_path: Path)
 
 async def test_W9_tasks_survive_and_are_shared(tmp_path: Path) -> None:
     store, clock = stored_in(tmp_path), HandClock()
-    async with Runtime(store=store, clock=clock) as one:
+    async with with_wait_tools(store=store, clock=clock) as one:
         await Caller(one)("create_task", taskId="t", taskName="T", initialStatus="in-progress")
         clock.at += 10
         after = power_cut(store)
-    async with Runtime(store=after, clock=clock) as one, Runtime(store=after, clock=clock) as two:
+    async with with_wait_tools(store=after, clock=clock) as one, with_wait_tools(store=after, clock=clock) as two:
         here, there = Caller(one), Caller(two)
         assert (await here("get_task", taskId="t"))["elapsedMs"] == 10_000
         await there("update_task_status", taskId="t", status="blocked", metadata={"why": "x"})
@@ -118,7 +123,7 @@ async def test_W9_tasks_survive_and_are_shared(tmp_path: Path) -> None:
 
 def life(store: str, story: Story, **options: Any) -> Runtime:
     """A runtime with an agent that does one thing, then may die."""
-    rt = Runtime(store=store)
+    rt = with_wait_tools(store=store)
 
     @rt.agent("worker", **options)
     async def worker(call: Call, request: AgentRequest) -> str:
@@ -166,7 +171,7 @@ async def test_R1_an_agent_nobody_has_waits_for_who_has_it(tmp_path: Path) -> No
     async with life(store, story, on_crash="replay") as rt:
         id = await begun(rt, story)
         after = power_cut(store)
-    async with Runtime(store=after) as rt:
+    async with with_wait_tools(store=after) as rt:
         assert (await rt.handle(id, conversation="main")).state == "running"
     story.dies = False
     async with life(after, story, on_crash="replay") as rt:
@@ -187,7 +192,7 @@ async def test_W10_a_crash_resumes_a_workflow_at_its_step(tmp_path: Path) -> Non
         {"id": each, "type": "tool", "config": {"name": "note", "arguments": {"what": each}}}
         for each in ("first", "second")
     ]
-    async with Runtime([note], store=store) as rt:
+    async with with_wait_tools([note], store=store) as rt:
         async with rt.turn("main") as turn:
             call = {"workflowId": "w", "name": "W", "steps": steps}
             (response,) = await turn.run([ToolCall("1", "execute_workflow_async", call)])
@@ -196,7 +201,7 @@ async def test_W10_a_crash_resumes_a_workflow_at_its_step(tmp_path: Path) -> Non
             await rt.registry.write(())
             after = power_cut(store)
         story.dies = False
-    async with Runtime([note], store=after) as rt:
+    async with with_wait_tools([note], store=after) as rt:
         waited = await Caller(rt).wait_for(id)
         assert [step["result"] for step in waited["result"]["steps"]] == ["first", "second"]
         assert story.did[:2] == ["first", "second"] and story.did.count("first") == 1
@@ -210,7 +215,7 @@ async def test_R1_a_workflow_waits_for_who_has_its_tools(tmp_path: Path) -> None
         await story.cut_here()
         return "went on"
 
-    async with Runtime([mine], store=store) as rt:
+    async with with_wait_tools([mine], store=store) as rt:
         steps = [{"id": "a", "type": "tool", "config": {"name": "mine"}}]
         started = await Caller(rt)("execute_workflow_async", workflowId="w", name="W", steps=steps)
         await story.reached.wait()
@@ -219,9 +224,9 @@ async def test_R1_a_workflow_waits_for_who_has_its_tools(tmp_path: Path) -> None
         story.dies = False
     async with without_tools(after) as rt:
         assert (await rt.handle(started["handleId"], conversation="main")).state == "running"
-    async with Runtime(store=after) as rt:
+    async with with_wait_tools(store=after) as rt:
         assert (await rt.handle(started["handleId"], conversation="main")).state == "running"
-    async with Runtime([mine], store=after) as rt:
+    async with with_wait_tools([mine], store=after) as rt:
         waited = await Caller(rt).wait_for(started["handleId"])
         assert waited["result"]["finalOutput"] == "went on"
 
@@ -236,7 +241,7 @@ async def test_W10_a_workflow_of_an_unanswered_batch_does_not_wait_for_the_turn(
 
     steps = [{"id": "a", "type": "tool", "config": {"name": "hang", "arguments": {}}}]
     call = {"workflowId": "w", "name": "W", "steps": steps}
-    async with Runtime([hang], store=store) as rt, rt.turn("main") as turn:
+    async with with_wait_tools([hang], store=store) as rt, rt.turn("main") as turn:
         batch = [ToolCall("1", "execute_workflow_async", call), ToolCall("2", "sleep", {"durationMs": 60_000})]
         running = asyncio.create_task(turn.run(batch))
         await story.reached.wait()
@@ -248,13 +253,13 @@ async def test_W10_a_workflow_of_an_unanswered_batch_does_not_wait_for_the_turn(
         story.dies = False
         (handle,) = await rt.handles(conversation="main")
         await Caller(rt)("cancel_wait_handle", handleId=handle.id)
-    async with Runtime([hang], store=after) as rt:
+    async with with_wait_tools([hang], store=after) as rt:
         assert (await Caller(rt).wait_for(handle.id, timeoutMs=5000))["status"] == "completed"
 
 
 async def test_W5_a_sleep_that_is_resumed_sleeps_the_rest(tmp_path: Path) -> None:
     store, clock = stored_in(tmp_path), HandClock()
-    async with Runtime(store=store, clock=clock) as rt, rt.turn("main") as turn:
+    async with with_wait_tools(store=store, clock=clock) as rt, rt.turn("main") as turn:
         running = asyncio.create_task(turn.run([ToolCall("1", "sleep", {"durationMs": 60_000})]))
         await until(lambda: bool(rt.live()))
         await rt.registry.write(())
@@ -263,14 +268,18 @@ async def test_W5_a_sleep_that_is_resumed_sleeps_the_rest(tmp_path: Path) -> Non
         with pytest.raises(asyncio.CancelledError):
             await running
     clock.at += 61
-    async with Runtime(store=after, clock=clock) as rt, rt.turn("main", resume=True) as turn, asyncio.timeout(5):
+    async with (
+        with_wait_tools(store=after, clock=clock) as rt,
+        rt.turn("main", resume=True) as turn,
+        asyncio.timeout(5),
+    ):
         (response,) = await turn.resume()
         assert json.loads(response.result)["actualDurationMs"] == 61_000
 
 
 async def test_M3_what_another_server_runs_can_be_cancelled(tmp_path: Path) -> None:
     store, story = stored_in(tmp_path), Story()
-    async with life(store, story) as one, Runtime(store=store) as two:
+    async with life(store, story) as one, with_wait_tools(store=store) as two:
         id = await begun(one, story)
         ended = await Caller(two)("cancel_wait_handle", handleId=id)
         assert ended["status"] == "failed" and one.live() == []

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.durable.lives import HandClock, ok, parked, power_cut, stopped, stored_in, until
+from tests.wait_tools import with_wait_tools
 
 import keephold
 from keephold import Call, Key, Pending, Runtime, ToolCall, ToolError
@@ -62,13 +63,13 @@ def approval(keys: list[Key], **options: Any) -> FunctionTool:
 async def test_W10_R4_a_parked_call_of_a_step_is_waited_for_over_restarts(tmp_path: Path) -> None:
     keys: list[Key] = []
     store = stored_in(tmp_path)
-    async with Runtime([approval(keys)], store=store) as rt:
+    async with with_wait_tools([approval(keys)], store=store) as rt:
         id = await begin(rt, calling("approve"))
         await parked(rt)
-    async with Runtime([approval(keys)], store=store) as rt:
+    async with with_wait_tools([approval(keys)], store=store) as rt:
         await attempt(rt, id, 2)
         store = power_cut(store)
-    async with Runtime([approval(keys)], store=store) as rt:
+    async with with_wait_tools([approval(keys)], store=store) as rt:
         await attempt(rt, id, 3)
         assert len(keys) == 1
         assert str(await rt.resolve(keys[0], ok("approved"))) == "accepted"
@@ -79,19 +80,19 @@ async def test_W10_R4_a_parked_call_of_a_step_is_waited_for_over_restarts(tmp_pa
 async def test_W10_R4_what_came_while_nobody_ran_the_workflow_is_its_result(tmp_path: Path) -> None:
     keys: list[Key] = []
     store = stored_in(tmp_path)
-    async with Runtime([approval(keys)], store=store) as rt:
+    async with with_wait_tools([approval(keys)], store=store) as rt:
         id = await begin(rt, calling("approve", continueOnError=True))
         await parked(rt)
         cancelled = power_cut(store)
-    async with Runtime([], store=store) as rt:
+    async with with_wait_tools([], store=store) as rt:
         rt.recovery.leaves_calls = True
         await rt.resolve(keys[0], ok("approved"))
-    async with Runtime([], store=cancelled) as rt:
+    async with with_wait_tools([], store=cancelled) as rt:
         rt.recovery.leaves_calls = True
         await rt.resolve(keys[0], {"status": "cancelled"})
-    async with Runtime([approval(keys)], store=store) as rt:
+    async with with_wait_tools([approval(keys)], store=store) as rt:
         assert await result(rt, id) == "approved"
-    async with Runtime([approval(keys)], store=cancelled) as rt:
+    async with with_wait_tools([approval(keys)], store=cancelled) as rt:
         outcome = (await stopped(rt, id)).outcome
         assert isinstance(outcome, Ok) and outcome.value["steps"][0]["error"] == "pending tool completion cancelled"
     assert len(keys) == 1
@@ -108,12 +109,12 @@ async def test_W10_R4_an_external_call_is_parked_and_waited_for(tmp_path: Path) 
         return Pending()
 
     store = stored_in(tmp_path)
-    async with Runtime([order], store=store) as rt:
+    async with with_wait_tools([order], store=store) as rt:
         id = await begin(rt, calling("order"))
         await until(lambda: len(keys) == 1)
         store = power_cut(store)
         never.set()
-    async with Runtime([order], store=store) as rt:
+    async with with_wait_tools([order], store=store) as rt:
         await attempt(rt, id, 2)
         await parked(rt)
         await rt.resolve(keys[0], ok("delivered"))
@@ -134,14 +135,14 @@ async def test_W10_R1_a_call_that_is_replayed_is_not_made_again(tmp_path: Path) 
         await call.durable().sleep(60)
         return uid
 
-    async with Runtime([slow], store=store, clock=clock) as rt:
+    async with with_wait_tools([slow], store=store, clock=clock) as rt:
         id = await begin(rt, calling("slow"))
         await until(lambda: len(did) == 1)
-    async with Runtime([slow], store=store, clock=clock) as rt:
+    async with with_wait_tools([slow], store=store, clock=clock) as rt:
         await attempt(rt, id, 2)
         store = power_cut(store)
     clock.at += 61
-    async with Runtime([slow], store=store, clock=clock) as rt:
+    async with with_wait_tools([slow], store=store, clock=clock) as rt:
         assert [await result(rt, id)] == did
         assert len(await calls(rt, "slow")) == 1
 
@@ -175,12 +176,12 @@ async def test_W10_R4_the_result_of_a_call_counts_if_only_the_record_of_its_step
 
     store = stored_in(tmp_path)
     said = {"id": "said", "type": "transform", "config": {"expression": "steps.a"}}
-    async with Runtime([note], store=store) as rt:
+    async with with_wait_tools([note], store=store) as rt:
         id = await begin(rt, calling("note", arguments=arguments, continueOnError=True), EVENT, said)
         await until(lambda: waiting(rt, id))
         store = power_cut(store)
     forget_step(store, "a:1")
-    async with Runtime([note], store=store) as rt:
+    async with with_wait_tools([note], store=store) as rt:
         await rt.resolve((await rt.keys(id, conversation="main"))["then:1:go"], ok(None))
         assert await result(rt, id) == expected
         assert len(did) == times
@@ -207,11 +208,11 @@ async def test_W10_a_call_that_went_with_its_process_is_made_again(tmp_path: Pat
         return bool(await calls(rt, "work"))
 
     store = stored_in(tmp_path)
-    async with Runtime([work], store=store) as rt:
+    async with with_wait_tools([work], store=store) as rt:
         id = await begin(rt, calling("work"))
         await until(is_stored)
         store = power_cut(store) if ended_by == "crash" else store
-    async with Runtime([work], store=store) as rt:
+    async with with_wait_tools([work], store=store) as rt:
         await until(lambda: len(did) == 2)
         goes_on.set()
         assert await result(rt, id) == "done"
@@ -224,10 +225,10 @@ async def test_W10_a_workflow_that_is_cancelled_ends_the_call_it_goes_on_with(tm
     keys: list[Key] = []
     tool = approval(keys)
     store = stored_in(tmp_path)
-    async with Runtime([tool], store=store) as rt:
+    async with with_wait_tools([tool], store=store) as rt:
         id = await begin(rt, calling("approve"))
         await parked(rt)
-    async with Runtime([tool], store=store) as rt:
+    async with with_wait_tools([tool], store=store) as rt:
         await attempt(rt, id, 2)
         await rt.call_queue("main").call(ToolCall("2", "cancel_wait_handle", {"handleId": id}))
         await stopped(rt, id)

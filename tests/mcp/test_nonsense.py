@@ -27,6 +27,7 @@ from keephold.mcp.results import described
 from keephold.mcp.server import Server
 from keephold.prompts import AgentRequest
 from keephold.testing import VirtualClock
+from keephold.tools.toolbox import ServedTools
 from keephold.tools.workflow.configs import COMMON, READERS
 
 Calls = list[tuple[str, dict[str, Any]]]
@@ -275,7 +276,7 @@ async def said(runtime: Runtime, client: Client, sent: Calls) -> None:
                 result = await client.session.call_tool(name, given_)
         except TimeoutError:
             continue
-        helps(name, result, runtime.toolbox.find(name).errors == "object")
+        helps(name, result, ServedTools(runtime.toolbox).find(name).errors == "object")
 
 
 async def session(era: str, sent: Calls) -> None:
@@ -369,7 +370,7 @@ async def test_W7_what_a_store_cannot_keep_is_told_as_well(tmp_path: Path, store
                 except TimeoutError:
                     assert may_wait, name
                     continue
-                helps(name, result, runtime.toolbox.find(name).errors == "object")
+                helps(name, result, ServedTools(runtime.toolbox).find(name).errors == "object")
 
 
 # What the SDK's client does not write

@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 from tests.scenarios.assistant import call, text
+from tests.wait_tools import with_wait_tools
 
 import keephold
 from keephold import Call, Runtime, Turn
@@ -40,7 +41,7 @@ async def started(turn: Turn, agents: list[str], prompt: str) -> list[str]:
 
 
 async def test_pattern_1_parallel_agents_and_any_success(clock: VirtualClock) -> None:
-    rt = Runtime(clock=clock)
+    rt = with_wait_tools(clock=clock)
     with_agents(rt, agent_1=30, agent_2=0, agent_3=10)
     async with rt, rt.turn("main") as turn:
         handles = await started(turn, ["agent-1", "agent-2", "agent-3"], "Solve this problem")
@@ -52,7 +53,7 @@ async def test_pattern_1_parallel_agents_and_any_success(clock: VirtualClock) ->
 
 
 async def test_pattern_2_a_workflow_with_checkpoints(clock: VirtualClock) -> None:
-    async with Runtime(clock=clock) as rt, rt.turn("main") as turn:
+    async with with_wait_tools(clock=clock) as rt, rt.turn("main") as turn:
         steps = [
             {"id": "fetch", "type": "delay", "config": {"ms": 60_000}},
             {"id": "sum", "type": "transform", "config": {"expression": "input.rows.size()"}},
@@ -81,7 +82,7 @@ async def test_pattern_3_rate_limited_calls(clock: VirtualClock) -> None:
         times.append(clock.now())
         return "ok"
 
-    async with Runtime([process_item], clock=clock) as rt, rt.turn("main") as turn:
+    async with with_wait_tools([process_item], clock=clock) as rt, rt.turn("main") as turn:
         for item in range(3):
             assert await text(turn, "process_item", {"item": item}) == "ok"
             slept = await ask(turn, "sleep", {"durationMs": 1000, "label": "rate-limit"})
@@ -90,7 +91,7 @@ async def test_pattern_3_rate_limited_calls(clock: VirtualClock) -> None:
 
 
 async def test_pattern_4_an_external_webhook(clock: VirtualClock) -> None:
-    async with Runtime(clock=clock) as rt, rt.turn("main") as turn, asyncio.TaskGroup() as group:
+    async with with_wait_tools(clock=clock) as rt, rt.turn("main") as turn, asyncio.TaskGroup() as group:
         handle = await ask(
             turn,
             "create_wait_handle",
@@ -106,7 +107,7 @@ async def test_pattern_4_an_external_webhook(clock: VirtualClock) -> None:
 
 
 async def test_pattern_4_by_the_tool_of_another_client(clock: VirtualClock) -> None:
-    async with Runtime(clock=clock) as rt, rt.turn("main") as turn, asyncio.TaskGroup() as group:
+    async with with_wait_tools(clock=clock) as rt, rt.turn("main") as turn, asyncio.TaskGroup() as group:
         await ask(turn, "create_wait_handle", {"handleId": "w", "type": "hook"})
         waiting = group.create_task(ask(turn, "wait_for", {"handleId": "w"}))
         await clock.advance(60)
@@ -119,7 +120,7 @@ async def test_pattern_4_by_the_tool_of_another_client(clock: VirtualClock) -> N
 
 
 async def test_pattern_5_a_team_and_all_complete(clock: VirtualClock) -> None:
-    rt = Runtime(clock=clock)
+    rt = with_wait_tools(clock=clock)
     with_agents(rt, researcher=20, analyzer=40, writer=10)
     async with rt, rt.turn("main") as turn:
         team = await started(turn, ["researcher", "analyzer", "writer"], "your part")

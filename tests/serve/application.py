@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import uvicorn
 from tests.mcp.serving import _end_watcher, until
+from tests.wait_tools import with_wait_tools
 
 from keephold import Runtime
 from keephold.control.control import Control
@@ -53,7 +54,7 @@ async def application(
 ) -> AsyncIterator[Application]:
     """Serve these tools, as `keephold serve` does."""
     needs, metrics = OpenRequests(), Prometheus()
-    async with Runtime(tools, store=store, prompter=needs, metrics=metrics) as runtime:
+    async with with_wait_tools(tools, store=store, prompter=needs, metrics=metrics) as runtime:
         runtime.people.beside = needs.beside
         server = Server(runtime)
         control = Control(runtime, needs, snapshot=metrics.snapshot)

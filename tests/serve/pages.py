@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx2
 from starlette.applications import Starlette
+from tests.wait_tools import with_wait_tools
 
 from keephold import Runtime, Tool, Turn
 from keephold.control.control import Control
@@ -118,7 +119,7 @@ class Dashboard:
 @asynccontextmanager
 async def dashboard(tools: Sequence[Tool] = ()) -> AsyncIterator[Dashboard]:
     needs, metrics = OpenRequests(), Prometheus()
-    async with Runtime(tools, prompter=needs, metrics=metrics) as runtime:
+    async with with_wait_tools(tools, prompter=needs, metrics=metrics) as runtime:
         control, screens = Control(runtime, needs, snapshot=metrics.snapshot), Screens(runtime)
         async with browser(control, screens) as http, runtime.turn("main") as turn:
             yield Dashboard(runtime, turn, control, needs, http)

@@ -37,7 +37,7 @@ from pydantic_ai.toolsets import AbstractToolset, ApprovalRequiredToolset, Combi
 from keephold.agent.models import dialect_of
 from keephold.errors import TurnFailed
 from keephold.runtime import Runtime
-from keephold.schema.dialects import Dialect
+from keephold.schema.dialects import Dialect, tool_list
 from keephold.turn.notifications import Notification, notification_block
 from keephold.turn.tool_call import ToolCall
 from keephold.turn.turn import Response, Turn
@@ -175,6 +175,7 @@ class KeepholdToolset(AbstractToolset[Any]):
     async def get_tools(self, ctx: RunContext[Any]) -> dict[str, ToolsetTool[Any]]:
         """Return the tools in the dialect of the run's model (G3)."""
         toolbox = self._source.toolbox if isinstance(self._source, Runtime) else self._source._parts.toolbox
+        offered = toolbox if isinstance(self._source, Runtime) else self._source._tools
         return {
             tool["name"]: ToolsetTool(
                 toolset=self,
@@ -189,7 +190,7 @@ class KeepholdToolset(AbstractToolset[Any]):
                 max_retries=1,  # for your hooks: keephold's calls are never retried
                 args_validator=Taker(self, tool["name"]),
             )
-            for tool in toolbox.listed(_dialect(ctx.model))
+            for tool in tool_list(offered, _dialect(ctx.model), toolbox.actions)
         }
 
     async def call_tool(

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -13,14 +13,14 @@ from keephold.agent.conversation import Conversation
 from keephold.agent.model_inquiry import inquire
 from keephold.agent.models import Assistant, laid_over, open_assistant
 from keephold.agent.spending import Allowance, Spending
+from keephold.agent.subagents import tools_of
 from keephold.agent.transcript import Transcript
 from keephold.config.model import AgentSettings, AssistantSettings, Config
 from keephold.errors import KeepholdError
 from keephold.store.base import HandleQuery
-from keephold.tools.base import Tool
 from keephold.tools.toolbox import Selection
 from keephold.turn.inquiry import Inquiry
-from keephold.turn.lineage import conversation_of, depth_of
+from keephold.turn.lineage import conversation_of
 
 if TYPE_CHECKING:
     from pydantic_ai.models import Model
@@ -95,13 +95,6 @@ class Conversations:
     ) -> Conversation:
         """Return the conversation of a sub-agent: its tools (limited to `only`), instructions and limits. The calling
         conversation pays for it, too."""
-        deepest = depth_of(id) >= self._runtime.limits.agent_depth
-
-        chosen = Selection(self._runtime.toolbox, only)
-
-        def allowed(tool: Tool) -> bool:
-            return chosen.has(tool) and not (deepest and tool.kind == "agent")
-
         bound: list[Spending] = []  # the spending of the turn that started it, which it may outlive
 
         def above() -> Spending | None:
@@ -118,7 +111,7 @@ class Conversations:
             allowance=Allowance(max_requests=agent.max_requests, max_tokens=agent.max_tokens, max_cost=agent.max_cost),
             context_tokens=agent.context_tokens,
             above=above,
-            selection=Selection(self._runtime.toolbox, agent.tools, allowed),
+            selection=tools_of(self._runtime, id, agent.tools, only),
             own_instructions=own_instructions,
         )
         self._conversations[id] = made
@@ -137,11 +130,6 @@ class Conversations:
                 spent += await self.spent_by_agents(name)
             after = page[-1].uid
         return spent
-
-    def tools_of(self, conversation: str) -> Iterable[Tool]:
-        """Return the tools offered in a conversation."""
-        known = self._conversations.get(conversation)
-        return self._runtime.toolbox if known is None else known.selection
 
     async def inquire(self, inquiry: Inquiry) -> Any:
         """Ask the model that the inquiry names, else the model of its conversation."""

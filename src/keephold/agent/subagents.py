@@ -5,7 +5,7 @@ message, its last message is the result. After a crash it resumes at the end of 
 it started is aborted, because no result could be delivered.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,9 @@ from keephold.tools.call import Call
 from keephold.tools.function import Function
 from keephold.tools.guard import Guard
 from keephold.tools.signature import Signature
+from keephold.tools.toolbox import Selection
 from keephold.tools.waiting.agents import PERMISSION, AgentRequest, Agents
-from keephold.turn.lineage import conversation_of, depth_of
+from keephold.turn.lineage import agent_of, conversation_of, depth_of
 
 if TYPE_CHECKING:
     from keephold.agent.conversation import Conversation
@@ -44,6 +45,32 @@ RunProgram = Callable[[str, AgentSettings, Path, Guard, Call, str], Awaitable[di
 """Run an agent that is another program: id, settings, the configuration's directory, guard, call and prompt."""
 
 
+def tools_of(runtime: "Runtime", conversation: str, patterns: Sequence[str], only: Sequence[str] = ("*",)) -> Selection:
+    """Return the tools of the agent whose conversation that is: its own, of those `only` the ones its caller allows."""
+    deepest = depth_of(conversation) >= runtime.limits.agent_depth
+    chosen = Selection(runtime.toolbox, only)
+
+    def allowed(tool: Tool) -> bool:
+        return chosen.has(tool) and not (deepest and tool.kind == "agent")
+
+    return Selection(runtime.toolbox, patterns, allowed)
+
+
+async def tools_by_name(runtime: "Runtime", config: Config | None, conversation: str) -> Selection | None:
+    """Return the tools of an agent that does not run in this process, by the name of its conversation and its handle.
+
+    None if the conversation belongs to no agent. An agent that the configuration does not have any more has none."""
+    named = agent_of(conversation)
+    if named is None:
+        return None
+    id, uid = named
+    settings = None if config is None else config.agents.get(id)
+    record = await runtime.registry.store.handle(uid)
+    if settings is None or record is None:
+        return Selection(runtime.toolbox, ())
+    return tools_of(runtime, conversation, settings.tools, record.arguments.get("tools") or ("*",))
+
+
 class AgentRuns(Function):
     """Run sub-agents. They take no slot of the runtime: their own calls would wait behind them forever (W11)."""
 
@@ -58,7 +85,15 @@ def agent_tools(
     for id in config.agents:
         agent = SubAgent(runtime, config, guard, run_program, id)
         settings = agent.settings
-        agents.add(id, agent.asked, agent.on_crash, settings.max_running, run=settings.run, questions=agent.questions)
+        agents.add(
+            id,
+            agent.asked,
+            agent.on_crash,
+            settings.max_running,
+            run=settings.run,
+            questions=agent.questions,
+            tool=id,
+        )
         tools.append(agent.tool())
     return tools
 

@@ -18,7 +18,7 @@ from keephold.runtime import Runtime
 from keephold.schema.canonical import canonical
 from keephold.store.base import HandleQuery, Record, browsable
 from keephold.tools.waiting import WAITING
-from keephold.tools.waiting.execute import NAME as EXECUTE_AGENT
+from keephold.tools.waiting.agents import EXECUTE as EXECUTE_AGENT
 
 _LANES = 500
 """Calls of one turn in a timeline."""

@@ -32,6 +32,8 @@ from keephold.mcp.elicit import Elicit, ElicitationPrompter
 from keephold.mcp.results import result
 from keephold.runtime import Runtime
 from keephold.tools.base import Tool
+from keephold.tools.toolbox import ServedTools, Tools, has
+from keephold.turn.lineage import root_of
 from keephold.turn.single_calls import QueuedCall
 from keephold.turn.tool_call import ToolCall
 
@@ -80,6 +82,16 @@ class Calls:
         """By `requestState`: calls with a handle of their own, or none, whose client is to return with input."""
         self._cancelled: set[tuple[int, Any]] = set()
         """By connection and request: calls that their client has cancelled."""
+        self._served = ServedTools(runtime.toolbox)
+        runtime.offers.finders.append(self._offered)
+
+    def tool(self, name: str) -> Tool | None:
+        """Return the tool of that name, if clients may call it (K10)."""
+        return self._served.find(name) if has(self._served, name) else None
+
+    def _offered(self, conversation: str) -> Tools | None:
+        ours = conversation == self._conversation or conversation.startswith(f"{self._conversation}:")
+        return self._served if ours and root_of(conversation) == conversation else None
 
     def conversation(self, ctx: Context) -> str:
         """Return the conversation of the client that sent a request."""
@@ -300,7 +312,7 @@ async def report(ctx: Context, handle: Handle) -> None:
 
 def unknown(runtime: Runtime, name: str) -> HandlerResult:
     try:
-        runtime.toolbox.find(name)
+        ServedTools(runtime.toolbox).find(name)
     except ToolError as error:
         return result(None, error.message, True)
     raise AssertionError("only called where there is none")

@@ -128,7 +128,7 @@ class Server(MCPServer[Any]):
         self._lowlevel_server.add_request_handler(method, params, handler)
 
     def _tool_input_schema(self, name: str) -> dict[str, Any] | None:
-        tool = self.runtime.toolbox.get(name)
+        tool = self.calls.tool(name)
         return super()._tool_input_schema(name) if tool is None else dict(tool.parameters)
 
     async def list_tools(self) -> list[DescribedTool]:

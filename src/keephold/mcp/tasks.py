@@ -77,7 +77,7 @@ class Tasks(Extension):
         self, params: CallToolRequestParams, ctx: Context, call_next: CallNext
     ) -> HandlerResult:
         runtime = self._calls.runtime
-        tool = runtime.toolbox.get(params.name)
+        tool = self._calls.tool(params.name)
         if tool is None:
             served = await call_next(ctx)
             return unknown(runtime, params.name) if _says_unknown(served, params.name) else served

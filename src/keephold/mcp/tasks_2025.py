@@ -58,7 +58,7 @@ class Tasks2025:
     async def _call(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         """Make a call a task from the start if its client wants that."""
         given = dict(ctx.params or {})
-        tool = self._calls.runtime.toolbox.get(str(given.get("name")))
+        tool = self._calls.tool(str(given.get("name")))
         if tool is None or (given.get("task") is None and tool.task != "required"):
             return await call_next(ctx)
         if given.get("task") is None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from keephold.handles.view import Handles
     from keephold.store.base import Entry, Op
     from keephold.tools.guard import Guard
+    from keephold.tools.toolbox import Tools
 
 Action = Literal["spawn", "fetch", "apply", "abort"]
 ACTIONS: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
@@ -142,8 +143,9 @@ class Launch:
 class Launching:
     """How calls of a tool make handles without the action `spawn`, and how such a call is answered."""
 
-    read: Callable[[Mapping[str, Any], float], Launch]
-    """Returns the handle to make, from the checked arguments and the time. Raises `ToolError`."""
+    read: "Callable[[Mapping[str, Any], float, Tools | None], Launch]"
+    """Returns the handle to make, from the checked arguments, the time, and the tools that the conversation is offered;
+    None for a call that was made before. Raises `ToolError`."""
     reply: "Callable[[Handle, Durability], Awaitable[Mapping[str, Any]]]"
     """Returns the answer to the call, after its handle has started or is parked."""
     parks: bool = False

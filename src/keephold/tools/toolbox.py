@@ -1,15 +1,22 @@
 """The tools of a runtime by name, with the argument checks and resource names that are compiled once for each.
 
-An agent may use some of them only (G2): those whose names match its patterns, looked up when asked, because the tools
-of MCP servers come and go. Built-ins (`await`, `read_output` …) are always included.
+A call may use only the tools that its conversation is offered (K10). Others are unknown to it, in the same words as
+tools that do not exist. `Offers` says which those are:
+
+- a model is offered all tools but the wait tools, and of those the ones that the configuration or the program names,
+- an agent is offered some of them (G2): those whose names match its patterns, looked up when asked, because the tools
+  of MCP servers come and go,
+- a client of our MCP server is offered all tools, except those that only keephold itself calls.
+
+The steps of a workflow may use what the conversation of the workflow is offered.
 """
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol
 
 from keephold.errors import ConfigError, ToolError
 from keephold.handles.gate import RESOURCE
@@ -28,6 +35,32 @@ def name_problem(name: str) -> str | None:
     return "a tool's name has 1 to 64 characters of A-Z, a-z, 0-9, `_` and `-`, or providers refuse it; " + (
         f"it has {len(name)} characters" if len(name) > 64 else "choose another"
     )
+
+
+class Tools(Protocol):
+    """The tools that a conversation is offered."""
+
+    def __iter__(self) -> Iterator[Tool]:
+        """Iterate over those that are listed."""
+
+    def find(self, name: str) -> Tool:
+        """Return the tool of that name. Raises the error for an unknown tool, also if the tool is only not offered."""
+
+    def check(self, tool: Tool, action: Action | None) -> ArgumentCheck: ...
+
+
+_ALWAYS = frozenset(("await", "read_output"))
+"""Built-ins that may be called even where no tool is stateful and they are not listed: a one-shot call that is parked
+becomes a handle, and the output of any call may be cut. They reach handles of their conversation only."""
+
+
+def has(tools: Tools, name: str) -> bool:
+    """Whether the tool of that name may be called."""
+    try:
+        tools.find(name)
+    except ToolError:
+        return False
+    return True
 
 
 class Toolbox:
@@ -100,25 +133,25 @@ class Toolbox:
 
     def served(self) -> list[Tool]:
         """The tools that any client gets: the offered ones and all that come with keephold (M1)."""
-        return [
-            tool
-            for tool in self._tools.values()
-            if tool.offered or tool.source == "builtin" or tool.launching is not None
-        ]
+        return [tool for tool in self._tools.values() if _is_served(tool)]
 
     def find(self, name: str) -> Tool:
-        """Return the tool of that name. Raises an error that names the nearest."""
+        """Return the tool of that name, if models are offered it."""
+        return self.one_of(self, name, lambda tool: tool.offered or tool.name in _ALWAYS)
+
+    def one_of(self, listed: Iterable[Tool], name: str, may_use: Callable[[Tool], bool]) -> Tool:
+        """Return the tool of that name, or raise an error that names only tools that are listed (K10)."""
         tool = self.get(name)
-        if tool is None:
-            offered = [each.name for each in self]
-            near = difflib.get_close_matches(name, offered, 1)
-            known = ", ".join(f"`{each}`" for each in offered) or "none"
-            right = f"did you mean `{near[0]}`?" if near else f"known tools: {known}"
-            if self.unlisted:
-                servers = ", ".join(f"`{each}`" for each in self.unlisted)
-                right += f"; MCP servers that are not connected yet may have it: {servers}"
-            raise ToolError(f"unknown tool `{name[:100]}`; {right}", code="unknown_tool")
-        return tool
+        if tool is not None and may_use(tool):
+            return tool
+        offered = [each.name for each in listed]
+        near = difflib.get_close_matches(name, offered, 1)
+        known = ", ".join(f"`{each}`" for each in offered) or "none"
+        right = f"did you mean `{near[0]}`?" if near else f"known tools: {known}"
+        if self.unlisted:
+            servers = ", ".join(f"`{each}`" for each in self.unlisted)
+            right += f"; MCP servers that are not connected yet may have it: {servers}"
+        raise ToolError(f"unknown tool `{name[:100]}`; {right}", code="unknown_tool")
 
     def get(self, name: str) -> Tool | None:
         """Return the tool of that name, or None. The tools for handles are there if a tool is stateful (K10)."""
@@ -204,13 +237,75 @@ class Selection:
         return fits and self._allowed(tool)
 
     def find(self, name: str) -> Tool:
-        """Return the tool of that name. Raises an error that names only the tools that may be used."""
-        tool = self._toolbox.get(name)
-        if tool is None or not self.has(tool):
-            known = ", ".join(f"`{each.name}`" for each in self) or "none"
-            raise ToolError(f"unknown tool `{name[:100]}`; known tools: {known}", code="unknown_tool")
-        return tool
+        """Return the tool of that name, if it is offered and may be used."""
+        return self._toolbox.one_of(self, name, lambda tool: (tool.offered or tool.name in _ALWAYS) and self.has(tool))
 
     def check(self, tool: Tool, action: Action | None) -> ArgumentCheck:
         """Like the toolbox's."""
         return self._toolbox.check(tool, action)
+
+
+def _is_served(tool: Tool) -> bool:
+    return tool.offered or tool.source == "builtin" or tool.launching is not None
+
+
+class ServedTools:
+    """The tools that clients of the MCP server may call (M1)."""
+
+    def __init__(self, toolbox: Toolbox) -> None:
+        self._toolbox = toolbox
+        self.check = toolbox.check
+
+    def __iter__(self) -> Iterator[Tool]:
+        return iter(self._toolbox.served())
+
+    def find(self, name: str) -> Tool:
+        return self._toolbox.one_of(self, name, _is_served)
+
+
+class One:
+    """A tool that only keephold itself calls, and no other."""
+
+    def __init__(self, toolbox: Toolbox, name: str) -> None:
+        self._toolbox = toolbox
+        self._name = name
+        self.check = toolbox.check
+
+    def __iter__(self) -> Iterator[Tool]:
+        return iter(())
+
+    def find(self, name: str) -> Tool:
+        return self._toolbox.one_of(self, name, lambda tool: tool.name == self._name)
+
+
+class Offers:
+    """Which tools each conversation is offered (K10)."""
+
+    def __init__(self, toolbox: Toolbox, of_agent: Callable[[str], Awaitable[Tools | None]]) -> None:
+        """`of_agent` returns the tools of the agent that a conversation belongs to, by its name and the store."""
+        self._toolbox = toolbox
+        self._of_agent = of_agent
+        self._limited: dict[str, Tools] = {}
+        self.finders: list[Callable[[str], Tools | None]] = []
+        """Return the tools of a conversation that they know."""
+
+    def limit(self, conversation: str, tools: Tools) -> None:
+        """Offer only these tools in a conversation, from now on."""
+        self._limited[conversation] = tools
+
+    def forget(self, conversation: str) -> None:
+        """Forget the limit: no turn is open, and nothing runs in the conversation."""
+        self._limited.pop(conversation, None)
+
+    def now(self, conversation: str) -> Tools:
+        """Return the tools of a conversation that is in use here."""
+        found = (self._limited.get(conversation), *(find(conversation) for find in self.finders))
+        return next((tools for tools in found if tools is not None), self._toolbox)
+
+    async def of(self, conversation: str) -> Tools:
+        """Return the tools of any conversation. After a crash, an agent's calls may run again before the agent does."""
+        if conversation not in self._limited:
+            of_agent = await self._of_agent(conversation)
+            if of_agent is not None:
+                return of_agent
+        return self.now(conversation)

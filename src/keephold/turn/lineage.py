@@ -5,7 +5,7 @@ The conversation of a sub-agent is named `<conversation of its caller>/<agent>@<
 
 import re
 
-_OWN = re.compile(r"/[^/]+@[0-9a-f]{32}\Z")
+_OWN = re.compile(r"/([^/]+)@([0-9a-f]{32})\Z")
 
 
 def conversation_of(caller: str, agent: str, uid: str) -> str:
@@ -17,6 +17,12 @@ def parent_of(conversation: str) -> str | None:
     """Return the conversation that called it; None if it does not belong to a sub-agent."""
     own = _OWN.search(conversation)
     return None if own is None else conversation[: own.start()]
+
+
+def agent_of(conversation: str) -> tuple[str, str] | None:
+    """Return the id of the agent that the conversation belongs to, and the uid of its handle; None if to no agent."""
+    own = _OWN.search(conversation)
+    return None if own is None else (own[1], own[2])
 
 
 def root_of(conversation: str) -> str:

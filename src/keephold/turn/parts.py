@@ -14,7 +14,7 @@ from keephold.handles.handle import HandleInfo
 from keephold.handles.registry import Registry
 from keephold.handles.view import Handles
 from keephold.limits import Limits
-from keephold.tools.toolbox import Toolbox
+from keephold.tools.toolbox import Offers, Toolbox
 from keephold.turn import send_input
 from keephold.turn.actions import Actions
 from keephold.turn.admission import Admission
@@ -77,6 +77,7 @@ class Parts:
     lifecycle: Lifecycle
     registry: Registry
     toolbox: Toolbox
+    offers: Offers
     limits: Limits
     replies: Replies
     durability: Durability

@@ -104,7 +104,7 @@ class Recovery:
             knows = getattr(tool.runtime, "knows", None) if tool is not None else None  # SupportsKnowing
             return tool if knows is None or knows(record.arguments) else None
         try:
-            return tool.launching.read(record.arguments, self._registry.clock.now()).of(tool)
+            return tool.launching.read(record.arguments, self._registry.clock.now(), None).of(tool)
         except ToolError:  # its agent, say, is not registered here: a runtime that has it resumes the call
             return None
 

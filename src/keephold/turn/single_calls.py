@@ -17,6 +17,7 @@ from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Reply
 from keephold.store.base import CARRIERS, QueuedNotification, Responded, Shown
+from keephold.tools.toolbox import Tools
 from keephold.turn.batch import Batch
 from keephold.turn.budget import size_of
 from keephold.turn.notifications import notifications, still_shown
@@ -118,9 +119,15 @@ class CallQueue:
         return await (await self.begin(call, park_after=park_after)).response()
 
     async def begin(
-        self, call: ToolCall, *, park_after: float | None = 30, people: PromptQueue | None = None
+        self,
+        call: ToolCall,
+        *,
+        park_after: float | None = 30,
+        people: PromptQueue | None = None,
+        tools: Tools | None = None,
     ) -> QueuedCall:
-        """Begin a call. `people` gets the prompts about it, if it decides (K9), and its questions unless it spawns."""
+        """Begin a call. `people` gets the prompts about it, if it decides (K9), and its questions unless it spawns.
+        `tools` are those it may use (default: those that the conversation is offered)."""
         parts, deciding = self._parts, people if people is not None and people.decides else None
         async with self._lock:
             parts.lifecycle.check_open()
@@ -129,7 +136,9 @@ class CallQueue:
             if parts.registry.collecting_is_due:
                 parts.registry.run_soon(parts.registry.collect_sometimes())
             self._count += 1
-            parsed = read_call(call, 0, parts.toolbox, parts.limits, parts.registry.clock.now())
+            if tools is None:
+                tools = await parts.offers.of(self.conversation)
+            parsed = read_call(call, 0, tools, parts.limits, parts.registry.clock.now())
             trouble = parts.registry.store.trouble
             if trouble is not None:
                 error = ToolError(f"The call was not run: {trouble}", code="store_unavailable")

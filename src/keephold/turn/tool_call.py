@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -13,12 +13,11 @@ from keephold.handles.state import Reply
 from keephold.handles.view import Handles
 from keephold.ids import check_id
 from keephold.limits import Limits, nested_deeper
-from keephold.schema.arguments import ArgumentCheck
 from keephold.schema.canonical import json_type
 from keephold.schema.shared import action_of, sent_to_handle, verb_of
 from keephold.text import plain
 from keephold.tools.base import Action, Launch, Tool
-from keephold.tools.toolbox import Toolbox
+from keephold.tools.toolbox import Toolbox, Tools
 from keephold.turn.prompt_queue import Asking, PromptQueue
 
 
@@ -28,14 +27,6 @@ class ToolCall(msgspec.Struct, frozen=True):
     id: str
     name: str
     arguments: dict[str, Any] | str = {}
-
-
-class Tools(Protocol):
-    """Where the tool of a call is looked up: all of a runtime's, or some."""
-
-    def find(self, name: str) -> Tool: ...
-
-    def check(self, tool: Tool, action: Action | None) -> ArgumentCheck: ...
 
 
 By = Literal["model", "person", "principal"]
@@ -195,8 +186,8 @@ def _own(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in ("action", "id")}
 
 
-def read_call(call: ToolCall, position: int, toolbox: Tools, limits: Limits, now: float) -> ParsedCall:
-    """Read and check a call; a mistake in it is its `error`."""
+def read_call(call: ToolCall, position: int, tools: Tools, limits: Limits, now: float) -> ParsedCall:
+    """Read and check a call; a mistake in it is its `error`. `tools` are those that it may use (K10)."""
     tool: Tool | None = None
     action: Action | None = None
     handle_id: str | None = None
@@ -205,7 +196,7 @@ def read_call(call: ToolCall, position: int, toolbox: Tools, limits: Limits, now
     arguments: dict[str, Any] = {}
     given = call.arguments
     try:
-        tool = toolbox.find(str(call.name))
+        tool = tools.find(str(call.name))
         sent, given = _read_arguments(call, limits)
         verb = verb_of(tool.name)
         if verb is not None:  # its arguments are checked by the handle's tool, once that is known
@@ -214,9 +205,9 @@ def read_call(call: ToolCall, position: int, toolbox: Tools, limits: Limits, now
         elif not tool.actions:
             if tool.names is not None and isinstance(sent.get(tool.names), str):
                 handle_id = sent[tool.names]
-            arguments = toolbox.check(tool, None)(sent)
+            arguments = tools.check(tool, None)(sent)
             if tool.launching is not None:
-                launched = tool.launching.read(arguments, now)
+                launched = tool.launching.read(arguments, now, tools)
                 handle_id = check_id(launched.id)
                 action, launch, tool = "spawn", launched, launched.of(tool)
         else:
@@ -224,13 +215,13 @@ def read_call(call: ToolCall, position: int, toolbox: Tools, limits: Limits, now
             spawn = sent.pop("spawn", None)
             if named is None:
                 sent.pop("action", None)
-                arguments = toolbox.check(tool, None)(sent)
+                arguments = tools.check(tool, None)(sent)
             else:
                 action = _read_action(tool, named)
                 if spawn is not None and id is not spawn:
                     raise ToolError("give `spawn` or `action`, not both", code="invalid_arguments")
                 handle_id = _read_id(tool, action, id)
-                arguments = _own(toolbox.check(tool, action)({**sent, "action": action, "id": handle_id}))
+                arguments = _own(tools.check(tool, action)({**sent, "action": action, "id": handle_id}))
     except ToolError as mistake:
         error, given = mistake, _storable(call.arguments)
     return ParsedCall(

@@ -13,6 +13,7 @@ from keephold.handles.handle import Handle, OnStop
 from keephold.handles.state import EndedBy, Failure, Ok, Reply, Stopped
 from keephold.handles.view import Handles
 from keephold.tools.base import Tool
+from keephold.tools.toolbox import One
 from keephold.tools.waiting import WaitToolHost, wait_tools
 from keephold.tools.waiting.agents import Agents
 from keephold.tools.waiting.measure import Measure
@@ -47,6 +48,7 @@ class ToolServices:
                 end=self.end,
                 run=self.run,
                 has_tool=self._has_tool,
+                offered=lambda conversation: self._parts.offers.of(conversation),
                 agents=agents,
                 measure=measure,
                 detached=detached,
@@ -67,13 +69,24 @@ class ToolServices:
         if reply.is_error:
             raise ToolError(reply.result, code=reply.code or "tool_error")
 
-    async def run(self, conversation: str, name: str, arguments: dict[str, Any], *, label: str, again: bool) -> Any:
+    async def run(
+        self,
+        conversation: str,
+        name: str,
+        arguments: dict[str, Any],
+        *,
+        label: str,
+        again: bool,
+        internal: bool = False,
+    ) -> Any:
         """Call a tool and return its value. Raises `ToolError`. Cancelling this ends the call, unless the runtime is
-        closing: then the call is left for the next one (R6). With `again`, see `_earlier`."""
+        closing: then the call is left for the next one (R6). With `again`, see `_earlier`. With `internal` the tool is
+        one that no conversation is offered."""
         earlier = await self._earlier(conversation, label) if again else None
         if earlier is not None:
             return _value(earlier, self._replies.outcome(earlier))
-        call = await self._queues.of(conversation).begin(ToolCall(label, name, arguments), park_after=None)
+        tools = One(self._parts.toolbox, name) if internal else None
+        call = await self._queues.of(conversation).begin(ToolCall(label, name, arguments), park_after=None, tools=tools)
         call.left = True
         try:
             response = await call.response()

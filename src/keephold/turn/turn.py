@@ -27,13 +27,14 @@ from keephold.store.base import (
     TurnBegan,
     TurnEnded,
 )
+from keephold.tools.toolbox import Tools
 from keephold.turn.batch import Batch
 from keephold.turn.budget import size_of
 from keephold.turn.ending import Ender, Ending
 from keephold.turn.lineage import root_of
 from keephold.turn.notifications import Notification, notifications, still_shown
 from keephold.turn.replies import error_reply
-from keephold.turn.tool_call import ToolCall, Tools, read_call
+from keephold.turn.tool_call import ToolCall, read_call
 
 if TYPE_CHECKING:
     from keephold.turn.parts import Parts
@@ -158,6 +159,8 @@ class Turn:
             raise self._open_elsewhere() if error.code == "turn_open" else error from None
         registry.turn_began(self.conversation, self.id)
         self._parts.turns.add(self)
+        if self._tools is not self._parts.toolbox:
+            self._parts.offers.limit(self.conversation, self._tools)
         self._parts.decisions.forget(self.conversation)  # decisions made between turns are not for this turn
         if before is not None and before.batch is not None and not self._resume:
             await self._parts.recovery.abandon(before.batch)
@@ -396,6 +399,8 @@ class Turn:
         finally:
             if over:
                 parts.turns.discard(self)
+                if not registry.conversation(self.conversation).live:  # a kept workflow still has steps to run
+                    parts.offers.forget(self.conversation)
                 registry.turn_ended(self.conversation)
                 parts.decisions.forget(self.conversation)
                 parts.inquiries.forget(self.conversation, self.id)

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import jsonschema_rs
+from tests.wait_tools import with_wait_tools
 
 from keephold import Response, Runtime, Tool, ToolCall
 from keephold.testing import VirtualClock
@@ -61,5 +62,5 @@ class Caller:
 @asynccontextmanager
 async def calling(clock: VirtualClock, *tools: Tool, **options: Any) -> AsyncIterator[Caller]:
     """A runtime with nothing but built-ins and these tools, and a client of it."""
-    async with Runtime(tools, clock=clock, **options) as rt:
+    async with with_wait_tools(tools, clock=clock, **options) as rt:
         yield Caller(rt)

@@ -5,14 +5,15 @@ from typing import Any
 
 from tests.unit.waiting.calls import Caller
 from tests.unit.waiting.test_workflows import run, step
+from tests.wait_tools import with_wait_tools
 
-from keephold import Call, Runtime
+from keephold import Call
 from keephold.prompts import AgentRequest
 from keephold.testing import VirtualClock
 
 
 async def test_E3_an_agent_of_two_steps_has_two_journals(clock: VirtualClock) -> None:
-    rt = Runtime(clock=clock)
+    rt = with_wait_tools(clock=clock)
 
     @rt.agent("counts", on_crash="replay")
     async def counts(call: Call, request: AgentRequest) -> str:
@@ -29,7 +30,7 @@ async def test_E3_an_agent_of_two_steps_has_two_journals(clock: VirtualClock) ->
 
 
 async def test_W11_steps_queue_for_their_agent_like_anybody_else(clock: VirtualClock) -> None:
-    rt, running, most = Runtime(clock=clock), 0, 0
+    rt, running, most = with_wait_tools(clock=clock), 0, 0
 
     @rt.agent("alone", max_running=1)
     async def alone(call: Call, request: AgentRequest) -> str:

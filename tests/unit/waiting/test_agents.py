@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from tests.unit.waiting.calls import Caller, calling
+from tests.wait_tools import with_wait_tools
 
 import keephold
 from keephold import Call, ConfigError, Runtime, ToolError
@@ -29,7 +30,7 @@ def with_echo(rt: Runtime, **options: Any) -> list[AgentRequest]:
 
 
 async def test_W12_an_agent_runs_beside_the_conversation(clock: VirtualClock) -> None:
-    rt = Runtime(clock=clock)
+    rt = with_wait_tools(clock=clock)
     asked = with_echo(rt)
     async with rt:
         ask = Caller(rt)
@@ -70,7 +71,7 @@ async def test_W12_an_agent_runs_beside_the_conversation(clock: VirtualClock) ->
 
 
 async def test_an_agent_may_say_more_than_its_response(clock: VirtualClock) -> None:
-    rt = Runtime(clock=clock)
+    rt = with_wait_tools(clock=clock)
 
     @rt.agent("full")
     async def full(call: Call, request: AgentRequest) -> dict[str, Any]:
@@ -89,7 +90,7 @@ async def test_an_agent_may_say_more_than_its_response(clock: VirtualClock) -> N
 
 
 async def test_W12_ids_of_the_same_millisecond_are_numbered_and_bad_characters_replaced(clock: VirtualClock) -> None:
-    rt = Runtime(clock=clock)
+    rt = with_wait_tools(clock=clock)
 
     @rt.agent("my agent")
     async def mine(call: Call, request: AgentRequest) -> str:
@@ -103,7 +104,7 @@ async def test_W12_ids_of_the_same_millisecond_are_numbered_and_bad_characters_r
 
 
 async def test_an_unknown_agent_is_an_error_that_lists_those_known(clock: VirtualClock) -> None:
-    rt = Runtime(clock=clock)
+    rt = with_wait_tools(clock=clock)
     with_echo(rt)
     async with rt:
         refused = await Caller(rt).error("execute_agent_async", agentId="ehco", prompt="x")
@@ -114,7 +115,7 @@ async def test_an_unknown_agent_is_an_error_that_lists_those_known(clock: Virtua
 
 
 async def test_W5_its_timeout_stops_it(clock: VirtualClock) -> None:
-    rt = Runtime(clock=clock)
+    rt = with_wait_tools(clock=clock)
     asked = with_echo(rt, max_running=1)
     async with rt:
         ask = Caller(rt)
@@ -128,7 +129,7 @@ async def test_W5_its_timeout_stops_it(clock: VirtualClock) -> None:
 
 
 async def test_W11_those_that_queue_start_by_priority(clock: VirtualClock) -> None:
-    rt = Runtime(clock=clock)
+    rt = with_wait_tools(clock=clock)
     asked = with_echo(rt, max_running=1)
     async with rt:
         ask = Caller(rt)
@@ -142,7 +143,7 @@ async def test_W11_those_that_queue_start_by_priority(clock: VirtualClock) -> No
 
 
 async def test_R5_a_transient_failure_is_tried_again(clock: VirtualClock) -> None:
-    rt = Runtime(clock=clock)
+    rt = with_wait_tools(clock=clock)
     attempts: list[int] = []
 
     @rt.agent("flaky")
@@ -166,7 +167,7 @@ async def test_R5_a_transient_failure_is_tried_again(clock: VirtualClock) -> Non
 
 
 async def test_cancelling_an_agent(clock: VirtualClock) -> None:
-    rt = Runtime(clock=clock)
+    rt = with_wait_tools(clock=clock)
     with_echo(rt)
     async with rt:
         ask = Caller(rt)
@@ -191,7 +192,7 @@ async def test_cancelling_an_agent(clock: VirtualClock) -> None:
     ],
 )
 def test_what_cannot_be_an_agent(id: str, options: dict[str, Any], says: str) -> None:
-    rt = Runtime()
+    rt = with_wait_tools()
     with_echo(rt)
 
     async def function(call: Call, request: AgentRequest) -> str:

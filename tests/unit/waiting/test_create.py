@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from tests.turn.calls import STATEFUL, spawn
-from tests.unit.waiting.calls import Caller, calling
+from tests.unit.waiting.calls import calling
+from tests.wait_tools import with_wait_tools
 
 import keephold
-from keephold import Call, Key, Pending, Runtime, ToolCall
+from keephold import Call, ConfigError, Key, Pending, Runtime, ToolCall
 from keephold.testing import VirtualClock
 
 START = "2026-01-01T00:00:00.000Z"
@@ -150,7 +151,7 @@ async def test_W7_completing_what_does_not_exist(clock: VirtualClock) -> None:
 
 
 async def test_B2_B3_a_batch_creates_completes_and_waits(clock: VirtualClock) -> None:
-    async with Runtime(clock=clock) as rt, rt.turn("main") as turn:
+    async with with_wait_tools(clock=clock) as rt, rt.turn("main") as turn:
         calls = [
             ToolCall("1", "wait_for", {"handleId": "h"}),
             ToolCall("2", "complete_wait_handle", {"handleId": "h", "result": 7}),
@@ -162,7 +163,7 @@ async def test_B2_B3_a_batch_creates_completes_and_waits(clock: VirtualClock) ->
 
 
 async def test_B2_two_of_one_id_in_a_batch_reject_it(clock: VirtualClock) -> None:
-    async with Runtime(clock=clock) as rt, rt.turn("main") as turn:
+    async with with_wait_tools(clock=clock) as rt, rt.turn("main") as turn:
         two = [ToolCall(str(n), "create_wait_handle", {"handleId": "h", "type": "custom"}) for n in range(2)]
         responses = await turn.run(two)
         assert {response.code for response in responses} == {"batch_rejected"}
@@ -170,7 +171,7 @@ async def test_B2_two_of_one_id_in_a_batch_reject_it(clock: VirtualClock) -> Non
 
 
 async def test_T1_wait_handles_outlive_the_turn(clock: VirtualClock) -> None:
-    async with Runtime(clock=clock) as rt:
+    async with with_wait_tools(clock=clock) as rt:
         async with rt.turn("main") as turn:
             await turn.run([ToolCall("1", "create_wait_handle", {"handleId": "h", "type": "custom"})])
         assert (await rt.handle("h", conversation="main")).state == "running"
@@ -262,11 +263,14 @@ async def test_P2_W7_one_that_nobody_permits_is_an_error_like_others(clock: Virt
 async def test_they_are_offered_where_the_configuration_names_them(clock: VirtualClock, tmp_path: Path) -> None:
     config = tmp_path / "keephold.toml"
     config.write_text('[conversation.tools.create_wait_handle]\nsource = "builtin"\n')
-    async with calling(clock, config=config) as ask:
-        assert [tool["name"] for tool in ask.rt.tools()] == ["await", "read_output", "create_wait_handle"]
-    async with calling(clock) as ask:
-        assert ask.rt.tools() == []
-        assert isinstance(ask, Caller)
+    offered = ["await", "read_output", "create_wait_handle"]
+    for options in ({"config": config}, {"builtins": ["create_wait_handle"]}):
+        async with Runtime(clock=clock, **options) as rt:
+            assert [tool["name"] for tool in rt.tools()] == offered
+    async with Runtime(clock=clock) as rt:
+        assert rt.tools() == []
+    with pytest.raises(ConfigError, match="builtins: `await` is not a wait tool; there are sleep, create_wait_handle"):
+        Runtime(builtins=["await"])
 
 
 async def test_W11_handles_that_wait_share_their_tool_and_their_terms(clock: VirtualClock) -> None:

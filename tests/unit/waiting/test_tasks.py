@@ -4,8 +4,9 @@ import asyncio
 from typing import Any
 
 from tests.unit.waiting.calls import Caller, calling
+from tests.wait_tools import with_wait_tools
 
-from keephold import Runtime, ToolCall
+from keephold import ToolCall
 from keephold.testing import VirtualClock
 
 
@@ -157,7 +158,7 @@ async def test_many_tasks_leave_the_reply_json(clock: VirtualClock) -> None:
 
 
 async def test_task_calls_of_one_batch_act_in_order(clock: VirtualClock) -> None:
-    async with Runtime(clock=clock) as rt, rt.turn("main") as turn:
+    async with with_wait_tools(clock=clock) as rt, rt.turn("main") as turn:
         responses = await turn.run(
             [
                 ToolCall("1", "create_task", {"taskId": "t", "taskName": "T"}),

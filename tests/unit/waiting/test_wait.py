@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from tests.turn.calls import STATEFUL, TALKING, spawn
 from tests.unit.waiting.calls import Caller, calling
+from tests.wait_tools import with_wait_tools
 
 import keephold
-from keephold import Call, Question, Runtime
+from keephold import Call, Question
 from keephold.store.base import Resolution
 from keephold.testing import VirtualClock
 from keephold.tools.waiting.view import elapsed
@@ -268,7 +269,7 @@ async def test_a_result_too_large_for_a_reply_leaves_it_json(clock: VirtualClock
 
 
 async def test_a_wait_does_not_outlive_its_runtime(clock: VirtualClock) -> None:
-    async with Runtime(clock=clock) as rt:
+    async with with_wait_tools(clock=clock) as rt:
         ask = Caller(rt)
         await ask.create("h")
         waiting = asyncio.create_task(ask.response("wait_for", handleId="h"))

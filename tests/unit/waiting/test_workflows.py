@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from tests.unit.waiting.calls import Caller, calling
+from tests.wait_tools import with_wait_tools
 
 import keephold
-from keephold import Call, Runtime, ToolError
+from keephold import Call, ToolError
 from keephold.config.model import Config, WorkflowSettings
 from keephold.prompts import AgentRequest
 from keephold.testing import VirtualClock
@@ -91,7 +92,7 @@ async def test_W10_its_timeout_stops_it(clock: VirtualClock) -> None:
 
 
 async def test_W10_steps_run_agents_and_wait_for_handles(clock: VirtualClock) -> None:
-    rt = Runtime(clock=clock)
+    rt = with_wait_tools(clock=clock)
 
     @rt.agent("echo")
     async def echo(call: Call, request: AgentRequest) -> str:
@@ -178,7 +179,7 @@ async def test_K5_W10_what_a_workflow_waits_for_is_shown_without_its_key(clock: 
 async def test_K_an_api_step_reaches_this_machine_only_if_the_configuration_says_so(
     settings: WorkflowSettings, error: str
 ) -> None:
-    async with Runtime(config=Config(workflows=settings)) as rt:
+    async with with_wait_tools(config=Config(workflows=settings)) as rt:
         ask = Caller(rt)
         ended = await ask.wait_for((await run(ask, step("a", "api", url="http://127.0.0.1:9/")))["handleId"])
     assert error in ended["error"]

@@ -16,9 +16,12 @@ from keephold.handles.question import Question
 from keephold.text import instant
 from keephold.tools.base import OnCrash, QuestionPolicy, RunMode
 from keephold.tools.call import Call
+from keephold.tools.toolbox import Tools, has
 from keephold.tools.waiting.create import timed_out
 from keephold.tools.waiting.tool import WaitToolHost
 
+EXECUTE = "execute_agent_async"
+"""The tool that runs agents by their ids."""
 MAY_RUN = "run_agent"
 """The question whether an agent may run; only the user answers it."""
 PERMISSION = "permission"
@@ -70,6 +73,8 @@ class Agent:
     run: RunMode = "unattended"
     """Whether starting it needs permission (P1)."""
     questions: Mapping[str, QuestionPolicy] = field(default_factory=dict)
+    tool: str = EXECUTE
+    """The tool without which a conversation may not run it (K10)."""
 
 
 class Agents:
@@ -103,8 +108,9 @@ class Agents:
         *,
         run: RunMode = "unattended",
         questions: Mapping[str, QuestionPolicy] | None = None,
+        tool: str = EXECUTE,
     ) -> None:
-        """Register a function as an agent."""
+        """Register a function as an agent. Only conversations that are offered `tool` may run it."""
         if not id or id in self._agents:
             why = "is registered already; choose another id" if id else "needs an id that is not empty"
             raise ConfigError([f"agent `{id}` {why}"])
@@ -114,22 +120,25 @@ class Agents:
             raise ConfigError([f'agent `{id}`: on_crash must be "replay" or "fail", not {on_crash!r}'])
         if max_running is not None and max_running < 1:
             raise ConfigError([f"agent `{id}`: max_running must be 1 or more, not {max_running}"])
-        self._agents[id] = Agent(id, function, on_crash, max_running, run, questions or {})
+        self._agents[id] = Agent(id, function, on_crash, max_running, run, questions or {}, tool)
 
     @property
     def ids(self) -> list[str]:
         """The ids of all agents."""
         return list(self._agents)
 
-    def has(self, id: str) -> bool:
-        """Whether there is an agent of that id."""
-        return id in self._agents
-
-    def find(self, id: str) -> Agent:
-        """Return the agent of that id. Raises a `ToolError` that lists the known ones."""
+    def has(self, id: str, tools: Tools | None = None) -> bool:
+        """Whether there is an agent of that id; with `tools`, whether these offer it."""
         agent = self._agents.get(id)
-        if agent is None:
-            known = ", ".join(self._agents) or "none; a program registers them with @rt.agent"
+        return agent is not None and (tools is None or has(tools, agent.tool))
+
+    def find(self, id: str, tools: Tools | None = None) -> Agent:
+        """Return the agent of that id. Raises a `ToolError` that lists the known ones. With `tools`, agents that these
+        do not offer are unknown (K10)."""
+        agent = self._agents.get(id)
+        if agent is None or (tools is not None and not has(tools, agent.tool)):
+            offered = [each.id for each in self._agents.values() if tools is None or has(tools, each.tool)]
+            known = ", ".join(offered) or "none; a program registers them with @rt.agent"
             raise ToolError(f"Agent {id} not found; known agents: {known}", code="invalid_arguments")
         return agent
 

@@ -15,6 +15,7 @@ from keephold.handles.state import Failure, Stopped
 from keephold.text import instant, to_json
 from keephold.tools.base import Launch, Launching, SpawnPolicy, Tool
 from keephold.tools.call import Call
+from keephold.tools.toolbox import Tools
 from keephold.tools.waiting.tool import WRITES, WaitToolHost, function_tool, object_schema
 from keephold.tools.waiting.view import TYPES, duration, number, one_of, reply, status, text
 
@@ -61,7 +62,7 @@ def create_tool(around: WaitToolHost) -> Tool:
     )
 
 
-def _read(arguments: Mapping[str, Any], now: float) -> Launch:
+def _read(arguments: Mapping[str, Any], now: float, tools: Tools | None) -> Launch:
     return Launch(
         id=arguments["handleId"],
         kind=arguments["type"],

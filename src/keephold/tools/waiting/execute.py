@@ -21,7 +21,8 @@ from keephold.tools.base import Launch, Launching, QuestionPolicy, RetryPolicy, 
 from keephold.tools.call import Call
 from keephold.tools.function import Function
 from keephold.tools.signature import Signature
-from keephold.tools.waiting.agents import MAY_RUN, PERMISSION, permitted, read_request
+from keephold.tools.toolbox import Tools, has
+from keephold.tools.waiting.agents import EXECUTE, MAY_RUN, PERMISSION, permitted, read_request
 from keephold.tools.waiting.create import PRIORITY, TIMEOUT, timed_out
 from keephold.tools.waiting.tool import End, WaitToolHost, function_tool, object_schema
 from keephold.tools.waiting.view import COUNT, TEXT, came_to, reply, status, text
@@ -88,7 +89,6 @@ class _Overdue:
             self._registry.run_soon(self._end(handle, error, "timeout"))
 
 
-NAME = "execute_agent_async"
 STEP = "agent_step"
 DESCRIPTION = "Execute an agent asynchronously. Returns a handle at once; wait for its result with wait_for."
 _PROMPT_SHOWN = 100
@@ -153,9 +153,9 @@ def execute_agent_tool(around: WaitToolHost) -> Tool:
     """Make the tool for agents."""
     agents = around.agents
 
-    def read(arguments: Mapping[str, Any], now: float) -> Launch:
+    def read(arguments: Mapping[str, Any], now: float, tools: Tools | None) -> Launch:
         request = read_request(arguments)
-        agent = agents.find(request.agent_id)
+        agent = agents.find(request.agent_id, tools)
         prompt = request.prompt
         shown = prompt if len(prompt) <= _PROMPT_SHOWN else f"{prompt[:_PROMPT_SHOWN]}..."
         model = {} if request.model is None else {"model": request.model}
@@ -178,7 +178,7 @@ def execute_agent_tool(around: WaitToolHost) -> Tool:
         return _started(handle, "Agent", record.arguments) | {"agentId": record.arguments["agentId"]}
 
     return Tool(
-        name=NAME,
+        name=EXECUTE,
         description=DESCRIPTION,
         parameters=AGENT_PARAMETERS,
         returns=AGENT_RETURNS,
@@ -197,9 +197,9 @@ WORKFLOW_RETURNS = reply(f"{_STARTED} workflowId name stepCount")
 
 
 def execute_workflow_tool(around: WaitToolHost) -> Tool:
-    def read(arguments: Mapping[str, Any], now: float) -> Launch:
+    def read(arguments: Mapping[str, Any], now: float, tools: Tools | None) -> Launch:
         workflow = read_workflow(_definition(arguments))
-        missing = list(_missing(workflow.steps, around))
+        missing = list(_missing(workflow.steps, around, tools))
         if missing:  # refused now, and not recovered after a crash: another process may have it (R1)
             raise ToolError("; ".join(missing), code="invalid_arguments")
         return Launch(
@@ -251,23 +251,28 @@ def _definition(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if key != "retry"}
 
 
-def _missing(part: Any, around: WaitToolHost, step: str = "") -> Iterator[str]:
-    """Yield the unknown tools and agents that steps name, nested ones included. A name may also be an expression."""
+def _missing(part: Any, around: WaitToolHost, tools: Tools | None, step: str = "") -> Iterator[str]:
+    """Yield the unknown tools and agents that steps name, nested ones included. A name may also be an expression.
+
+    Tools that the conversation is not offered are unknown; for a workflow that was started before, only those that this
+    process does not have."""
     match part:
         case definition.Step(id=id, kind=kind):
-            yield from _missing(kind, around, id)
-        case definition.Tool(name=definition.Value(given=str() as name)) if not around.has_tool(name):
-            yield f"step `{step}`: there is no tool `{name}`"
-        case definition.Agent(agent_id=definition.Value(given=str() as name)) if not around.agents.has(name):
-            yield f"step `{step}`: there is no agent `{name}`"
+            yield from _missing(kind, around, tools, id)
+        case definition.Tool(name=definition.Value(given=str() as name)):
+            if not (around.has_tool(name) if tools is None else has(tools, name)):
+                yield f"step `{step}`: there is no tool `{name}`"
+        case definition.Agent(agent_id=definition.Value(given=str() as name)):
+            if not around.agents.has(name, tools):
+                yield f"step `{step}`: there is no agent `{name}`"
         case definition.Value():
             pass
         case tuple():
             for each in part:
-                yield from _missing(each, around, step)
+                yield from _missing(each, around, tools, step)
         case msgspec.Struct():
             for field in part.__struct_fields__:
-                yield from _missing(getattr(part, field), around, step)
+                yield from _missing(getattr(part, field), around, tools, step)
 
 
 class _Conversation:
@@ -277,15 +282,14 @@ class _Conversation:
         self._call = call
         self._around = around
 
-    async def tool(self, name: str, arguments: dict[str, Any], entry: str) -> Any:
-        call = self._call
-        return await self._around.run(
-            call.conversation, name, arguments, label=f"{call.uid}:{entry}", again=call.attempt > 1
-        )
+    async def tool(self, name: str, arguments: dict[str, Any], entry: str, *, internal: bool = False) -> Any:
+        call, label = self._call, f"{self._call.uid}:{entry}"
+        again = call.attempt > 1
+        return await self._around.run(call.conversation, name, arguments, label=label, again=again, internal=internal)
 
     async def agent(self, agent_id: str, parameters: dict[str, Any], entry: str) -> Any:
-        self._around.agents.find(agent_id)
-        return await self.tool(STEP, {**parameters, "agentId": agent_id}, entry)
+        self._around.agents.find(agent_id, await self._around.offered(self._call.conversation))
+        return await self.tool(STEP, {**parameters, "agentId": agent_id}, entry, internal=True)
 
     async def wait(self, ids: Sequence[str], mode: Literal["all", "any", "race"]) -> Any:
         handles = tuple((await self._around.find_all(self._call, ids)).values())

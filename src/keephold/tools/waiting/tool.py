@@ -18,6 +18,7 @@ from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.function import Function
 from keephold.tools.signature import Signature
+from keephold.tools.toolbox import Tools
 from keephold.tools.waiting.measure import Measure
 from keephold.tools.waiting.view import Text
 
@@ -63,9 +64,16 @@ class RunTool(Protocol):
     """Calls a tool one-shot in a conversation."""
 
     def __call__(
-        self, conversation: str, name: str, arguments: dict[str, Any], *, label: str, again: bool
+        self,
+        conversation: str,
+        name: str,
+        arguments: dict[str, Any],
+        *,
+        label: str,
+        again: bool,
+        internal: bool = False,
     ) -> Awaitable[Any]:
-        """Return its result or raise `ToolError`.
+        """Return its result or raise `ToolError`. `internal`: the tool is one that no conversation is offered.
 
         With `again`, a call of that label by a process that died is resumed or its outcome returned: the tool is not
         called twice.
@@ -83,6 +91,8 @@ class WaitToolHost:
     end: End
     run: RunTool
     has_tool: Callable[[str], bool]
+    offered: Callable[[str], Awaitable[Tools]]
+    """Returns the tools that a conversation is offered."""
     agents: "Agents"
     measure: Measure
     detached: str = "deny"
