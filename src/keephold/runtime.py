@@ -30,7 +30,6 @@ from keephold.store.urls import open_store
 from keephold.tools.base import Tool
 from keephold.tools.builtin import builtin_tools
 from keephold.tools.guard import Guard
-from keephold.tools.terminal.preload import preload_soon
 from keephold.tools.toolbox import Offers, Toolbox, Tools
 from keephold.tools.waiting import NAMES as WAIT_TOOLS
 from keephold.tools.waiting.agents import AgentFunction, Agents
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
     from keephold.config import Config
     from keephold.tools.remote.server import McpServer
     from keephold.tools.remote.servers import Servers
+    from keephold.tools.terminal.emulator_worker import EmulatorHost
 
 _RETENTION_MEMORY, _RETENTION_STORED = 3600.0, 7 * 86_400.0
 
@@ -201,6 +201,8 @@ class Runtime:
         self.registry.on_held.add(self.recovery.held)
         self.registry.on_deadline.add(self.deadlines.expect)
         self._servers = self._use(used)
+        self._emulators: EmulatorHost | None = None
+        """The process that terminals' emulators run in, held while this is open."""
 
     def _make_toolbox(self, config: "Config | None", agents: Agents) -> Toolbox:
         """Collect the given tools, those of the configuration, and the built-ins. Raises `ConfigError`."""
@@ -260,7 +262,11 @@ class Runtime:
     async def _open(self) -> None:
         store = self.registry.store
         if any(tool.source == "terminal" for tool in self.toolbox):
-            preload_soon()
+            from keephold.tools.terminal.emulator_worker import host  # only here: most runtimes have no terminal
+
+            self._emulators = host()
+            if self._emulators is not None:
+                self._emulators.hold()
         await store.open(self.upkeep.heard)
         if store.durable:
             await self._recover()
@@ -480,6 +486,8 @@ class Runtime:
             if self._conversations is not None:
                 await self._conversations.close()
             self._guard.close()
+            if self._emulators is not None:
+                self._emulators.release()
             await self.registry.close()
 
 

@@ -48,6 +48,41 @@ class WorkerTooSlow(WorkerDied):
     """The request took longer than its limit."""
 
 
+class WorkerProcess:
+    """A started worker process, and our end of its socket."""
+
+    def __init__(self, role: str, memory: int, seconds: float, descriptors: tuple[int, ...] = ()) -> None:
+        """The process gets these descriptors, too. Raises `OSError` if it cannot be started."""
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            self.socket.setblocking(False)
+            numbers = (theirs.fileno(), memory, seconds, os.getpid())
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-s", "-m", "keephold.worker_process", role, *map(str, numbers)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    cwd="/",  # otherwise our directory's file system would stay busy
+                    env=_environment(),
+                    start_new_session=True,  # Ctrl-C at the terminal is for us
+                    pass_fds=(theirs.fileno(), *descriptors),
+                )
+            except BaseException:
+                self.socket.close()
+                raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def end(self) -> int:
+        """Kill it, close the socket, and return how it ended."""
+        self.socket.close()
+        self._process.kill()
+        return self._process.wait()  # does not take long: a process closes its descriptors at its very end
+
+
 class _Request:
     __slots__ = ("frame", "reply")
 
@@ -64,7 +99,7 @@ class Worker:
         self._role = role
         self._memory = memory
         self._seconds = seconds
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: WorkerProcess | None = None
         self._socket: socket.socket
         self._loop: asyncio.AbstractEventLoop
         self._requests: deque[_Request] = deque()
@@ -133,25 +168,8 @@ class Worker:
             )
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            ours.setblocking(False)
-            numbers = (theirs.fileno(), self._memory, self._seconds, os.getpid())
-            try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-s", "-m", "keephold.worker_process", self._role, *map(str, numbers)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    cwd="/",  # otherwise our directory's file system would stay busy
-                    env=_environment(),
-                    start_new_session=True,  # Ctrl-C at the terminal is for us
-                    pass_fds=(theirs.fileno(),),
-                )
-            except BaseException:
-                ours.close()
-                raise
-        self._socket = ours
+        self._process = WorkerProcess(self._role, self._memory, self._seconds)
+        ours = self._socket = self._process.socket
         self._ready = False
         owing[ours.fileno()] = True
         self._loop.add_reader(ours.fileno(), self._readable)
@@ -165,11 +183,9 @@ class Worker:
         self._loop.remove_reader(number)
         self._loop.remove_writer(number)
         del owing[number]
-        self._socket.close()
         self._unsent.clear()
         self._received.clear()
-        process.kill()
-        return process.wait()  # does not take long: a process closes its descriptors at its very end
+        return process.end()
 
     # Frames
 

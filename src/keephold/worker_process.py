@@ -1,6 +1,7 @@
 """The process of a worker (`worker.py`): `python -m keephold.worker_process ROLE SOCKET MEMORY SECONDS PARENT`.
 
-It limits itself, imports the module ROLE, and answers one request after another with its `answer`. It ends with its
+It limits itself, imports the module ROLE, and answers one request after another with its `answer`, or leaves all of it
+to its `serve`. It ends with its
 parent: at the end of the socket, or, if a fork of the parent holds that open, when the parent's pidfd says so.
 (PDEATHSIG follows the thread that started the process, which may end before the runtime.)
 
@@ -16,6 +17,7 @@ import signal
 import socket
 import struct
 import sys
+from functools import partial
 from importlib import import_module
 
 import msgspec
@@ -34,7 +36,8 @@ def main() -> None:
     connection = socket.socket(fileno=int(number))
     _limit(int(memory))
     try:
-        answer = import_module(role).answer
+        module = import_module(role)
+        answer = getattr(module, "answer", None)
     except Exception as error:
         _send(connection, f"{type(error).__name__}: {error}".encode())
         return
@@ -43,6 +46,9 @@ def main() -> None:
     enough = int(memory) // resource.getpagesize() // 2
     statm = os.open("/proc/self/statm", os.O_RDONLY)
     receive = _Receiving(connection, int(parent))
+    if answer is None:
+        module.serve(receive, partial(_send, connection))
+        return
     encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder().decode
     while (content := receive()) is not None:
         signal.setitimer(signal.ITIMER_PROF, float(seconds))  # its signal, SIGPROF, kills

@@ -272,6 +272,11 @@ class Run:
         for listener in tuple(self.listeners):
             listener()
 
+    def last_output(self, size: int) -> bytes:
+        """Return the last bytes it has printed, at most that many, as far as they are kept."""
+        output = self.registry.output_of(self.handle)
+        return output.before(output.total, size)
+
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         self.registry.progressed(self.handle, Progress(done, total, message))
 

@@ -1,6 +1,5 @@
 """Screens: what a person would see, for what programs really print and for what none should."""
 
-import asyncio
 import gc
 import os
 import sys
@@ -18,7 +17,7 @@ from tests.unit.terminal.noise import noise
 from tests.unit.terminal.recorded import LESS, LS, VIM, VIM_QUITS
 
 from keephold.tools.base import Screen
-from keephold.tools.terminal.emulator import SCROLLBACK, Emulator, Kind, open_emulator, preload
+from keephold.tools.terminal.emulator import SCROLLBACK, Emulator, Kind, open_emulator
 
 KINDS: tuple[Kind, ...] = ("ghostty", "line")
 
@@ -272,12 +271,6 @@ def test_without_the_package_there_are_lines(monkeypatch: pytest.MonkeyPatch) ->
         assert terminal.screen().emulator == "line"
     with pytest.raises(ImportError):
         open_emulator(5, 20, lambda _: None, kind="ghostty")
-
-
-async def test_preloading_may_be_left_to_another_thread() -> None:
-    await asyncio.to_thread(preload)
-    assert "pyghostty" in sys.modules
-    assert screen(b"x").lines[0] == "x"
 
 
 @pytest.mark.parametrize("kind", KINDS)

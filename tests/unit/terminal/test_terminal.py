@@ -373,6 +373,7 @@ async def test_two_hundred_idle_terminals_wake_nobody(start: Start) -> None:
     calls = [start(["cat"]) for _ in range(200)]
     for live, _ in calls:
         await until(live.probe)
+    live.screen()  # the emulator's process has started
     loop: Any = asyncio.get_running_loop()
     assert [timer for timer in loop._scheduled if not timer.cancelled()] == []
     assert loop._selector.select(0) == []

@@ -61,11 +61,27 @@ class Emulator(Protocol):
         """Free it: no other method may be called afterwards. Twice is harmless."""
 
 
-def open_emulator(rows: int, cols: int, reply: Callable[[bytes], None], *, kind: Kind = "auto") -> Emulator:
+def open_emulator(
+    rows: int,
+    cols: int,
+    reply: Callable[[bytes], None],
+    *,
+    kind: Kind = "auto",
+    kept: Callable[[], bytes] = bytes,
+    lost: Callable[[], None] = lambda: None,
+) -> Emulator:
     """Return an emulator of that size. `reply` gets a terminal's replies to a program's requests.
 
-    `auto`: Ghostty's if it is available. If `ghostty` is asked for and is not available, raises the reason.
+    `auto`: Ghostty's if it is available, in a process of its own where a loop runs. If that process dies of this
+    emulator, `lost` is called and lines are shown from then on; if it dies of another, this one is fed again the output
+    that `kept` returns. If `ghostty` is asked for and is not available, raises the reason.
     """
+    if kind == "auto":
+        from keephold.tools.terminal.emulator_worker import WorkerEmulator, host
+
+        found = host()
+        if found is not None:
+            return WorkerEmulator(found, rows, cols, reply, kept, lost)
     if kind != "line":
         try:
             return _Ghostty(rows, cols, reply)
@@ -77,14 +93,6 @@ def open_emulator(rows: int, cols: int, reply: Callable[[bytes], None], *, kind:
     from keephold.tools.terminal.lines import LineEmulator
 
     return LineEmulator(rows, cols, reply)
-
-
-def preload() -> None:
-    """Load the library once in a process, which takes a third of a second: in a thread, before it is needed."""
-    emulator = open_emulator(1, 1, lambda _: None)
-    emulator.feed(b"\r\n")
-    _ = emulator.screen(), emulator.scrollback(1), emulator.application_keys
-    emulator.close()
 
 
 class _Ghostty:

@@ -104,6 +104,10 @@ class Recent:
         if len(self._data) > 2 * _LIMIT:
             del self._data[:-_LIMIT]
 
+    def all(self) -> bytes:
+        """Return all of it."""
+        return bytes(self._data)
+
     def positions(self, since: int) -> bool:
         """Whether the output from that offset on moves the cursor about the screen."""
         length = min(self._total - since, _LIMIT)
@@ -130,6 +134,8 @@ LONGEST_SECRET = 256
 QUIET, LONGEST_PAUSE = 0.1, 1.0
 """Seconds after which a quiet one-shot program is checked, and between two such checks at most."""
 
+_RESTORED = 1 << 20
+"""Bytes of output from which a screen is restored."""
 _LOOKS = 5  # at a prompt whose reader may only have been interrupted
 
 
@@ -177,7 +183,9 @@ class _Call:
         self._last: Screen | None = None
         """Its screen when it ended."""
         self._pty: Pty | None = self._start(terminal, invocation)
-        self._emulator = open_emulator(terminal.rows, terminal.cols, self._reply)  # while the program starts
+        self._emulator = open_emulator(  # while the program starts
+            terminal.rows, terminal.cols, self._reply, kept=self._kept, lost=self._lost
+        )
         sink.resized(terminal.rows, terminal.cols)
         if not invocation.stateful:
             self._quiet = self._loop.call_later(QUIET, self._look_once, QUIET)
@@ -237,6 +245,17 @@ class _Call:
         if self._pty is not None and not self._driven:
             with contextlib.suppress(ToolError):
                 self._pty.write(data)
+
+    def _kept(self) -> bytes:
+        """Return the last output, from which the screen can be restored."""
+        last_output = getattr(self._sink, "last_output", None)  # of `Run`
+        found: bytes = self._recent.all() if last_output is None else last_output(_RESTORED)
+        return found
+
+    def _lost(self) -> None:
+        if self._pty is not None:
+            message = "The program's output crashed the terminal emulator; the program was ended."
+            self._fail(Failure(message, "emulator_crashed"))
 
     # Its end
 

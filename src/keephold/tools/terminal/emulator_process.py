@@ -1,0 +1,92 @@
+"""The emulators of a runtime, in a worker process (K6): the native code that programs' output reaches.
+
+The parent is `emulator_worker.py`. Frames are msgpack arrays. The parent sends `[operation, number, …]`, where `number`
+names an emulator. This process sends `[0, value]` for a query and `[number, data]` for a terminal's reply to a program.
+
+A shared page says which emulator is being used, so that the parent knows which one crashed the process, and how far
+each has been fed, so that most questions for a mode need no query.
+"""
+
+import mmap
+import os
+import signal
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from keephold.tools.terminal.emulator import Emulator, SupportsCells, open_emulator
+
+SLOT = struct.Struct("QQ")
+"""One for each emulator: bytes it was fed, and its modes. The first slot has the number of the one in use."""
+SLOTS = 4096
+ALTERNATE, APPLICATION_KEYS = 1, 2
+_SECONDS = 2.0
+"""Processor time for one frame."""
+
+
+def serve(receive: Callable[[], bytes | None], send: Callable[[bytes], None]) -> None:
+    """Serve frames until the parent is gone. The first one names the descriptor of the shared page."""
+    first = receive()
+    if first is None:
+        return
+    number = msgspec.msgpack.decode(first)
+    page = mmap.mmap(number, SLOT.size * SLOTS)
+    os.close(number)
+    decode, encode = msgspec.msgpack.Decoder().decode, msgspec.msgpack.Encoder().encode
+    emulators = _Emulators(page, lambda value: send(encode(value)))
+    while (content := receive()) is not None:
+        signal.setitimer(signal.ITIMER_PROF, _SECONDS)  # its signal, SIGPROF, kills
+        emulators.use(*decode(content))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+class _Emulators:
+    def __init__(self, page: mmap.mmap, send: Callable[[Any], None]) -> None:
+        self._page = page
+        self._send = send
+        self._known: dict[int, Emulator] = {}
+        self._fed: dict[int, int] = {}
+        self._restoring = False
+
+    def use(self, operation: str, number: int, *given: Any) -> None:
+        SLOT.pack_into(self._page, 0, number, 0)
+        if operation == "open":
+            rows, cols, restored = given
+            self._known[number] = open_emulator(rows, cols, lambda data: self._reply(number, data), kind="ghostty")
+            self._fed[number] = 0
+            if restored:
+                self._restoring = True
+                self._known[number].feed(restored)
+                self._restoring = False
+        else:
+            emulator = self._known[number]
+            match operation:
+                case "feed":
+                    emulator.feed(given[0])
+                    self._fed[number] += len(given[0])
+                case "resize":
+                    emulator.resize(*given)
+                case "close":
+                    self._known.pop(number).close()
+                    del self._fed[number]
+                case "screen":
+                    self._send([0, emulator.screen()])
+                case "scrollback":
+                    self._send([0, emulator.scrollback(*given)])
+                case "painted":
+                    self._send([0, emulator.painted() if isinstance(emulator, SupportsCells) else b""])
+                case "modes":
+                    self._send([0, _modes(emulator)])
+        if number in self._known and number < SLOTS:
+            SLOT.pack_into(self._page, number * SLOT.size, self._fed[number], _modes(self._known[number]))
+        SLOT.pack_into(self._page, 0, 0, 0)
+
+    def _reply(self, number: int, data: bytes) -> None:
+        if not self._restoring:  # the program has had these replies
+            self._send([number, data])
+
+
+def _modes(emulator: Emulator) -> int:
+    return ALTERNATE * emulator.alternate | APPLICATION_KEYS * emulator.application_keys

@@ -1,0 +1,367 @@
+"""Emulators in a worker process (K6): programs' output reaches native code there, and not in the runtime.
+
+All emulators of an event loop share one process. Feeding and resizing do not wait for it; a question for the screen
+does. If the process dies, the terminal that it was working for is lost: its program's output has crashed the emulator.
+The others continue in a new process, which is fed their kept output again.
+"""
+
+import asyncio
+import logging
+import mmap
+import os
+import select
+import socket
+import weakref
+from collections import deque
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import msgspec
+
+from keephold.tools.base import Screen
+from keephold.tools.terminal.emulator_process import ALTERNATE, APPLICATION_KEYS, SLOT, SLOTS
+from keephold.tools.terminal.lines import LineEmulator
+from keephold.worker import WorkerProcess
+from keephold.worker_process import HEADER
+
+_log = logging.getLogger("keephold.tools")
+
+_MEMORY = 8 << 30
+_START_SECS, _STUCK_SECS = 60.0, 30.0
+"""How long the process may take to start, and to answer or take anything after that, before it is
+killed. Only a starved process takes so long: the limit of processor time is the kernel's."""
+_PIECE = 256 * 1024
+
+_hosts: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, EmulatorHost]" = weakref.WeakKeyDictionary()
+
+
+def host() -> "EmulatorHost | None":
+    """Return the host of the running loop; None without a loop, or if the emulator is not installed."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+    found = _hosts.get(loop)
+    if found is None and find_spec("pyghostty") is not None:
+        found = _hosts[loop] = EmulatorHost(loop)
+    return found
+
+
+class _Died(Exception):
+    """The process is gone."""
+
+
+class WorkerEmulator:
+    """One emulator in the process (`Emulator`, `SupportsCells`)."""
+
+    def __init__(
+        self,
+        host: "EmulatorHost",
+        rows: int,
+        cols: int,
+        reply: Callable[[bytes], None],
+        kept: Callable[[], bytes],
+        lost: Callable[[], None],
+    ) -> None:
+        self._host = host
+        self.number = 0
+        self.rows, self.cols = rows, cols
+        self.reply = reply
+        self.kept = kept
+        """Returns the last output, from which it is restored."""
+        self.on_lost = lost
+        self.fed = 0
+        self.modes = 0
+        """As they were when they were last known."""
+        self.instead: LineEmulator | None = None
+        """What is used after it was lost."""
+        host.add(self)
+
+    def feed(self, data: bytes) -> None:
+        if self.instead is not None:
+            self.instead.feed(data)
+        else:
+            self._host.feed(self, data)
+
+    def resize(self, rows: int, cols: int) -> None:
+        self.rows, self.cols = rows, cols
+        if self.instead is not None:
+            self.instead.resize(rows, cols)
+        else:
+            self._host.send(self, "resize", rows, cols)
+
+    def screen(self) -> Screen:
+        found = self._host.ask(self, "screen")
+        return self.use_lines().screen() if found is None else msgspec.convert(found, Screen)
+
+    def scrollback(self, count: int) -> tuple[str, ...]:
+        found = self._host.ask(self, "scrollback", count)
+        return self.use_lines().scrollback(count) if found is None else tuple(found)
+
+    def painted(self) -> bytes:
+        """Return the bytes that make a new terminal of this size show the same (`SupportsCells`)."""
+        found: bytes | None = self._host.ask(self, "painted")
+        return found or b""
+
+    @property
+    def alternate(self) -> bool:
+        return bool(self._host.modes(self) & ALTERNATE)
+
+    @property
+    def application_keys(self) -> bool:
+        return bool(self._host.modes(self) & APPLICATION_KEYS)
+
+    def close(self) -> None:
+        self._host.remove(self)
+
+    def use_lines(self) -> LineEmulator:
+        """Show lines from now on."""
+        if self.instead is None:
+            self.instead = LineEmulator(self.rows, self.cols, self.reply)
+            self.instead.feed(self.kept())
+        return self.instead
+
+
+class EmulatorHost:
+    """The process for the emulators of one loop. It runs while an emulator is open or somebody holds it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._holds = 0
+        self._known: dict[int, WorkerEmulator] = {}
+        self._next = 1
+        self._free: list[int] = []
+        self._process: WorkerProcess | None = None
+        self._page: mmap.mmap
+        self._received = bytearray()
+        self._answers: deque[Any] = deque()
+        self._replies: list[tuple[int, bytes]] = []
+        self._asked = 0
+        """The number of the emulator that a query waits for."""
+        self._ready = False
+        self._why = ""
+        """Why the process did not start."""
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder().decode
+
+    def hold(self) -> None:
+        """Start the process now, and keep it until `release`."""
+        self._holds += 1
+        self._try_to_start()
+
+    def release(self) -> None:
+        self._holds -= 1
+        self._end_if_unused()
+
+    def add(self, emulator: WorkerEmulator) -> None:
+        emulator.number = self._free.pop() if self._free else self._next
+        self._next += emulator.number == self._next
+        self._known[emulator.number] = emulator
+        if self._process is not None:
+            if emulator.number < SLOTS:
+                SLOT.pack_into(self._page, emulator.number * SLOT.size, 0, 0)
+            self.send(emulator, "open", emulator.rows, emulator.cols, b"")
+        else:
+            self._try_to_start()
+
+    def remove(self, emulator: WorkerEmulator) -> None:
+        if self._known.pop(emulator.number, None) is not None:
+            if self._process is not None and emulator.instead is None:
+                self.send(emulator, "close")
+            self._free.append(emulator.number)
+            self._end_if_unused()
+
+    def modes(self, emulator: WorkerEmulator) -> int:
+        """Return an emulator's modes: from the page, if it has been fed everything, else by a query."""
+        if emulator.instead is not None or emulator.number not in self._known:
+            return 0
+        if self._process is not None and emulator.number < SLOTS:
+            fed, modes = SLOT.unpack_from(self._page, emulator.number * SLOT.size)
+            if fed == emulator.fed:
+                emulator.modes = modes
+                return modes
+        emulator.modes = self.ask(emulator, "modes") or 0
+        return emulator.modes
+
+    def send(self, emulator: WorkerEmulator, operation: str, *given: Any) -> bool:
+        """Send an operation that has no answer. Return False if the process died: then the emulator was restored as it
+        is to be, or is lost."""
+        try:
+            self._exchange(self._framed((operation, emulator.number, *given)))
+        except _Died:
+            self._died()
+            return False
+        return True
+
+    def feed(self, emulator: WorkerEmulator, data: bytes) -> None:
+        if self.send(emulator, "feed", data) or (emulator.instead is None and self.send(emulator, "feed", data)):
+            emulator.fed += len(data)
+        elif emulator.instead is not None:
+            emulator.instead.feed(data)
+
+    def ask(self, emulator: WorkerEmulator, operation: str, *given: Any) -> Any:
+        """Return the answer to a query; None if the emulator is lost."""
+        while emulator.instead is None and emulator.number in self._known:
+            self._asked = emulator.number
+            try:
+                self._exchange(self._framed((operation, emulator.number, *given)), answer=True)
+                return self._answers.popleft()
+            except _Died:
+                self._died()
+            finally:
+                self._asked = 0
+        return None
+
+    # The process
+
+    def _try_to_start(self) -> None:
+        try:
+            self._start()
+        except _Died:
+            self._died()
+
+    def _start(self) -> None:
+        """Start the process, with all emulators. Raises `_Died`."""
+        if self._process is not None:
+            return
+        descriptor = os.memfd_create("keephold-emulators")
+        os.ftruncate(descriptor, SLOT.size * SLOTS)
+        self._page = mmap.mmap(descriptor, SLOT.size * SLOTS)
+        try:
+            self._process = WorkerProcess("keephold.tools.terminal.emulator_process", _MEMORY, 0, (descriptor,))
+        except OSError as error:
+            self._page.close()
+            self._give_up(error)
+            return
+        finally:
+            os.close(descriptor)
+        self._ready = False
+        self.loop.add_reader(self._process.socket.fileno(), self._readable)
+        self._exchange(self._framed(descriptor))
+        for emulator in tuple(self._known.values()):
+            if emulator.instead is None:
+                restored = _restored(emulator) if emulator.fed else b""
+                emulator.fed = 0
+                self._exchange(self._framed(("open", emulator.number, emulator.rows, emulator.cols, restored)))
+
+    def _give_up(self, why: object) -> None:
+        """Use lines for all terminals: there is no process."""
+        _log.error("the terminal emulator's process cannot be started (%s); screens are lines only", why)
+        for emulator in self._known.values():
+            emulator.use_lines()
+
+    def _end_if_unused(self) -> None:
+        if not self._holds and not self._known:
+            self._end()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            self.loop.remove_reader(process.socket.fileno())
+            process.end()
+            self._page.close()
+            self._received.clear()
+            self._answers.clear()
+
+    def _died(self) -> None:
+        """Lose the emulator that was in use, and restore the others in a new process."""
+        if self._process is None:
+            return
+        ready, culprit = self._ready, SLOT.unpack_from(self._page, 0)[0] or self._asked
+        self._end()
+        if not ready:
+            self._give_up(self._why or "it died")
+            return
+        _log.error("the terminal emulator's process has died; its terminal ends, the others are restored")
+        lost = self._known.get(culprit)
+        if lost is not None:
+            lost.use_lines()
+            self.loop.call_soon(lost.on_lost)
+        if self._known or self._holds:
+            self._try_to_start()
+
+    # Frames
+
+    def _framed(self, content: Any) -> bytes:
+        body = self._encode(content)
+        return HEADER.pack(len(body)) + body
+
+    def _exchange(self, frame: bytes, *, answer: bool = False) -> None:
+        """Send a frame and, for a query, wait for its answer. What arrives meanwhile is taken, so that neither side
+        waits for the other."""
+        if self._process is None:
+            raise _Died
+        connection, unsent = self._process.socket, memoryview(frame)
+        try:
+            unsent = unsent[connection.send(unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            raise _Died from None
+        while unsent or (answer and not self._answers):
+            poll = select.poll()
+            poll.register(connection, select.POLLIN | (select.POLLOUT if unsent else 0))
+            ready = poll.poll((_STUCK_SECS if self._ready else _START_SECS) * 1000)
+            if not ready:
+                raise _Died
+            _, events = ready[0]
+            if events & ~select.POLLOUT:
+                self._receive(connection)
+            if unsent and events & select.POLLOUT:
+                try:
+                    unsent = unsent[connection.send(unsent) :]
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    raise _Died from None
+        self._pass_on()
+
+    def _readable(self) -> None:
+        try:
+            assert self._process is not None
+            self._receive(self._process.socket)
+        except _Died:
+            self._died()
+        self._pass_on()
+
+    def _receive(self, connection: socket.socket) -> None:
+        try:
+            piece = connection.recv(_PIECE)
+        except BlockingIOError:
+            return
+        except OSError:
+            raise _Died from None
+        if not piece:
+            raise _Died
+        received = self._received
+        received += piece
+        while len(received) >= HEADER.size:
+            end = HEADER.size + HEADER.unpack_from(received)[0]
+            if len(received) < end:
+                return
+            content = bytes(memoryview(received)[HEADER.size : end])
+            del received[:end]
+            if not self._ready:  # the first frame is empty, or says why it did not start
+                self._ready, self._why = not content, content.decode(errors="replace")
+            else:
+                number, value = self._decode(content)
+                if number:
+                    self._replies.append((number, value))
+                else:
+                    self._answers.append(value)
+
+    def _pass_on(self) -> None:
+        """Give the terminals' replies to their programs."""
+        while self._replies:
+            number, data = self._replies.pop(0)
+            if number in self._known:
+                self._known[number].reply(data)
+
+
+def _restored(emulator: WorkerEmulator) -> bytes:
+    """Return the output that restores an emulator. The modes may have been set before it."""
+    modes = (b"\x1b[?1049h" if emulator.modes & ALTERNATE else b"") + (
+        b"\x1b[?1h" if emulator.modes & APPLICATION_KEYS else b""
+    )
+    return modes + emulator.kept()
