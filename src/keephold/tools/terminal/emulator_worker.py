@@ -75,7 +75,7 @@ class WorkerEmulator:
         self.modes = 0
         """As they were when they were last known."""
         self.instead: LineEmulator | None = None
-        """What is used after it was lost."""
+        """The lines that are shown after it was lost."""
         host.add(self)
 
     def feed(self, data: bytes) -> None:
@@ -288,8 +288,8 @@ class EmulatorHost:
         return HEADER.pack(len(body)) + body
 
     def _exchange(self, frame: bytes, *, answer: bool = False) -> None:
-        """Send a frame and, for a query, wait for its answer. What arrives meanwhile is taken, so that neither side
-        waits for the other."""
+        """Send a frame and, for a query, wait for its answer. Frames are received meanwhile, so that the two processes
+        cannot wait for each other."""
         if self._process is None:
             raise _Died
         connection, unsent = self._process.socket, memoryview(frame)
