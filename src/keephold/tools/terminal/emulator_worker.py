@@ -180,7 +180,7 @@ class EmulatorHost:
             fed, modes = SLOT.unpack_from(self._page, emulator.number * SLOT.size)
             if fed == emulator.fed:
                 emulator.modes = modes
-                return modes
+                return emulator.modes
         emulator.modes = self.ask(emulator, "modes") or 0
         return emulator.modes
 
