@@ -1,6 +1,7 @@
 """Those who want the owner's session: page servers on other ports, and programs where the browser will look (K9)."""
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -8,10 +9,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
+import httpx2
 import pytest
 from playwright.async_api import expect
 from tests.browser.browsing import browser, enter, page
-from tests.mcp.clients import connected
+from tests.mcp.clients import connected, read
+from tests.mcp.serving import Office, Process
 from tests.serve.serving import PATIENCE, TOKEN, Served, environment, free_port, serve, served
 from tests.serve.wire import connection, entered, send
 
@@ -174,3 +177,51 @@ def test_K9_nobody_waits_at_the_other_loopback_address(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, timeout=PATIENCE)
     assert done.returncode == 2
     assert f"cannot listen on ::1:{port}".encode() in done.stderr and b"--port" in done.stderr
+
+
+async def test_K1_another_user_of_this_machine_cannot_use_mcp_over_http(tmp_path: Path) -> None:
+    """The port is open to all users, and a tool runs with the rights of the one who started the server."""
+    office = Office(tmp_path)
+    try:
+        server = Process(office)
+        file = tmp_path / "store.db-token"
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert server.said.read_text() == f"MCP at {server.url} (token: {file})\n", "not the token, in a log"
+        hello = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+        async with httpx2.AsyncClient() as http:
+            for headers in (
+                {},
+                {"Authorization": "Bearer"},
+                {"Authorization": "Bearer wrong-and-long-enough-to-be-one"},
+            ):
+                for path in ("/mcp", "/", "/nothing"):
+                    assert (await http.post(server.base + path, json=hello, headers=headers)).status_code == 401
+            answered = await http.post(f"{server.base}/complete/none", json={"status": "ok"})
+            assert answered.status_code == 404, "a key is enough for its wait"
+        async with connected(server.url, token=server.token) as client:
+            made = await client.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
+            assert not made.is_error
+        server.kill()
+        server.start()
+        async with connected(server.url, token=server.token) as client:
+            listed = read(await client.call_tool("list_wait_handles", {}))
+            assert [handle["id"] for handle in listed["handles"]] == ["h"], "the token is the same after a restart"
+        assert server.token not in server.said.read_text()
+    finally:
+        office.close()
+
+
+def test_K5_a_token_is_shown_to_a_terminal_alone(tmp_path: Path) -> None:
+    office = Office(tmp_path)
+    ours, theirs = os.openpty()
+    try:
+        office.start("--http", "0", stderr=theirs)
+        said = b""
+        while not said.endswith(b"\n"):
+            said += os.read(ours, 1000)
+        token = (tmp_path / "store.db-token").read_text().strip()
+        assert said.startswith(b"MCP at http://127.0.0.1:") and said.rstrip().endswith(f"(token: {token})".encode())
+    finally:
+        office.close()
+        os.close(ours)
+        os.close(theirs)

@@ -75,11 +75,16 @@ class KnowsTasks(ClientExtension):
         return told
 
 
+TOKENS: dict[str, str] = {}
+"""The tokens that servers have made, by address."""
+
+
 @asynccontextmanager
 async def connected(
     url: str, mode: str = MODERN, *, token: str | None = None, tasks: KnowsTasks | None = None, **options: Any
 ) -> AsyncIterator[Client]:
-    """A client of that era, over HTTP."""
+    """A client of that era, over HTTP. Without a token, it has the one that the server has made, if it has."""
+    token = TOKENS.get(url) if token is None else token
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx2.AsyncClient(headers=headers, timeout=60, limits=limits) as http:

@@ -15,6 +15,7 @@ from typing import Any
 
 import uvicorn
 from mcp.client.stdio import StdioServerParameters
+from tests.mcp.clients import TOKENS
 from tests.mcp.office import CONFIG, TOOLS
 
 from keephold import Runtime
@@ -102,6 +103,8 @@ class Process:
         self.url = f"{self.base}/mcp"
         self.said = office.directory / f"said-{self.port}"
         self.start()
+        if not words and not env:
+            TOKENS[self.url] = self.token
 
     def start(self) -> None:
         """Start it, and wait until it serves."""
@@ -114,6 +117,11 @@ class Process:
                     return
             time.sleep(0.01)
         raise AssertionError(f"the server did not start: {self.said.read_text()}")
+
+    @property
+    def token(self) -> str:
+        """The token that it has made, which is in no place but its file."""
+        return Path(f"{self._office.store.removeprefix('sqlite:///')}-token").read_text().strip()
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)

@@ -36,12 +36,12 @@ def descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def wait(port: int, number: int) -> bytes:
+async def wait(port: int, token: str, number: int) -> bytes:
     """One client, on a connection of its own; the SDK's would keep this machine busy, and not the server."""
     params = {"name": "wait_for", "arguments": {"handleId": "h"}, "_meta": META}
     body = json.dumps({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params})
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"{HEADERS}{len(body)}\r\n\r\n{body}".encode())
+    writer.write(f"{HEADERS}{len(body)}\r\nAuthorization: Bearer {token}\r\n\r\n{body}".encode())
     try:
         return await reader.read(-1)
     finally:
@@ -53,7 +53,7 @@ async def test_A7_two_thousand_waits_cost_nothing_and_all_end(office: Office, de
     server = Process(office)
     async with connected(server.url) as client, asyncio.timeout(40):
         await client.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
-        waiting = [asyncio.create_task(wait(server.port, number)) for number in range(WAITS)]
+        waiting = [asyncio.create_task(wait(server.port, server.token, number)) for number in range(WAITS)]
         while server.connections() < WAITS:  # noqa: ASYNC110 (another process has them)
             await asyncio.sleep(0.05)
         computed = -1.0

@@ -64,7 +64,9 @@ def mcp(
     If a `keephold serve` runs on the same store with the same configuration, it serves the client, and spawned calls
     keep running when the client leaves.
 
-    With --http, it serves streamable HTTP at http://HOST:PORT/mcp, and completes parked calls at /complete/KEY.
+    With --http, it serves streamable HTTP at http://HOST:PORT/mcp for `Authorization: Bearer TOKEN`, and completes
+    parked calls at /complete/KEY. Without a token of your own in --tokens or $KEEPHOLD_TOKEN, it is that of `keephold
+    serve`, in a file beside the store. A terminal shows the token, elsewhere its file is printed.
 
     Handles outlive a connection: a client that reconnects finds them by their ids, unless --store is `memory:`.
     """
@@ -139,18 +141,24 @@ async def _over_stdio(server: "Server") -> int:
 
 
 async def _over_http(server: "Server", host: str, port: int, url: str | None, tokens: dict[str, str]) -> int:
-    """Serve HTTP until a signal comes; open requests are answered then."""
+    """Serve HTTP until a signal comes; open requests are answered then. Without tokens, the owner's is needed."""
+    from keephold.cli.owner_token import owner_token, token_file
     from keephold.mcp.http import ANY, http_app
     from keephold.serve.server import bound, serve
 
-    runtime = server.runtime
-    app = http_app(server, tokens=tokens, hosts=[host] if url is None else [host, urlsplit(url).hostname or host])
+    runtime, owner, where = server.runtime, None, ""
+    if not tokens:  # every user of this machine can reach the port
+        file = token_file(runtime.registry.store)
+        owner = owner_token(file)
+        where = f" (token: {owner if sys.stderr.isatty() else file})"
+    hosts = [host] if url is None else [host, urlsplit(url).hostname or host]
+    app = http_app(server, tokens=tokens, owner=owner, hosts=hosts)
     with bound(host, port, "--http") as listening:
         number = listening.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         if url is not None or host not in ANY:  # 0.0.0.0 is not an address that others could use
             runtime.durability.complete_url = f"{(url or f'http://{shown}:{number}').rstrip('/')}/complete"
-        click.echo(f"MCP at http://{shown}:{number}/mcp", err=True)
+        click.echo(f"MCP at http://{shown}:{number}/mcp{where}", err=True)
 
         async def close() -> None:
             server.subscriptions.close()
