@@ -99,6 +99,8 @@ async def test_K9_a_page_on_another_port_gets_no_cookie_that_works(server: Serve
                 assert stolen.status == 401, (cookie, host)
         await tab.goto(f"{server.dashboard}/handles")  # with all that was tossed
         await expect(tab.get_by_role("heading", name="Handles", level=1)).to_be_visible()
+        assert logout(server).stdout == "ended 1 session\n"
+        await expect(tab.get_by_role("link", name=f"{server.base}/")).to_be_visible()  # the open page notices it
 
 
 async def test_K9_the_form_works_without_scripts_and_a_session_is_ended_on_its_page(server: Served) -> None:
@@ -170,13 +172,18 @@ async def test_K9_sessions_outlive_the_server_and_end_by_logout(server: Served) 
 
 def test_K9_nobody_waits_at_the_other_loopback_address(tmp_path: Path) -> None:
     """Browsers look for names below `.localhost` at both, and the one who is there gets the ticket and the cookie."""
-    (tmp_path / "keephold.toml").touch()
     port = free_port()
+    (tmp_path / "keephold.toml").write_text(f"[serve]\nport = {port}\n")
+    serving = serve(tmp_path / "store.db")
+    checking = [sys.executable, "-m", "keephold", "check", "--config", "keephold.toml"]
     with socket.create_server(("::1", port), family=socket.AF_INET6):
-        command = serve(tmp_path / "store.db", "--port", str(port))
-        done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, timeout=PATIENCE)
-    assert done.returncode == 2
-    assert f"cannot listen on ::1:{port}".encode() in done.stderr and b"--port" in done.stderr
+        served, checked = (
+            subprocess.run(each, cwd=tmp_path, env=environment(tmp_path), capture_output=True, timeout=PATIENCE)
+            for each in (serving, checking)
+        )
+    assert served.returncode == 2
+    assert f"cannot listen on ::1:{port}".encode() in served.stderr and b"--port" in served.stderr
+    assert f"port {port} of ::1 is taken".encode() in checked.stdout + checked.stderr
 
 
 async def test_K1_another_user_of_this_machine_cannot_use_mcp_over_http(tmp_path: Path) -> None:

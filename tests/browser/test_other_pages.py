@@ -1,4 +1,5 @@
-"""A page of somebody else, open in the browser of a person who is let in, can do and see nothing (K1)."""
+"""A page of somebody else, open in the browser of a person who is let in, can do and see nothing (K1), even if it knows
+the dashboard's name."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -59,7 +60,7 @@ async def test_K1_the_page_of_another_reads_nothing_and_does_nothing(workshop: S
         let_in = await context.new_page()
         await let_in.goto(workshop.entry)
         await expect(let_in.get_by_role("link", name="app", exact=True)).to_be_visible()
-        async with page_of_others(ATTACK.format(base=workshop.base, uid=uid)) as address:
+        async with page_of_others(ATTACK.format(base=workshop.dashboard, uid=uid)) as address:
             evil = await context.new_page()
             await evil.goto(address)
             await expect(evil.locator("#told")).to_have_text("told: ")

@@ -67,13 +67,16 @@ def _file_problems(path: Path, what: str, why: str) -> Iterator[str]:
 # Ports
 
 
-def port_trouble(host: str, port: int) -> tuple[str, bool] | None:
-    """Return why the port cannot be used, and whether a `keephold` already listens there; None if it is free."""
+def port_trouble(host: str, port: int, *, if_there: bool = False) -> tuple[str, bool] | None:
+    """Return why the port cannot be used, and whether a `keephold` already listens there; None if it is free, or, with
+    `if_there`, if this machine does not have that address."""
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return None
     except (OSError, OverflowError) as error:
         number = error.errno if isinstance(error, OSError) else None
+        if if_there and number in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            return None
         where = f"port {port} of {host}"
         if number == errno.EADDRINUSE:
             by, ours = _listener(port)
@@ -151,6 +154,8 @@ class Examination:
         if not self._sound(("serve",)):
             return []
         trouble = port_trouble(serve.host, serve.port)
+        if trouble is None and serve.host in ("127.0.0.1", "0.0.0.0", "localhost"):  # it needs both (K9)
+            trouble = port_trouble("::1", serve.port, if_there=True)
         if trouble is None:
             return []
         sentence, ours = trouble

@@ -71,6 +71,7 @@ async function refresh() {
     const html = await response.text();
     if (before !== sent || sending) again = true;
     else if (response.ok) take(html);
+    else if (response.status === 401 || response.status === 403) location.reload(); // logged out: ask for the token
   } catch {
     // The server is unreachable; the stream reports it, and fetches again when it is back.
   }
@@ -130,7 +131,9 @@ function listen() {
   };
   events.onerror = () => {
     lost.hidden = false;
-    if (isClosed(events)) setTimeout(() => isClosed(events) && listen(), RETRY); // this browser does not retry
+    if (!isClosed(events)) return;
+    refreshSoon();
+    setTimeout(() => isClosed(events) && listen(), RETRY); // this browser does not retry
   };
   for (const type of EVENTS) events.addEventListener(type, refreshSoon);
   glance();
