@@ -172,13 +172,24 @@ MUTATIONS = [
     ),
     Mutation(
         "host", "the server answers by any name", "serve/door.py",
-        'if not self._any_host and self._name(headers.get("host", "")) not in self._hosts:', "if False:",
+        "if not self._any_host and name not in self._hosts and not self._is_own(name):", "if False:",
         "tests/serve/test_door.py",
     ),
     Mutation(
         "cookie", "a page of another site acts with the owner's cookie", "serve/door.py",
         "if session is not None and (method in _SAFE or _same_page(headers)):", "if session is not None:",
         "tests/serve/test_door.py tests/serve/test_attacks_door.py",
+    ),
+    Mutation(
+        "session", "every port of 127.0.0.1 gets the session's cookie", "serve/door.py",
+        "if self._is_own(name) or self._is_public(name):",
+        "if self._is_own(name) or self._is_public(name) or name in LOOPBACK:",
+        "tests/serve/test_door.py tests/attacks/test_session.py",
+    ),
+    Mutation(
+        "slow-body", "a body may take any time if a byte comes now and then", "serve/server.py",
+        "self._wait(min(BODY_SECS, self._begun + whole - self.loop.time()))", "self._wait(BODY_SECS)",
+        "tests/serve/test_slow_bodies.py",
     ),
     Mutation(
         "escaping", "a terminal's text is HTML on the page", "serve/dashboard/painting.py",
