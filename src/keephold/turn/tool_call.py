@@ -221,7 +221,7 @@ def read_call(call: ToolCall, position: int, tools: Tools, limits: Limits, now: 
                 if spawn is not None and id is not spawn:
                     raise ToolError("give `spawn` or `action`, not both", code="invalid_arguments")
                 handle_id = _read_id(tool, action, id)
-                arguments = _own(tools.check(tool, action)({**sent, "action": action, "id": handle_id}))
+                arguments = _own(tools.check(tool, action)({**sent, "action": action, "id": id}))
     except ToolError as mistake:
         error, given = mistake, _storable(call.arguments)
     return ParsedCall(
