@@ -127,6 +127,7 @@ class Runtime:
             self._measure,
             detached=detached,
             private_addresses=loaded is not None and loaded.workflows.private_addresses,
+            api_hosts=loaded.workflows.api_hosts if loaded else (),
         )
         self._wait_tools = _offered(waiting, builtins)
         self.toolbox = self._make_toolbox(loaded, self.agent_functions)

@@ -19,6 +19,7 @@ from keephold.config.values import (
     VariableNames,
     command_words,
     fixed_answer,
+    host_pattern,
     http_url,
     provider_url,
     question_target,
@@ -342,8 +343,9 @@ class WaitHandleSettings(Table):
 
 
 class WorkflowSettings(Table):
-    """`[workflows]` (W10): whether `api` steps may reach private addresses."""
+    """`[workflows]` (W10): the hosts that `api` steps reach without asking, and whether they reach private ones."""
 
+    api_hosts: list[Annotated[str, BeforeValidator(host_pattern)]] = []
     private_addresses: bool = False
 
 

@@ -56,6 +56,15 @@ def variable_name(value: Any) -> Any:
     raise ValueError('must be the name of an environment variable, such as "GITHUB_TOKEN"')
 
 
+_HOST = re.compile(r"(\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.IGNORECASE)
+
+
+def host_pattern(value: Any) -> Any:
+    if isinstance(value, str) and _HOST.fullmatch(value):
+        return value
+    raise ValueError('must be a host, such as "api.example.com", "*.example.com" or "api.example.com:8443"')
+
+
 def http_url(value: Any, example: str = "https://example.org/mcp") -> Any:
     if isinstance(value, str) and re.match("https?://[^/]", value):
         return value

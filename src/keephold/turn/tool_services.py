@@ -4,6 +4,7 @@ The model does not see such a call: its answer carries no notifications and does
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -38,7 +39,9 @@ class ToolServices:
     def connect(self, parts: "Parts", queues: "CallQueues") -> None:
         self._parts, self._queues = parts, queues
 
-    def tools(self, agents: Agents, measure: Measure, *, detached: str, private_addresses: bool) -> list[Tool]:
+    def tools(
+        self, agents: Agents, measure: Measure, *, detached: str, private_addresses: bool, api_hosts: Sequence[str]
+    ) -> list[Tool]:
         """Make the wait tools of the runtime."""
         return wait_tools(
             WaitToolHost(
@@ -53,6 +56,7 @@ class ToolServices:
                 measure=measure,
                 detached=detached,
                 private_addresses=private_addresses,
+                api_hosts=api_hosts,
             )
         )
 

@@ -172,8 +172,9 @@ async def test_K5_W10_what_a_workflow_waits_for_is_shown_without_its_key(clock: 
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        (WorkflowSettings(), "[workflows] private_addresses = true"),
-        (WorkflowSettings(private_addresses=True), "ConnectError"),  # nobody listens there
+        (WorkflowSettings(), 'add "127.0.0.1:9" to `api_hosts` in [workflows]'),
+        (WorkflowSettings(api_hosts=["127.0.0.1:9"]), "[workflows] private_addresses = true"),
+        (WorkflowSettings(api_hosts=["127.0.0.1:9"], private_addresses=True), "ConnectError"),  # nobody listens there
     ],
 )
 async def test_K_an_api_step_reaches_this_machine_only_if_the_configuration_says_so(

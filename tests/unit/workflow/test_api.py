@@ -2,9 +2,9 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
@@ -13,15 +13,30 @@ from tests.unit.workflow import world
 from tests.unit.workflow.world import cel, step, workflow
 
 from keephold import ToolError
-from keephold.tools.workflow.http import Http, _shown, is_public
+from keephold.tools.workflow import WorkflowFailed
+from keephold.tools.workflow.http import Http, shown
+from keephold.tools.workflow.pinned import is_public
 
-run, failed = partial(world.run, private_addresses=True), partial(world.failed, private_addresses=True)
+
+async def anyone(host: str, request: dict[str, Any], name: str) -> None:
+    """Permits every host."""
+
+
+async def run(given: dict[str, Any]) -> dict[str, Any]:
+    return await world.run(given, http=Http(private=True, permit=anyone))
+
+
+async def failed(given: dict[str, Any], *, private: bool = True) -> WorkflowFailed:
+    return await world.failed(given, http=Http(private=private, permit=anyone))
+
 
 Answer = Callable[[str, str, dict[str, str], bytes], tuple[int, dict[str, str], bytes]]
 
 
 @asynccontextmanager
-async def server(answer: Answer) -> AsyncIterator[str]:
+async def server(
+    answer: Answer, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[str]:
     """The least of a server: one answer a connection."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -39,9 +54,9 @@ async def server(answer: Answer) -> AsyncIterator[str]:
         with contextless():
             await writer.wait_closed()
 
-    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    listening = await asyncio.start_server(serve, host, port, ssl=tls)
     try:
-        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        yield f"http://{host}:{listening.sockets[0].getsockname()[1]}"
     finally:
         listening.close()
         await listening.wait_closed()
@@ -178,9 +193,9 @@ async def test_K5_what_a_step_sends_goes_to_no_other_host() -> None:
     ],
 )
 async def test_W10_what_an_expression_made_is_checked_before_it_is_sent(request_: dict[str, Any], why: str) -> None:
-    http = Http(private=True)
+    http = Http(private=True, permit=anyone)
     with pytest.raises(ToolError, match=why):
-        await http.request({"method": "GET", "headers": {}, **request_})
+        await http.request({"method": "GET", "headers": {}, **request_}, "a", 30)
     await http.close()
 
 
@@ -194,7 +209,7 @@ async def test_K_a_server_of_this_machine_is_not_asked_unless_that_is_allowed(ho
 
     async with server(note) as url:
         port = url.rpartition(":")[2]
-        caught = await world.failed(workflow(api(f"http://{host}:{port}/mine")))
+        caught = await failed(workflow(api(f"http://{host}:{port}/mine")), private=False)
     assert asked == [] and not caught.transient
     assert "is not a public address; [workflows] private_addresses = true in keephold.toml" in caught.message
 
@@ -213,15 +228,15 @@ async def test_K_a_redirect_to_this_machine_is_not_followed(monkeypatch: pytest.
         checked.append(address)
         return len(checked) == 1
 
-    monkeypatch.setattr("keephold.tools.workflow.http.is_public", once)
+    monkeypatch.setattr("keephold.tools.workflow.pinned.is_public", once)
     async with server(redirect) as url:
-        caught = await world.failed(workflow(api(url)))
+        caught = await failed(workflow(api(url)), private=False)
     assert asked == ["/"] and len(checked) == 2
     assert "is not a public address" in caught.message
 
 
 async def test_W10_a_host_that_nobody_knows_is_a_transient_error() -> None:
-    caught = await world.failed(workflow(api("http://nobody.invalid/x")))
+    caught = await failed(workflow(api("http://nobody.invalid/x")), private=False)
     assert caught.transient and "`nobody.invalid` cannot be resolved" in caught.message
 
 
@@ -245,4 +260,4 @@ def test_K_addresses_that_are_public(address: str) -> None:
 def test_K5_errors_show_neither_the_query_nor_a_password() -> None:
     import httpx2
 
-    assert _shown(httpx2.URL("https://me:pw@example.org:8443/a?token=t#f")) == "https://example.org:8443/a"
+    assert shown(httpx2.URL("https://me:pw@example.org:8443/a?token=t#f")) == "https://example.org:8443/a"

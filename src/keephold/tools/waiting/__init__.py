@@ -1,6 +1,7 @@
 """The wait tools: create, wait for, complete, list and cancel handles of asynchronous operations (W)."""
 
 from keephold.tools.base import Tool
+from keephold.tools.waiting.api_hosts import allow_host_tool
 from keephold.tools.waiting.cleanup import gc_tool
 from keephold.tools.waiting.complete import complete_tool
 from keephold.tools.waiting.create import create_tool
@@ -53,5 +54,6 @@ def wait_tools(around: WaitToolHost) -> list[Tool]:
         execute_agent_tool(around),
         execute_workflow_tool(around),
         agent_step_tool(around),
+        allow_host_tool(around),
         *task_tools(around),
     ]

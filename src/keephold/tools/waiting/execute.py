@@ -23,12 +23,14 @@ from keephold.tools.function import Function
 from keephold.tools.signature import Signature
 from keephold.tools.toolbox import Tools, has
 from keephold.tools.waiting.agents import EXECUTE, MAY_RUN, PERMISSION, permitted, read_request
+from keephold.tools.waiting.api_hosts import ALLOW_HOST
 from keephold.tools.waiting.create import PRIORITY, TIMEOUT, timed_out
 from keephold.tools.waiting.tool import End, WaitToolHost, function_tool, object_schema
 from keephold.tools.waiting.view import COUNT, TEXT, came_to, reply, status, text
 from keephold.tools.waiting.wait import first, wait
 from keephold.tools.workflow import PARAMETERS as OF_WORKFLOWS
 from keephold.tools.workflow import WorkflowFailed, definition, read_workflow, run_workflow
+from keephold.tools.workflow.http import Http
 
 _RETRY = object_schema(
     "maxAttempts",
@@ -213,13 +215,14 @@ def execute_workflow_tool(around: WaitToolHost) -> Tool:
     async def execute_workflow_async(call: Call, **arguments: Any) -> dict[str, Any]:
         """Execute a workflow asynchronously. Returns a handle at once; wait for its result with wait_for."""
         workflow = read_workflow(_definition(arguments))
+        conversation = _Conversation(call, around)
         try:
             return await run_workflow(
                 workflow,
                 call.durable(),
-                _Conversation(call, around),
+                conversation,
                 now=around.now,
-                private_addresses=around.private_addresses,
+                http=Http(private=around.private_addresses, hosts=around.api_hosts, permit=conversation.may_ask),
             )
         except WorkflowFailed as failed:
             call.emit(to_json(failed.partial) + b"\n")
@@ -290,6 +293,10 @@ class _Conversation:
     async def agent(self, agent_id: str, parameters: dict[str, Any], entry: str) -> Any:
         self._around.agents.find(agent_id, await self._around.offered(self._call.conversation))
         return await self.tool(STEP, {**parameters, "agentId": agent_id}, entry, internal=True)
+
+    async def may_ask(self, host: str, request: dict[str, Any], entry: str) -> None:
+        """Ask the user whether requests to a host may be sent. Raises `ToolError` if not."""
+        await self.tool(ALLOW_HOST, {"host": host, "request": request}, entry, internal=True)
 
     async def wait(self, ids: Sequence[str], mode: Literal["all", "any", "race"]) -> Any:
         handles = tuple((await self._around.find_all(self._call, ids)).values())

@@ -99,6 +99,8 @@ class WaitToolHost:
     """The decision if no user can be asked (P2)."""
     private_addresses: bool
     """Whether workflows may reach addresses that are not public."""
+    api_hosts: Sequence[str]
+    """Patterns of the hosts that workflows may send requests to, without asking."""
 
     @property
     def registry(self) -> Registry:

@@ -27,6 +27,7 @@ class Lists(Protocol):
     def __call__(self, given: Any, path: str, *, in_loop: bool) -> Steps: ...
 
 
+_API_SECS = 30.0
 Reader = Callable[[Fields, Lists], Kind]
 
 
@@ -49,7 +50,7 @@ def _api(fields: Fields, _: Lists) -> Kind:
     given["headers"] = fields.value("headers", dict, {})
     if "body" in fields.given:
         given["body"] = fields.value("body")
-    return definition.Api(_together(given))
+    return definition.Api(_together(given), fields.seconds("timeoutMs") or _API_SECS)
 
 
 def _condition(fields: Fields, lists: Lists) -> Kind:

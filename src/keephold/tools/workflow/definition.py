@@ -75,6 +75,8 @@ class Tool(msgspec.Struct, frozen=True):
 class Api(msgspec.Struct, frozen=True):
     request: Value
     """`{"method", "url", "headers", "body"?}`."""
+    seconds: float
+    """How long the request may take. While the user is asked about its host, this time does not pass."""
 
 
 class Condition(msgspec.Struct, frozen=True):

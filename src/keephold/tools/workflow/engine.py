@@ -58,14 +58,14 @@ async def run_workflow(
     *,
     now: Callable[[], float],
     max_steps: int = MAX_STEPS,
-    private_addresses: bool = False,
+    http: Http | None = None,
 ) -> dict[str, Any]:
     """Run it and return its result. Raises `WorkflowFailed` with the results so far if a step fails or the time is up.
 
     `now` returns the time of day. It is called only where the answer is recorded, or to wait for a recorded time.
-    `private_addresses`: whether `api` steps may reach addresses that are not public.
+    `http` sends the requests of `api` steps (default: to no host).
     """
-    run = WorkflowRun(definition, fx, around, Http(private=private_addresses), now, max_steps)
+    run = WorkflowRun(definition, fx, around, http or Http(), now, max_steps)
     try:
         return await run.whole()
     finally:

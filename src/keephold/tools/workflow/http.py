@@ -1,17 +1,18 @@
 """The request of an `api` step: HTTP only, bounded in size; a status above 399 is an error.
 
-The author of a workflow is not trusted with this machine and its network, so addresses that are not public are refused,
-unless the configuration allows them (K). Every address of the host is checked before each hop.
+The author of a workflow is not trusted with this machine and its network (K10). A step reaches the hosts that the
+configuration lists; for any other the user is asked, once a run. Addresses that are not public are refused, unless the
+configuration allows them. Both hold for each redirect.
 """
 
 import asyncio
-import socket
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from keephold.errors import ToolError
+from keephold.tools.workflow.frame import timed_out
 
 if TYPE_CHECKING:
     import httpx2
@@ -21,32 +22,57 @@ MAX_REDIRECTS = 5
 
 _OWN = ("host", "accept", "accept-encoding", "connection", "user-agent", "content-length", "content-type")
 """Headers that the client sets itself."""
-_SCHEMES = ("http", "https")
-_NAT64 = IPv6Network("64:ff9b::/96")
+_PORTS = {"http": 80, "https": 443}
+
+Permit = Callable[[str, dict[str, Any], str], Awaitable[None]]
+"""Ask whether requests to a host may be sent: the host, the first request, and a name for the question. Raises
+`ToolError` if they may not."""
+
+
+async def refuse(host: str, request: dict[str, Any], name: str) -> None:
+    """Permit no host that is not listed."""
+    raise ToolError(
+        f"`{host}` is not in `api_hosts` of [workflows] in keephold.toml, and nobody can be asked about it",
+        code="permission_denied",
+    )
 
 
 class Http:
-    """The client of one run, made when a step needs it. `private`: it may reach addresses that are not public."""
+    """The client of one run, made when a step needs it.
 
-    def __init__(self, *, private: bool = False) -> None:
+    `hosts` are patterns of hosts that may be asked; `permit` decides about others. `private`: it may reach addresses
+    that are not public, and uses the proxies of the environment.
+    """
+
+    def __init__(self, *, private: bool = False, hosts: Iterable[str] = (), permit: Permit = refuse) -> None:
         self._private = private
+        self._patterns = [_parsed(each) for each in hosts]
+        self._permit = permit
+        self._permitted: set[str] = set()
+        self._asking = asyncio.Lock()
         self._client: httpx2.AsyncClient | None = None
 
     async def close(self) -> None:
         if self._client is not None:
             await self._client.aclose()
 
-    async def request(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Request `{"method", "url", "headers", "body"?}` → `{"status", "headers", "body"}`. Raises `ToolError`."""
+    async def request(self, given: dict[str, Any], name: str, seconds: float) -> dict[str, Any]:
+        """Request `{"method", "url", "headers", "body"?}` → `{"status", "headers", "body"}`. Raises `ToolError`.
+
+        It may take that many seconds, without the time for which the user is asked. `name` identifies the step.
+        """
         import httpx2  # imported when a step needs it
 
         if self._client is None:
-            self._client = httpx2.AsyncClient(timeout=None)  # the step has a timeout
+            from keephold.tools.workflow.pinned import PinnedTransport
+
+            transport = None if self._private else PinnedTransport()
+            self._client = httpx2.AsyncClient(timeout=None, transport=transport)
         where = given["method"]
         try:
             request = self._request(self._client, given)
-            where = f"{request.method} {_shown(request.url)}"
-            return await self._answer(self._client, request, where)
+            where = f"{request.method} {shown(request.url)}"
+            return await self._answer(self._client, request, where, given, name, seconds)
         except httpx2.InvalidURL as error:
             raise ToolError(f"`url` is no URL: {error}") from None
         except httpx2.TransportError as error:
@@ -64,62 +90,92 @@ class Http:
         elif body is not None:
             content = {"json": body}
         request = client.build_request(given["method"], url, headers=headers, **content)
-        if request.url.scheme not in _SCHEMES:
+        if request.url.scheme not in _PORTS:
             raise ToolError(f"`url` must begin with http:// or https://, not {request.url.scheme or 'nothing'}")
         return request
 
-    async def _answer(self, client: "httpx2.AsyncClient", request: "httpx2.Request", where: str) -> dict[str, Any]:
-        given = [name for name in request.headers if name.lower() not in _OWN]
-        for _ in range(MAX_REDIRECTS + 1):
-            if not self._private:
-                await _check_public(request.url, where)
-            response = await client.send(request, stream=True)
+    async def _answer(
+        self,
+        client: "httpx2.AsyncClient",
+        request: "httpx2.Request",
+        where: str,
+        given: dict[str, Any],
+        name: str,
+        seconds: float,
+    ) -> dict[str, Any]:
+        named = [header for header in request.headers if header.lower() not in _OWN]
+        left, loop = seconds, asyncio.get_running_loop()
+        for hop in range(MAX_REDIRECTS + 1):
+            await self._check_host(request.url, given, f"{name}>{hop}")
+            timer, began = asyncio.timeout(left), loop.time()
             try:
-                following = response.next_request
-                if following is None:
-                    return _read(response, await _body(response, where), where)
-            finally:
-                await response.aclose()
+                async with timer:
+                    response = await client.send(request, stream=True)
+                    try:
+                        following = response.next_request
+                        if following is None:
+                            return _read(response, await _body(response, where), where)
+                    finally:
+                        await response.aclose()
+            except TimeoutError:
+                if not timer.expired():
+                    raise
+                raise timed_out(seconds) from None
+            left -= loop.time() - began
             if following.url.scheme != request.url.scheme and following.url.scheme != "https":
                 raise ToolError(f"{where} redirects to {following.url.scheme}, which is not followed")
-            if following.url.raw_host != request.url.raw_host:  # headers and body are for the host that the step names
-                for name in given:
-                    following.headers.pop(name, None)
-            request = following
+            if not _same_place(request.url, following.url):  # headers and body are for the host that the step names
+                if following.headers.get("content-length", "0") != "0":
+                    raise ToolError(f"{where} redirects its body to another host, which is not followed")
+                for header in named:
+                    following.headers.pop(header, None)
+            request, given = following, {"method": following.method, "url": str(following.url)}
         raise ToolError(f"{where} redirects more than {MAX_REDIRECTS} times")
 
-
-async def _check_public(url: "httpx2.URL", where: str) -> None:
-    """Refuse a host with an address that is not public. The name is resolved again to connect, so a DNS server under an
-    attacker's control can still return another address then.
-    """
-    host = url.raw_host.decode("ascii")
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, url.port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise ToolError(f"{where} failed: `{host}` cannot be resolved: {error}", transient=True) from None
-    except UnicodeError:
-        raise ToolError(f"{where} failed: `{host}` cannot be the name of a host") from None
-    for *_, place in found:
-        address = ip_address(place[0])
-        if not is_public(address):
-            raise ToolError(
-                f"{where} was not asked: `{host}` is at {address}, which is not a public address; "
-                "[workflows] private_addresses = true in keephold.toml lets workflows reach such"
-            )
+    async def _check_host(self, url: "httpx2.URL", given: dict[str, Any], name: str) -> None:
+        """Raise `ToolError` if the host is neither listed nor permitted."""
+        host, port = _host(url), _port(url)
+        if any(_fits(host, port, url.scheme, pattern) for pattern in self._patterns):
+            return
+        place = f"[{host}]" if ":" in host else host
+        place = place if port == _PORTS[url.scheme] else f"{place}:{port}"
+        async with self._asking:  # steps that run side by side ask one after the other, and each host once
+            if place not in self._permitted:
+                await self._permit(place, given, name)
+                self._permitted.add(place)
 
 
-def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Whether the address means the same machine everywhere on the internet."""
-    if isinstance(address, IPv6Address):
-        inside = address.ipv4_mapped or address.sixtofour
-        if address in _NAT64:
-            inside = IPv4Address(int(address) & 0xFFFFFFFF)
-        if inside is not None:
-            return is_public(inside)
-        if address.is_site_local:
-            return False
-    return address.is_global and not address.is_multicast and not address.is_reserved
+_Pattern = tuple[str, int | None]
+
+
+def _parsed(pattern: str) -> _Pattern:
+    """Return the host and the port of an entry of `api_hosts`; None: the usual port."""
+    host, colon, port = pattern.lower().rpartition(":")
+    if not colon or not port.isdecimal() or (host.startswith("[") and not host.endswith("]")):
+        host, port = pattern.lower(), ""
+    return host.strip("[]"), int(port) if port else None
+
+
+def _fits(host: str, port: int, scheme: str, pattern: _Pattern) -> bool:
+    wanted, at = pattern
+    if port != (at or _PORTS[scheme]):
+        return False
+    return wanted in ("*", host) or (wanted.startswith("*.") and host.endswith(wanted[1:]))
+
+
+def _host(url: "httpx2.URL") -> str:
+    """Return the host of a URL as patterns are written: `example.org.` is `example.org`."""
+    return url.raw_host.decode("ascii").lower().rstrip(".")
+
+
+def _port(url: "httpx2.URL") -> int:
+    return url.port or _PORTS[url.scheme]
+
+
+def _same_place(one: "httpx2.URL", other: "httpx2.URL") -> bool:
+    """Whether two URLs have the same host and port; the usual ports of `http` and `https` are the same."""
+    usual = _port(one) == _PORTS[one.scheme] and _port(other) == _PORTS[other.scheme]
+    return _host(one) == _host(other) and (usual or _port(one) == _port(other))
 
 
 async def _body(response: "httpx2.Response", where: str) -> bytes:
@@ -146,6 +202,6 @@ def _read(response: "httpx2.Response", body: bytes, where: str) -> dict[str, Any
     return {"status": status, "headers": dict(response.headers), "body": read}
 
 
-def _shown(url: "httpx2.URL") -> str:
+def shown(url: "httpx2.URL") -> str:
     """Return the URL without parts that may be secret."""
     return f"{url.scheme}://{url.netloc.decode('ascii', 'replace').rpartition('@')[2]}{url.path}"

@@ -15,7 +15,6 @@ from keephold.tools.workflow.fields import Fields, Problems
 
 _FIELDS = ("workflowId", "name", "steps", "input", "context", "timeoutMs", "priority")
 _STEP_FIELDS = ("id", "type", "config", "onSuccess", "onError", "condition", "skipIf")
-_API_SECS = 30.0
 """Seconds for a request without `timeoutMs`."""
 _SHOWN = 20
 """Number of problems that an error names; a model would not read more."""
@@ -110,7 +109,7 @@ class _Reading:
             skip_if=skip_if,
             preserve_data=config.flag("preserveData"),
             continue_on_error=config.flag("continueOnError"),
-            timeout=config.seconds("timeoutMs") or (_API_SECS if type == "api" else None),
+            timeout=None if type == "api" else config.seconds("timeoutMs"),  # `api` measures it itself
             retry=self._retry(config) if type in RETRIED else Retry(max_attempts=1),
         )
 

@@ -48,7 +48,7 @@ def _work(run: "WorkflowRun", kind: Kind, name: str, frame: Frame) -> Work:
             return _asked(run.around.tool, frame.resolve(kind.name), frame.resolve(kind.arguments), "name")
         case definition.Api():
             request = frame.resolve(kind.request)
-            return Work(lambda _: run.http.request(request), request)
+            return Work(lambda entry: run.http.request(request, entry, kind.seconds), request)
         case definition.WaitHandles():
             return _wait_handles(run, kind, frame)
         case definition.WaitEvent():
