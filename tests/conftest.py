@@ -10,6 +10,7 @@ import inspect
 import os
 import random
 import signal
+import tempfile
 from collections.abc import Coroutine, Generator
 from contextlib import ExitStack
 from typing import Any
@@ -32,6 +33,7 @@ settings.register_profile("ci", settings.get_profile("repeatable"), derandomize=
 def pytest_configure(config: pytest.Config) -> None:
     """Choose Hypothesis' profile, and its seed before its own plugin looks for one."""
     _hear_signals()
+    _use_directories_of_nobody(config)
     config.addinivalue_line("markers", "cold: how programs of ours start is the subject, so they start as usual")
     config.addinivalue_line("markers", "slow: `make quick` does not wait for it")
     stack = ExitStack()
@@ -44,6 +46,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.hypothesis_seed is None:
         told = getattr(config, "workerinput", {}).get("hypothesis_seed")
         config.option.hypothesis_seed = told or str(random.SystemRandom().randrange(2**32))
+
+
+def _use_directories_of_nobody(config: pytest.Config) -> None:
+    """Neither the configuration of the user who runs the tests counts, nor do tests write to that user's state."""
+    directory = tempfile.TemporaryDirectory(prefix="keephold-tests-")
+    config.add_cleanup(directory.cleanup)
+    for name in ("STATE", "CONFIG"):
+        os.environ[f"XDG_{name}_HOME"] = f"{directory.name}/{name.lower()}"
 
 
 def _hear_signals() -> None:

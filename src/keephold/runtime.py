@@ -143,7 +143,7 @@ class Runtime:
         self._measure.begin(self.registry)  # after the traces: a meter counts what they add to commits, too
         if loaded is not None:
             self.registry.shorter = loaded.wait_handles.retention()
-            self.registry.archive = archive_in(loaded.root, loaded.wait_handles.archive)
+            self.registry.archive = archive_in(loaded.archive_places, loaded.wait_handles.archive)
         settings = loaded.conversation.inquiry if loaded else None
         self.inquiries = Inquiries(
             self.registry,

@@ -14,6 +14,7 @@ import psutil
 from tests.e2e.driver import until
 from tests.e2e.panes import Pane
 from tests.e2e.place import Said, ran
+from tests.trusting import write_trusted
 
 from keephold.store.sqlite import SqliteStore
 
@@ -64,7 +65,7 @@ class Chats:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        (directory / "keephold.toml").write_text(CONFIG)
+        write_trusted(directory / "keephold.toml", CONFIG)
         self.script()
         ours = {key: value for key, value in os.environ.items() if not key.startswith(("KEEPHOLD_", "EDITOR"))}
         self.environment = {

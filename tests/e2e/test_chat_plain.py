@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from tests.e2e.chats import Chats
 from tests.e2e.driver import PATIENCE, until
+from tests.trusting import write_trusted
 
 from keephold.agent.events import Event, Interjected, Text, TurnFinished, TurnStarted
 
@@ -225,7 +226,7 @@ def refused(chats: Chats, *arguments: str) -> str:
 
 
 def test_without_a_model_it_says_how_to_name_one(chats: Chats) -> None:
-    (chats.directory / "keephold.toml").write_text("")
+    write_trusted(chats.directory / "keephold.toml", "")
     assert "[conversation.assistant]" in refused(chats)
     (chats.directory / "keephold.toml").unlink()
     assert "--model" in refused(chats)

@@ -8,6 +8,7 @@ import pytest
 from tests.e2e.chats import ChatPane, Chats
 from tests.e2e.driver import PATIENCE, until
 from tests.programs import needs
+from tests.trusting import write_trusted
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -217,7 +218,7 @@ def test_ctrl_c_stops_a_stream_and_a_second_one_leaves(chats: Chats, pane: ChatP
 def test_ctrl_c_twice_leaves_while_something_does_not_end(chats: Chats, pane: ChatPane) -> None:
     """A tool that ignores its end has two seconds; whoever leaves need not see that."""
     config = (chats.directory / "keephold.toml").read_text().replace('"echo $$ >>started;', "\"trap '' TERM; echo;")
-    (chats.directory / "keephold.toml").write_text(config)
+    write_trusted(chats.directory / "keephold.toml", config)
     chats.script({"calls": [["gate", {}]]})
     pane.chat()
     pane.type("wait")

@@ -31,7 +31,7 @@ def check(
     hidden = f"sys.modules[{without!r}] = None; " if without else ""
     program = f"import sys; {hidden}from keephold.cli import main; main(prog_name='keephold')"
     done = subprocess.run(
-        [sys.executable, "-c", program, "check", "--json"],
+        [sys.executable, "-c", program, "check", "--json", "--config", "keephold.toml"],
         cwd=directory, env={**environment(directory), **variables}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.stderr == ""
@@ -135,7 +135,7 @@ def test_K5_what_keephold_makes_itself_is_right(tmp_path: Path) -> None:
     """The store, its token and the state directory as `keephold serve` leaves them, under a careless umask."""
     before = os.umask(0o000)
     try:
-        with served(tmp_path, TOOL, env={}):
+        with served(tmp_path, TOOL, "--config", "keephold.toml", env={}):
             pass
     finally:
         os.umask(before)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.place import Place, spawn
+from tests.trusting import trusted
 
 from keephold.store.base import Described, Op, TranscriptAppended
 from keephold.store.sqlite import SqliteStore
@@ -62,7 +63,11 @@ def test_S5_gc_lets_go_of_what_is_old_and_says_what_went(place: Place) -> None:
 
 def test_gc_keeps_as_long_as_the_configuration_of_the_store_says(place: Place) -> None:
     over(place)
-    (place.directory / "keephold.toml").write_text('[store]\nurl = "sqlite:///work.db"\nretention_secs = 0.001\n')
+    file = place.directory / "keephold.toml"
+    file.write_text('[store]\nurl = "sqlite:///work.db"\nretention_secs = 0.001\n')
+    refused = place.keephold("gc", "--dry-run")  # K7
+    assert refused.code == 2 and "is not trusted" in refused.err
+    trusted(file)
     assert place.keephold("gc", "--dry-run", "--json").json["handles"] == 1
     (place.directory / "keephold.toml").write_text('[store]\nurl = "sqlite:///other.db"\nretention_secs = 0.001\n')
     assert place.keephold("gc", "--dry-run", "--json").json["handles"] == 0

@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.panes import Pane
 from tests.e2e.place import Place, spawn
 from tests.programs import needs
+from tests.trusting import trusted
 
 from keephold.cli import COMMANDS
 
@@ -82,8 +83,11 @@ def test_L_the_store_is_the_one_that_the_line_names(place: Place, tmp_path: Path
     there = f"sqlite:///{place.directory}/work.db"
     assert "far" in offered(place, f"keephold show --store {there} ", KEEPHOLD_STORE="sqlite:///none.db")
     (tmp_path / "below").mkdir()
-    (tmp_path / "keephold.toml").write_text(f'[store]\nurl = "{there}"\n')
+    file = tmp_path / "keephold.toml"
+    file.write_text(f'[store]\nurl = "{there}"\n')
     below = Place(tmp_path / "below", ExitStack())
+    assert offered(below, "keephold show ", KEEPHOLD_STORE="") == []  # K7
+    trusted(file)
     assert "far" in offered(below, "keephold show ", KEEPHOLD_STORE="")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.driver import PATIENCE, until
+from tests.trusting import write_trusted
 
 from keephold.cli.turn import PARK_AFTER_SECS
 
@@ -50,7 +51,7 @@ class Office:
         self.directory = directory
         self._stack = stack
         (directory / "office.py").write_text(OFFICE)
-        (directory / "keephold.toml").write_text(CONFIG)
+        write_trusted(directory / "keephold.toml", CONFIG, directory / "state")
 
     def start(self, *arguments: str, program: tuple[str, ...] = ("-m", "keephold")) -> "subprocess.Popen[str]":
         environment = {key: value for key, value in os.environ.items() if not key.startswith("KEEPHOLD_")}
@@ -128,7 +129,7 @@ def test_Y1_memory_stays_possible_and_makes_no_file(office: Office) -> None:
     code, lines, _ = office.run("turn", "--store", "memory:", batches=[[("echo", {"text": "hello"})]])
     assert code == 0
     assert lines[0]["responses"] == [{"id": "0", "result": "hello"}]
-    assert not (office.directory / "state").exists()
+    assert [file.name for file in (office.directory / "state" / "keephold").iterdir()] == ["trusted.json"]
 
 
 def test_D10_a_one_shot_call_that_is_parked_keeps_its_batch_waiting_for_30_seconds(office: Office) -> None:

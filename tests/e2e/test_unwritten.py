@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.driver import PATIENCE
 from tests.e2e.place import Place, spawn
+from tests.trusting import write_trusted
 
 COMMANDS = [
     ("wait", "g", "--timeout", "0"),
@@ -33,7 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """`g` runs, `over` has stopped and was fine. None of the commands changes that."""
     with ExitStack() as stack:
         place = Place(tmp_path_factory.mktemp("place"), stack)
-        (place.directory / "keephold.toml").touch()
+        write_trusted(place.directory / "keephold.toml", "")
         worker = place.worker()
         worker.run(spawn("gate", "g", name="g"), spawn("gate", "over", name="over"))
         worker.end("over")

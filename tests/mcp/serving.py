@@ -17,6 +17,7 @@ import uvicorn
 from mcp.client.stdio import StdioServerParameters
 from tests.mcp.clients import TOKENS
 from tests.mcp.office import CONFIG, TOOLS
+from tests.trusting import write_trusted
 
 from keephold import Runtime
 from keephold.mcp.http import http_app
@@ -52,7 +53,7 @@ class Office:
 
     def __init__(self, directory: Path, more: str = "") -> None:
         self.directory = directory
-        (directory / "keephold.toml").write_text(CONFIG + more)
+        write_trusted(directory / "keephold.toml", CONFIG + more, directory / "state")
         self.store = f"sqlite:///{directory / 'store.db'}"
         self._running: list[subprocess.Popen[bytes]] = []
 

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import httpx2
 import psutil
+from tests.trusting import write_trusted
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "token-of-the-tests-0123456789abcdef"
@@ -42,7 +45,7 @@ class Served:
         self._words = words
         self._talkative = talkative
         self._env = {"KEEPHOLD_TOKEN": TOKEN} if env is None else env
-        (directory / "keephold.toml").write_text(config)
+        write_trusted(directory / "keephold.toml", config, directory / "state")
         self.process = self._start()
 
     @property
@@ -60,6 +63,12 @@ class Served:
     def dashboard(self) -> str:
         """Where a browser is that has opened the entry."""
         return f"http://{self.host}"
+
+    def made_token(self) -> str:
+        """The token that it has made, from the private file that it names."""
+        found = re.search(r"keephold at \S+ \(token: (\S+)\)", self.said.read_text())
+        assert found is not None and stat.S_IMODE(Path(found[1]).stat().st_mode) == 0o600, self.said.read_text()
+        return Path(found[1]).read_text().strip()
 
     def path(self, name: str) -> str:
         return str(self.directory / name)

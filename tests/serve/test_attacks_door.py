@@ -8,6 +8,7 @@ import httpx2
 import pytest
 from tests.serve.serving import PATIENCE, TOKEN, Served, environment, serve, served
 from tests.serve.wire import entered, send
+from tests.trusting import write_trusted
 
 PAGES = ("/", "/handles", "/conversations", "/notifications", "/keys", "/stats", "/tools", "/sessions", "/handles/x")
 READS = ("/api/handles", "/api/events", "/api/stats", "/api/requests", "/api/keys", "/api/openapi.json")
@@ -145,7 +146,7 @@ async def test_K4_pages_say_what_a_browser_may_do_with_them(server: Served) -> N
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_K1_the_network_is_not_let_in_without_a_token(tmp_path: Path, host: str) -> None:
     """The token that is made when none is given is printed here, where nobody of the network can read it."""
-    (tmp_path / "keephold.toml").touch()
+    write_trusted(tmp_path / "keephold.toml", "", tmp_path / "state")
     command = serve(tmp_path / "store.db", "--port", "0", "--host", host)
     done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, timeout=PATIENCE)
     assert done.returncode == 2
@@ -154,7 +155,8 @@ def test_K1_the_network_is_not_let_in_without_a_token(tmp_path: Path, host: str)
 
 @pytest.mark.parametrize("variable", ["", "a-long-enough-token-0123456789"])
 def test_K1_a_principal_cannot_take_the_owners_name(tmp_path: Path, variable: str) -> None:
-    (tmp_path / "keephold.toml").touch()
+    write_trusted(tmp_path / "keephold.toml", "", tmp_path / "state")
+    (tmp_path / "tokens").touch(0o600)
     (tmp_path / "tokens").write_text("owner token-of-a-principal-0123456789\n")
     command = serve(tmp_path / "store.db", "--port", "0", "--tokens", str(tmp_path / "tokens"))
     env = environment(tmp_path) | ({"KEEPHOLD_TOKEN": variable} if variable else {})

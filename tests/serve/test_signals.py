@@ -1,7 +1,6 @@
 """`keephold serve` as a process: how it ends, what goes on in the next one, and how it refuses to start (R6, L1)."""
 
 import asyncio
-import re
 import signal
 import socket
 import sqlite3
@@ -16,6 +15,7 @@ from tests.mcp.clients import connected
 from tests.serve.lasting import CONFIG
 from tests.serve.serving import PATIENCE, TOKEN, Served, served
 from tests.serve.streams import Event, events
+from tests.trusting import write_trusted
 
 from keephold import ConfigError, Runtime
 from keephold.cli import main
@@ -122,7 +122,7 @@ async def test_L4_HUP_reads_the_configuration_again_and_a_wrong_one_changes_noth
         file = tmp_path / "keephold.toml"
 
         async def hangs_up(text: str | None, said: str) -> None:
-            file.unlink() if text is None else file.write_text(text)
+            file.unlink() if text is None else write_trusted(file, text, tmp_path / "state")
             size = len(server.said.read_text())
             server.process.send_signal(signal.SIGHUP)
             await until(lambda: said in server.said.read_text()[size:])
@@ -135,6 +135,10 @@ async def test_L4_HUP_reads_the_configuration_again_and_a_wrong_one_changes_noth
             await hangs_up(None, "nothing changed")
             assert await tools(http) == before
             more = '[conversation.tools.hello]\nsource = "local"\ncommand = ["echo", "hello"]\nrun = "unattended"\n'
+            file.write_text(CONFIG + more)  # K7: not what was trusted
+            server.process.send_signal(signal.SIGHUP)
+            await until(lambda: "keephold.toml has changed since you trusted it" in server.said.read_text())
+            assert await tools(http) == before
             await hangs_up(CONFIG + more, "read again; a restart is needed for the code of Python tools")
             assert await tools(http) == before | {"hello"}
             async with connected(server.mcp, token=TOKEN) as client:
@@ -153,7 +157,7 @@ async def test_E6_two_servers_on_one_store_are_one_system(tmp_path: Path) -> Non
         served(other_place, CONFIG, "--store", store_of(one), env={}) as other,
     ):
         token = Path(f"{one.store}-token").read_text().strip()
-        assert token in one.said.read_text() and token in other.said.read_text(), "the token is the store's"
+        assert one.made_token() == other.made_token() == token, "the token is the store's"
         bearer = {"Authorization": f"Bearer {token}"}
         async with (
             httpx2.AsyncClient(base_url=one.base, headers=bearer, timeout=PATIENCE) as here,
@@ -207,13 +211,12 @@ def test_L1_what_keeps_it_from_starting_is_said(tmp_path: Path) -> None:
 
 
 def test_K5_the_token_of_a_store_is_made_once_and_is_its_owners(tmp_path: Path) -> None:
-    store = tmp_path / "store.db"
-    token = owner_token(store)
-    assert owner_token(store) == token and len(token) >= 32
+    file = tmp_path / "store.db-token"
+    token = owner_token(file)
+    assert owner_token(file) == token and len(token) >= 32
     assert [(each.name, each.stat().st_mode & 0o777) for each in tmp_path.iterdir()] == [("store.db-token", 0o600)]
-    assert owner_token(None) != owner_token(None)
     with pytest.raises(ConfigError, match="no token can be kept"):
-        owner_token(tmp_path / "none" / "store.db")
+        owner_token(tmp_path / "none" / "store.db-token")
 
 
 async def test_L1_a_store_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
@@ -229,10 +232,10 @@ async def test_L1_a_store_of_a_newer_version_is_left_alone(tmp_path: Path) -> No
 
 async def test_L1_memory_serves_as_well_and_keeps_nothing(tmp_path: Path) -> None:
     with served(tmp_path, CONFIG, "--store", "memory:", env={}) as server:
-        found = re.search(r"\?token=(\S+)", server.said.read_text())
-        assert found is not None and not server.store.exists()
-        async with httpx2.AsyncClient(base_url=server.base, headers={"Authorization": f"Bearer {found[1]}"}) as http:
-            async with connected(server.mcp, token=found[1]) as client:
+        token = server.made_token()
+        assert not server.store.exists()
+        async with httpx2.AsyncClient(base_url=server.base, headers={"Authorization": f"Bearer {token}"}) as http:
+            async with connected(server.mcp, token=token) as client:
                 await client.call_tool("approve", {"action": "spawn", "id": "a", "directory": str(tmp_path)})
             uid = await uid_of(http, "a")
             told, followed = Stream(http, "/api/events?after=0"), Stream(http, f"/api/handles/{uid}/follow")

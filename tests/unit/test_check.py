@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.trusting import write_trusted
 
 from keephold.cli.check import check
 from keephold.config.commands import program_of
@@ -25,7 +26,7 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def run(text: str, *options: str) -> Result:
     """With a port that nobody else on this machine can have taken."""
-    Path("keephold.toml").write_text(f"{text}\n[serve]\nport = 0\n")
+    write_trusted(Path("keephold.toml"), f"{text}\n[serve]\nport = 0\n")
     return CliRunner().invoke(check, options)
 
 

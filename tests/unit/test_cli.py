@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner, Result
+from tests.trusting import write_trusted
 
 from keephold.cli import COMMANDS, main
 
@@ -36,9 +37,7 @@ def keephold(*arguments: str) -> Result:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    path = tmp_path / "keephold.toml"
-    path.write_text(CONFIG)
-    return path
+    return write_trusted(tmp_path / "keephold.toml", CONFIG)
 
 
 @pytest.mark.cold

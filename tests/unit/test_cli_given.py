@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.trusting import write_trusted
 
 from keephold.cli import main
 
@@ -15,7 +16,7 @@ def _beside_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KEEPHOLD_STORE", "sqlite:///work.db")
     monkeypatch.delenv("KEEPHOLD_TOKEN", raising=False)
-    Path("keephold.toml").write_text("")
+    write_trusted(Path("keephold.toml"), "")
 
 
 def refused(*arguments: str, **environment: str) -> str:
@@ -78,6 +79,7 @@ def test_K5_a_token_that_no_header_can_bear_is_refused_and_not_shown(token: str)
     ],
 )
 def test_K5_a_file_of_tokens_that_has_none_is_refused_and_not_shown(held: bytes, why: str) -> None:
+    Path("tokens").touch(0o600)
     Path("tokens").write_bytes(held)
     for server in (("serve", "--port", "0"), ("mcp", "--http", "0")):
         told = refused(*server, "--tokens", "tokens")
@@ -90,7 +92,7 @@ def test_K5_a_file_of_tokens_that_has_none_is_refused_and_not_shown(held: bytes,
 def test_an_address_that_others_could_not_use_is_refused(url: str) -> None:
     for server in (("serve", "--port", "0"), ("mcp", "--http", "0")):
         assert "--url must begin with http:// or https:// and name a host" in refused(*server, "--url", url)
-    Path("keephold.toml").write_text(f'[serve]\nport = 0\nurl = "{url}"\n')
+    write_trusted(Path("keephold.toml"), f'[serve]\nport = 0\nurl = "{url}"\n')
     told = refused("serve", "--port", "0").strip()
     assert told.startswith("Error: keephold.toml:3: serve.url: must begin with http:// or https:// and name a host")
     checked = CliRunner().invoke(main, ["check"], prog_name="keephold")

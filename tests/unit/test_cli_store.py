@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.trusting import write_trusted
 
 from keephold.cli import main
 from keephold.cli.store import _existing, store_of
@@ -30,8 +31,7 @@ def keephold(*arguments: str) -> Result:
 
 def config(text: str, path: str = "keephold.toml") -> Config:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(text)
-    return load_config(Path(path))
+    return load_config(write_trusted(Path(path), text))
 
 
 def file_of(url: str | None) -> Path:
@@ -92,9 +92,10 @@ def test_Y1_the_option_beats_the_environment_and_that_beats_the_configuration(mo
 
 
 def test_a_mistake_elsewhere_in_the_configuration_hides_no_handles() -> None:
-    Path("keephold.toml").write_text('[store]\nurl = "sqlite:///work.db"\n[conversation]\ndetatched = "deny"\n')
+    file = Path("keephold.toml")
+    write_trusted(file, '[store]\nurl = "sqlite:///work.db"\n[conversation]\ndetatched = "deny"\n')
     assert file_of(None) == Path("work.db").absolute()
-    Path("keephold.toml").write_text('[store]\nulr = "sqlite:///work.db"\n')
+    write_trusted(file, '[store]\nulr = "sqlite:///work.db"\n')
     with pytest.raises(ConfigError, match="did you mean `url`"):
         _existing(None)
 
@@ -129,7 +130,7 @@ def test_Y1_what_is_wrong_is_said_of_what_it_came_by(monkeypatch: pytest.MonkeyP
 
 
 def test_F_without_a_configuration_it_is_said_how_to_get_one() -> None:
-    for command in ("serve", "turn", "mcp", "tools"):
+    for command in ("serve", "turn", "tools"):
         result = keephold(command)
         assert (result.exit_code, result.stdout) == (2, "")
         assert "`keephold init` writes one" in result.stderr

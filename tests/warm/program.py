@@ -52,6 +52,8 @@ def planned(argv: list[str], cwd: str, env: dict[bytes, bytes], usual: Mapping[s
     while rest[:1] == ["-W"]:
         warnings.append(rest[1])
         del rest[:2]
+    if rest[:2] == ["-P", "-m"]:  # ours is the keephold that is imported, so the directory does not matter
+        del rest[0]
     match rest:
         case ["-m", module, *more] if module == "keephold" or module.startswith("tests."):
             return Program(argv, warnings, "module", module, more, cwd, env)

@@ -1,6 +1,7 @@
 """`keephold acp`: an agent for editors over stdin and stdout (X1). Output of tools and libraries goes to stderr."""
 
 import asyncio
+import logging
 import os
 import sys
 from pathlib import Path
@@ -8,10 +9,10 @@ from typing import Literal
 
 import click
 
-from keephold.cli.parameters import config_option, the_config
+from keephold.cli.parameters import config_option, config_unasked
 from keephold.cli.process import Signals, log_to_stderr
 from keephold.cli.store import store_of, store_option
-from keephold.config import Config, load_config
+from keephold.config import Config
 from keephold.runtime import Runtime
 
 
@@ -31,15 +32,19 @@ def acp(config: Path | None, store: str | None, model: str | None, mode: Literal
 
     \b
     The editor starts it with this setting:
-      {"command": "keephold", "args": ["acp"]}
+      {"command": "keephold", "args": ["acp", "--config", "/path/to/keephold.toml"]}
 
-    One process serves all sessions of its editor, with the keephold.toml of the directory it was started in or the
-    nearest one above. Sessions are kept in the store. The next prompt resumes a turn that was interrupted.
+    One process serves all sessions of its editor. Without --config, it has the keephold.toml of the directory it was
+    started in or the nearest one above, unless that is not trusted: then the session says so, and a session that is
+    begun after `keephold trust` has the tools. Sessions are kept in the store. The next prompt resumes a turn that was
+    interrupted.
     """
     log_to_stderr()
-    loaded = load_config(the_config(config))
+    loaded, ignored = config_unasked(config)
+    if ignored:
+        logging.getLogger("keephold.acp").warning("%s", ignored)
     read_fd, write_fd = _own_stdio()
-    sys.exit(asyncio.run(_serve(loaded, store or store_of(loaded), model, mode, read_fd, write_fd)))
+    sys.exit(asyncio.run(_serve(loaded, ignored, store or store_of(loaded), model, mode, read_fd, write_fd)))
 
 
 def _own_stdio() -> tuple[int, int]:
@@ -53,16 +58,29 @@ def _own_stdio() -> tuple[int, int]:
 
 
 async def _serve(
-    config: Config, store: str, model: str | None, mode: Literal["ask", "unattended"], read_fd: int, write_fd: int
+    config: Config,
+    ignored: str,
+    store: str,
+    model: str | None,
+    mode: Literal["ask", "unattended"],
+    read_fd: int,
+    write_fd: int,
 ) -> int:
     """Serve until the client leaves or a signal comes, then close the runtime in good order (R6)."""
     from keephold.acp.agent.server import AgentServer, SessionPrompts
+    from keephold.cli.look_again import LookAgain
 
     persons = SessionPrompts()
     runtime = Runtime(store=store, config=config, prompter=persons)
     settings = config.acp
     agent = AgentServer(
-        runtime, persons, model=model, mode=mode, signal=settings.turn_complete, terminals=settings.terminals
+        runtime,
+        persons,
+        model=model,
+        mode=mode,
+        signal=settings.turn_complete,
+        terminals=settings.terminals,
+        notice=LookAgain(runtime, ignored),
     )
     signals = Signals()
     async with runtime:

@@ -317,7 +317,7 @@ def bench(store: str | None, as_json: bool) -> None:
 
     The store itself is not touched: a temporary one is made in its directory, and removed.
     """
-    directory = _directory(place_of(store, make=True))
+    directory = _directory(place_of(store, acting=True, make=True))
     if not as_json:
         click.echo(f"in {directory}, for about five seconds", err=True)
     try:

@@ -17,12 +17,12 @@ import click
 from keephold.cli.chat_lines import Piece
 from keephold.cli.chat_session import continuing, last_exchange
 from keephold.cli.keyboard import Tty, open_tty
-from keephold.cli.parameters import NAME, config_option, detached_option
+from keephold.cli.parameters import NAME, config_if_any, config_option, detached_option
 from keephold.cli.printing import one_line
 from keephold.cli.process import Signals, open_stdin
 from keephold.cli.prompter import TerminalPrompter, open_prompter
 from keephold.cli.store import store_of, store_option
-from keephold.config import Config, find_config, load_config
+from keephold.config import Config
 from keephold.runtime import Runtime
 from keephold.turn.prompts import Decision, Dismissed, Prompt, Prompter
 
@@ -93,8 +93,7 @@ def chat(
     """
     if prompt is not None and not prompt.strip():
         raise click.UsageError("the PROMPT is empty; say something, or leave it out", context)
-    file = config or find_config(Path.cwd())
-    loaded = Config() if file is None else load_config(file)
+    loaded = config_if_any(config) or Config()
     wanted = _Wanted(loaded, store or store_of(loaded), model, conversation, prompt, detached, as_json)
     tty = None if as_json else _screen_tty()
     left = asyncio.run(_plain(wanted) if tty is None else _terminal(wanted, tty))

@@ -389,7 +389,7 @@ class Commands:
         path = getattr(store, "path", None)
         if path is None:
             raise KeepholdError(_DETACHED.format(id), code="unsupported_store")
-        argv = [sys.executable, "-m", "keephold", "attach", record.uid, "--store", f"sqlite:///{path}"]
+        argv = [sys.executable, "-P", "-m", "keephold", "attach", record.uid, "--store", f"sqlite:///{path}"]
         async with self._screen.lent():
             with self._screen.tty.taken():
                 await self._screen.tty.lend(argv)

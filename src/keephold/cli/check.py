@@ -1,6 +1,7 @@
 """`keephold check`: check the configuration, what it needs on this machine, permissions of files, and the port.
 
-Nothing is started or changed, but the modules of Python tools are imported. Notes are worth knowing, not wrong.
+Nothing is started or changed, but the modules of Python tools are imported. Of a found file that is not trusted, not
+even those: they are only looked for, and no port is tried (K7). Notes are worth knowing, not wrong.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from keephold.characters import readable
-from keephold.cli.parameters import json_option, the_config
+from keephold.cli.parameters import json_option, no_config
 from keephold.cli.printing import counted
 
 if TYPE_CHECKING:
@@ -119,9 +120,10 @@ def _holds(process: Path, inodes: set[str]) -> bool:
 class Examination:
     """Looks for the things that a configuration needs on this machine, except those with a problem in the file."""
 
-    def __init__(self, config: "Config", wrong: "list[KeyPath]") -> None:
+    def __init__(self, config: "Config", wrong: "list[KeyPath]", *, trusted: bool = True) -> None:
         assert config.source is not None, "it was read from a file"
         self._config = config
+        self._trusted = trusted
         self._source = config.source
         self._wrong = wrong
         self.found: list[tuple[int, str]] = []
@@ -259,14 +261,20 @@ class Examination:
         return facts | {"actions": [], "run": settings.run if written else "unattended", "found": True}
 
     def _function(self, name: str) -> dict[str, Any]:
-        from keephold.config.build import python_tool
+        from keephold.config.build import is_module, python_tool
         from keephold.config.source import TOOLS
         from keephold.errors import ConfigError
 
         function = self._config.conversation.tools[name].function
         key = (*TOOLS, name, "function")
-        if not self._sound(key):
+        if not self._sound(key) or function is None:
             return {}
+        if not self._trusted:
+            module = function.partition(":")[0]
+            if not is_module(self._config, module):
+                self.problem(key, f"there is no module `{module}` in {self._config.root} or among the installed ones")
+                return {"function": function, "found": False}
+            return {"function": function, "found": True}
         try:
             tool = python_tool(self._config, name)
         except ConfigError as error:
@@ -372,27 +380,44 @@ def examine(path: Path | None) -> dict[str, Any]:
     A mistake in the file does not stop the checks, but only tools, agents and servers without one are listed.
     """
     from keephold.config.load import inspect_config
+    from keephold.config.trust import find
     from keephold.errors import ConfigError
 
     found: list[tuple[int, str]] = []
     notes: list[str] = []
     listed: dict[str, list[dict[str, Any]]] = {"tools": [], "agents": [], "servers": []}
     try:
-        path = the_config(path)
-        config, wrong = inspect_config(path)
+        here = None
+        if path is None:
+            here = find(Path.cwd())
+            if here is None:
+                raise no_config()
+            path = here.path
+            if here.refused:
+                from keephold.cli.trust import refusal
+
+                raise ConfigError([refusal(here)])
+        config, wrong = inspect_config(path, None if here is None else here.data)
     except ConfigError as error:
         found = [(0, problem) for problem in error.problems]
     else:
-        here = Examination(config, [key for key, _ in wrong])
+        trusted = here is None or here.trusted
+        look = Examination(config, [key for key, _ in wrong], trusted=trusted)
         for key, sentence in wrong:
-            here.problem(key, sentence)
-        listed = {"tools": here.tools(), "agents": here.agents(), "servers": here.servers()}
-        here.store()
+            look.problem(key, sentence)
+        listed = {"tools": look.tools(), "agents": look.agents(), "servers": look.servers()}
+        look.store()
         notes += config.ignored_settings() + refused(config, [tool["name"] for tool in listed["tools"]])
-        notes += without_screen(listed["tools"]) + models(config) + here.port() + here.network()
+        notes += without_screen(listed["tools"]) + look.network()
+        if trusted:
+            notes += models(config) + look.port()
+        elif here is not None:
+            from keephold.cli.trust import ignored
+
+            notes.append(f"{ignored(here)}. Its modules were not imported, so functions were not looked for.")
         if not config.conversation.tools and not config.mcp.servers and not wrong:
             notes.append("the configuration has no tools; a tool is a table [conversation.tools.<name>]")
-        found = sorted(here.found, key=lambda problem: problem[0])
+        found = sorted(look.found, key=lambda problem: problem[0])
     shown = None if path is None else str(path.absolute())
     problems = [problem for _, problem in found]
     return {"config": shown, "ok": not problems, "problems": problems, "notes": notes, **listed}

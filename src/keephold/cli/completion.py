@@ -1,6 +1,7 @@
 """`keephold completion`: the script by which a shell completes commands, options, and names from the store.
 
 Completion must be fast, so it reads the store's file with Python's own SQLite and does not check the configuration.
+A configuration that is not trusted is ignored (K7).
 If anything fails, it completes nothing and prints nothing.
 """
 
@@ -15,6 +16,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 from keephold.characters import is_seen
 from keephold.cli.parameters import NAME
 from keephold.cli.store import SQLITE, default_store
+from keephold.config.trust import find_usable
 
 _RECENT = 20_000
 """How many of the newest handles are searched, so that a large store is not slow."""
@@ -88,15 +90,13 @@ def _rows(file: Path, query: str, wanted: dict[str, object]) -> Iterator[tuple[s
 
 def _store(url: str | None) -> Path:
     """Return the file that the command would use. `url` comes from --store or the variable."""
-    url = url or next(_configured(), None) or default_store()
+    url = url or _configured() or default_store()
     return Path(url.removeprefix(SQLITE)).expanduser()
 
 
-def _configured() -> Iterator[str]:
-    for directory in (Path.cwd(), *Path.cwd().parents):
-        file = directory / "keephold.toml"
-        if file.is_file():
-            url = tomllib.loads(file.read_text()).get("store", {}).get("url")
-            if url is not None:
-                yield f"{SQLITE}{directory / Path(url.removeprefix(SQLITE)).expanduser()}"
-            return
+def _configured() -> str | None:
+    found, _ = find_usable(Path.cwd())
+    url = None if found is None else tomllib.loads(found.data.decode()).get("store", {}).get("url")
+    if found is None or url is None:
+        return None
+    return f"{SQLITE}{found.path.parent / Path(url.removeprefix(SQLITE)).expanduser()}"

@@ -127,6 +127,8 @@ def init(dir: Path | None, force: bool, only_snippets: bool, as_json: bool) -> N
     """
     file = (dir or Path()).absolute() / NAME
     kept = None if only_snippets else _write(file, force=force)
+    if not only_snippets:
+        _trust(file)
     listed = snippets(_program(), file, URL)
     if as_json:
         facts: dict[str, Any] = {"config": str(file), "written": not only_snippets}
@@ -168,13 +170,28 @@ def _write(file: Path, *, force: bool) -> Path | None:
     return kept
 
 
+def _trust(file: Path) -> None:
+    """Trust the file that was just written. If others can write it, commands will refuse it: say so now."""
+    from keephold.cli.trust import refusal
+    from keephold.config.trust import Record, examine
+
+    try:
+        found = examine(file)
+        Record().add(found.path, found.data)
+        why = refusal(found) if found.refused else ""
+    except KeepholdError as error:
+        why = error.message
+    if why:
+        click.echo(f"note: {why}", err=True)
+
+
 def _program() -> list[str]:
     """Return the words that start this keephold from anywhere."""
     found = shutil.which("keephold")
     beside = Path(sys.executable).with_name("keephold")
     if found is None and beside.exists():  # the environment is not activated
         found = str(beside)
-    return [sys.executable, "-m", "keephold"] if found is None else [found]
+    return [sys.executable, "-P", "-m", "keephold"] if found is None else [found]
 
 
 def _show_steps(directory: Path) -> None:

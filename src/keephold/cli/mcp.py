@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 from pathlib import Path
@@ -17,19 +18,30 @@ from keephold.cli.parameters import (
     TOKEN,
     check_own_token,
     config_option,
-    the_config,
+    config_unasked,
     tokens_of,
 )
 from keephold.cli.process import Signals, log_to_stderr
 from keephold.cli.store import store_of, store_option
-from keephold.config import Config, load_config
+from keephold.config import Config
 from keephold.control.server_discovery import connect, pass_on
 from keephold.runtime import Runtime
 from keephold.store.urls import open_store
 from keephold.tools.environment import take
 
 if TYPE_CHECKING:
+    from mcp.server.context import CallNext, HandlerResult
+
+    from keephold.cli.look_again import LookAgain
+    from keephold.mcp.calls import Context
     from keephold.mcp.server import Server
+
+_log = logging.getLogger("keephold.mcp")
+_BEGIN = ("initialize", "server/discover")
+# Without the path: a model reads this, and somebody else may have named the directory.
+_IGNORED = """
+There is a keephold.toml that the user has not trusted, or that has changed since. Its tools are missing here. The \
+user can trust it by running `keephold trust` in its directory; a new connection has its tools then."""
 
 
 @click.command()
@@ -59,7 +71,10 @@ def mcp(
 
     \b
     Clients start it with this setting, and use its standard input and output:
-      {"mcpServers": {"keephold": {"command": "keephold", "args": ["mcp"]}}}
+      {"mcpServers": {"keephold": {"command": "keephold", "args": ["mcp", "--config", "/path/to/keephold.toml"]}}}
+
+    Without --config, a keephold.toml that is found and not trusted is ignored: then only the tools of keephold itself
+    are served. The server's instructions say so, and a client that connects after `keephold trust` gets the tools.
 
     If a `keephold serve` runs on the same store with the same configuration, it serves the client, and spawned calls
     keep running when the client leaves.
@@ -77,11 +92,13 @@ def mcp(
     decide = principals.client_prompts | ({"default"} if own and "default" not in principals.tokens else set())
     if port is None and (tokens is not None or url is not None or host != "127.0.0.1"):
         raise click.UsageError("--host, --url and --tokens go with --http PORT")
-    file = the_config(config)
-    loaded = load_config(file)
+    loaded, ignored = config_unasked(config)
+    if ignored:
+        _log.warning("%s", ignored)
     place = store or store_of(loaded)
-    if port is None and _passed_on(place, file, conversation):
+    if port is None and loaded.source is not None and _passed_on(place, loaded.source.path, conversation):
         return
+    from keephold.cli.look_again import LookAgain
     from keephold.mcp.http import check_bind
     from keephold.mcp.server import Server
 
@@ -89,7 +106,14 @@ def mcp(
         check_own_token(own)
         check_bind(host, known)
     runtime = Runtime(store=place, config=loaded)
-    server = Server(runtime, conversation=conversation, client_prompts=decide, **settings_of(loaded))
+    look = LookAgain(runtime, ignored)
+    server = Server(
+        runtime,
+        conversation=conversation,
+        client_prompts=decide,
+        middleware=[_telling(look)],
+        **settings_of(loaded),
+    )
 
     async def serve() -> int:
         async with runtime:
@@ -99,6 +123,21 @@ def mcp(
             return await _over_http(server, host, port, url, known)
 
     sys.exit(asyncio.run(serve()))
+
+
+def _telling(look: "LookAgain") -> Any:
+    """Return a middleware that looks again when a session begins, and says in the instructions if a file is ignored."""
+
+    async def tell(ctx: "Context", call_next: "CallNext") -> "HandlerResult":
+        if ctx.method not in _BEGIN:
+            return await call_next(ctx)
+        ignored = await look()
+        result = await call_next(ctx)
+        if ignored and isinstance(result, dict):
+            return {**result, "instructions": f"{result.get('instructions') or ''}{_IGNORED}"}
+        return result
+
+    return tell
 
 
 def settings_of(config: Config) -> dict[str, Any]:

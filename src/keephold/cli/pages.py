@@ -188,12 +188,27 @@ PAGES = {
         ("check", "serve", "mcp", "acp"),
         ((0, "written, or printed"), (2, "the file exists already, or cannot be written")),
     ),
+    "trust": Page(
+        (
+            ("Trust the keephold.toml of this directory, after you have read it:", "keephold trust"),
+            ("Trust that of another directory:", "keephold trust ~/project"),
+            ("List the trusted files, and those that have changed since:", "keephold trust --list"),
+        ),
+        ("untrust", "check", "init"),
+    ),
+    "untrust": Page(
+        (
+            ("Trust the keephold.toml of this directory no more:", "keephold untrust"),
+            ("Remove a file from the list that is gone:", "keephold untrust ~/project"),
+        ),
+        ("trust",),
+    ),
     "check": Page(
         (
             ("Check the configuration of this directory:", "keephold check"),
             ("Print the problems, for a script:", "keephold check --json | jq -r '.problems[]'"),
         ),
-        ("init", "tools", "serve"),
+        ("init", "trust", "tools", "serve"),
         ((0, "no problems"), (1, "problems were found"), (2, "wrong usage")),
     ),
     "bench": Page(

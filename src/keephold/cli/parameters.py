@@ -6,11 +6,14 @@ A value that cannot be a token is refused without being shown (K5): it may be a 
 import re
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from keephold.errors import ConfigError, KeepholdError
+
+if TYPE_CHECKING:
+    from keephold.config import Config
 
 TOKEN = "KEEPHOLD_TOKEN"
 LEAST = 16
@@ -53,7 +56,8 @@ config_option = click.option(
     "--config",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Use this configuration. Default: the keephold.toml of this directory or the nearest one above it.",
+    help="Use this configuration, which needs no `keephold trust`. Default: the keephold.toml of this directory or the "
+    "nearest one above it, else the one in ~/.config/keephold.",
 )
 conversation_option = click.option(
     "--conversation", metavar="C", type=NAME, help="Look only in this conversation; needed if several have the ID."
@@ -65,16 +69,52 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 json_lines_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 
 
-def the_config(path: Path | None) -> Path:
-    """Return the file that is named, else the one found. Raise `ConfigError` if there is none."""
-    from keephold.config import find_config
+def the_config(path: Path | None, *, ask: bool = True) -> "Config":
+    """Like `config_if_any`, but raise `ConfigError` if there is no file."""
+    config = config_if_any(path, ask=ask)
+    if config is None:
+        raise no_config()
+    return config
 
-    path = path or find_config(Path.cwd())
-    if path is None:
-        raise ConfigError(
-            ["no keephold.toml in this directory or above it; `keephold init` writes one, or name a file by --config"]
-        )
-    return path
+
+def no_config() -> ConfigError:
+    where = "in this directory or above it, and none in ~/.config/keephold"
+    return ConfigError([f"no keephold.toml {where}; `keephold init` writes one, or name a file by --config"])
+
+
+def config_if_any(path: Path | None, *, ask: bool = True) -> "Config | None":
+    """Return the configuration of the file that is named, else of the one found, if the user trusts it (K7). Raise
+    `ConfigError` if they do not; with `ask`, they are asked first at a terminal."""
+    if path is not None:
+        from keephold.config.load import load_config
+
+        return load_config(path)
+    from keephold.config.trust import find
+
+    found = find(Path.cwd())
+    if found is None:
+        return None
+    from keephold.cli.trust import trusted_config
+
+    return trusted_config(found, ask=ask)
+
+
+def config_unasked(path: Path | None) -> "tuple[Config, str]":
+    """Return the configuration of the file that is named, else of the one found, and why a found file is ignored. The
+    user's own file counts where there is none or it is ignored, else the defaults do."""
+    from keephold.config import Config
+    from keephold.config.load import load_config
+    from keephold.config.trust import find_usable
+
+    if path is not None:
+        return load_config(path), ""
+    found, left = find_usable(Path.cwd())
+    config = Config() if found is None else load_config(found.path, found.data)
+    if left is None:
+        return config, ""
+    from keephold.cli.trust import ignored
+
+    return config, ignored(left)
 
 
 def is_token(text: str) -> bool:
@@ -109,9 +149,12 @@ class Principals(NamedTuple):
 
 
 def tokens_of(file: Path | None) -> Principals:
-    """Return the principals of a file of lines `principal token`, some with a third word, `prompts=client`."""
+    """Return the principals of a file of lines `principal token`, some with a third word, `prompts=client`,
+    which others cannot read."""
     known: dict[str, str] = {}
     client_prompts: set[str] = set()
+    if file is not None and file.stat().st_mode & 0o077:
+        raise ConfigError([f"--tokens `{file}` can be read by others, who could use the server: chmod 600 {file}"])
     for number, line in enumerate(text_of(file, "--tokens").splitlines() if file is not None else (), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue

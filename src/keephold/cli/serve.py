@@ -31,8 +31,10 @@ from keephold.cli.parameters import (
     tokens_of,
 )
 from keephold.cli.process import log_to_stderr
-from keephold.cli.store import store_of, store_option
+from keephold.cli.store import SQLITE, default_store, store_of, store_option
+from keephold.cli.trust import trusted_config
 from keephold.config import Config, load_config
+from keephold.config.trust import examine
 from keephold.errors import ConfigError, KeepholdError
 from keephold.store.urls import open_store
 from keephold.tools.environment import take
@@ -61,7 +63,7 @@ _log = logging.getLogger("keephold.serve")
 @click.option(
     "--conversation", type=NAME, default="mcp", show_default=True, help="Keep MCP handles in this conversation."
 )
-@click.option("--quiet", is_flag=True, help="Print the address without its token.")
+@click.option("--quiet", is_flag=True, help="Print only the address, without a token or its file.")
 def serve(
     config: Path | None,
     store: str | None,
@@ -82,8 +84,8 @@ def serve(
     /metrics     Prometheus
     /healthz     200 while the server can work
 
-    The printed address contains the owner's token, which gives full access. The token is kept in a file beside the
-    store, so that it stays the same; $KEEPHOLD_TOKEN overrides it.
+    The owner's token gives full access. The address that is printed to a terminal contains it; elsewhere, the file of
+    the token is printed. It is beside the store, so that the token stays the same; $KEEPHOLD_TOKEN overrides it.
 
     To serve the network, put a proxy with TLS in front of it, on this machine, and name the proxy's address by --url.
     To bind another address than loopback, set a token of your own in $KEEPHOLD_TOKEN or --tokens.
@@ -92,11 +94,12 @@ def serve(
     """
     log_to_stderr()
     given = take(TOKEN)
-    file = the_config(config)
-    loaded = load_config(file)
+    loaded = the_config(config, ask=False)  # it may be a service, whose terminal nobody watches
+    assert loaded.source is not None, "it was read from a file"
     settings = loaded.serve
     wanted = _Wanted(
-        file=file,
+        file=loaded.source.path,
+        named=config is not None,
         config=loaded,
         store=store or store_of(loaded),
         host=host or settings.host,
@@ -117,6 +120,8 @@ def serve(
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
     file: Path
+    named: bool
+    """The file is named by --config."""
     config: Config
     store: str
     host: str
@@ -165,7 +170,7 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
         address, number = listening[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         place = (url or f"http://{shown}:{number}").rstrip("/")
-        owner = wanted.token or owner_token(getattr(store, "path", None))
+        owner = wanted.token or owner_token(token_file(store))
         async with runtime:
             await server.open()
             await app.open()
@@ -182,7 +187,7 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
                 loopback=is_loopback(host) and url is None,  # a public address leads here through a proxy
             )
             mcp = await _socket(server, store, wanted.file, wanted.conversation)
-            click.echo(f"keephold at {place}/" + ("" if wanted.quiet else f"?token={quote(owner, safe='')}"), err=True)
+            _announce(f"{place}/", owner, None if wanted.token else token_file(store), quiet=wanted.quiet)
 
             async def close() -> None:
                 if mcp is not None:
@@ -190,7 +195,7 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
                 await app.close()
                 await runtime.close()
 
-            return await serve(asgi, listening, close=close, reload=lambda: _reload(runtime, wanted.file))
+            return await serve(asgi, listening, close=close, reload=lambda: _reload(runtime, wanted))
 
 
 def _cancel_on_signals(ended: list[int]) -> None:
@@ -222,10 +227,11 @@ async def _socket(server: "Server", store: "Store", file: Path, conversation: st
     return listening
 
 
-def _reload(runtime: "Runtime", file: Path) -> None:
-    """Apply the configuration as the file is now; a wrong file changes nothing."""
+def _reload(runtime: "Runtime", wanted: _Wanted) -> None:
+    """Apply the configuration as the file is now; a wrong file, or one that is not trusted now, changes nothing."""
+    file = wanted.file
     try:
-        config = load_config(file)
+        config = load_config(file) if wanted.named else trusted_config(examine(file), ask=False)
         left = runtime.reload(config)
     except KeepholdError as error:
         _log.error("%s was not read again, nothing changed: %s", file, error.message)
@@ -235,12 +241,26 @@ def _reload(runtime: "Runtime", file: Path) -> None:
     click.echo(f"{file} was read again" + (f"; a restart is needed for {', '.join(left)}" if left else ""), err=True)
 
 
-def owner_token(store: Path | None) -> str:
-    """Return the owner's token from its private file beside the store; without a store, a new one."""
-    if store is None:
-        return secrets.token_urlsafe(32)
-    file = store.with_name(f"{store.name}-token")
-    new = store.with_name(f"{file.name}.{secrets.token_hex(8)}")
+def _announce(address: str, owner: str, file: Path | None, *, quiet: bool) -> None:
+    """Print the address: with the token for a user at a terminal, elsewhere with the file of the token (K5)."""
+    if quiet:
+        said = address
+    elif sys.stderr.isatty():
+        said = f"{address}?token={quote(owner, safe='')}"
+    else:
+        said = f"{address} (token: {f'${TOKEN}' if file is None else file})"
+    click.echo(f"keephold at {said}", err=True)
+
+
+def token_file(store: "Store") -> Path:
+    """Return the private file of the owner's token: beside the store, or beside the user's own for one in memory."""
+    path: Path | None = getattr(store, "path", None)
+    return Path(f"{path or default_store(make=True).removeprefix(SQLITE)}-token")
+
+
+def owner_token(file: Path) -> str:
+    """Return the owner's token from its file, which is made if it is missing."""
+    new = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
     try:
         if not file.exists():  # linked when complete: another server may start at the same time
             with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:

@@ -19,6 +19,7 @@ from keephold.errors import ConfigError, KeepholdError
 
 if TYPE_CHECKING:
     from keephold.config import Config
+    from keephold.config.trust import Found
     from keephold.control.base import Controls
     from keephold.handles.registry import Registry
     from keephold.runtime import Runtime
@@ -93,17 +94,17 @@ def store_of(config: "Config") -> str:
     return config.store_url or default_store(make=True)
 
 
-def place_of(url: str | None, *, make: bool = False) -> str:
-    """Return the store that is named, else that of the configuration found here, else the user's own; `make` creates
-    the directory of the last."""
-    return url or _of_this_directory() or default_store(make=make)
+def place_of(url: str | None, *, acting: bool, make: bool = False) -> str:
+    """Return the store that is named, else that of the configuration found here, else the user's own. With `acting`,
+    refuse a configuration that is not trusted instead of ignoring it (K7); `make` creates the user's directory."""
+    return url or _of_this_directory(acting=acting) or default_store(make=make)
 
 
-def _existing(url: str | None) -> "Store":
+def _existing(url: str | None, *, acting: bool = False) -> "Store":
     """Return the store that is named, else the one that `keephold turn` would use here. Refuse one that is missing."""
     from keephold.store.urls import open_store
 
-    store = open_store(place_of(url))
+    store = open_store(place_of(url, acting=acting))
     if not store.durable:
         raise KeepholdError(
             "a `memory:` store is seen by no process but its own; name a file by --store", code="unsupported_store"
@@ -116,15 +117,22 @@ def _existing(url: str | None) -> "Store":
     return store
 
 
-def _of_this_directory() -> str | None:
+def _of_this_directory(*, acting: bool) -> str | None:
     """Return the store of the configuration found here. Mistakes in the rest of that file do not matter."""
-    from keephold.config import find_config
+    from keephold.config.trust import find_usable, names_store
+
+    found, ignored = find_usable(Path.cwd())
+    if ignored is not None and names_store(ignored):
+        from keephold.cli.trust import trusted_config
+
+        if acting:
+            return trusted_config(ignored).store_url
+        _note_ignored(ignored)
+    if found is None:
+        return None
     from keephold.config.load import inspect_config
 
-    file = find_config(Path.cwd())
-    if file is None:
-        return None
-    config, wrong = inspect_config(file)
+    config, wrong = inspect_config(found.path, found.data)
     assert config.source is not None, "it was read from a file"
     problems = [f"{config.source.at(key)}: {sentence}" for key, sentence in wrong if key[:1] == ("store",)]
     if problems:
@@ -132,35 +140,53 @@ def _of_this_directory() -> str | None:
     return config.store_url
 
 
+def _note_ignored(found: "Found") -> None:
+    """Say once for each command that a file is not used."""
+    from keephold.cli.trust import ignored
+
+    context = click.get_current_context(silent=True)
+    said = {} if context is None else context.meta
+    if said.setdefault("keephold.ignored", found) is found:
+        click.echo(f"note: {ignored(found)}", err=True)
+
+
 def keep_as_configured(registry: "Registry") -> None:
     """Set the retention of a runtime without tools: from the configuration found here, if that names the same store,
     else the default (S5, W8)."""
-    from keephold.config import find_config
+    from keephold.cli.trust import trusted_config
     from keephold.config.load import load_config
+    from keephold.config.trust import find
     from keephold.store.urls import open_store
     from keephold.tools.waiting.cleanup import archive_in
 
     registry.retention = _RETENTION_SECS
-    file = find_config(Path.cwd())
-    if file is None:
+    found = find(Path.cwd())
+    if found is not None and found.refused:
+        _note_ignored(found)
+    if found is None or found.refused:
         return
-    config = load_config(file)
+    config = load_config(found.path, found.data)
+    if not (config.store.model_fields_set or config.wait_handles.model_fields_set):
+        return
     if getattr(open_store(config.store_url or default_store()), "path", None) != getattr(registry.store, "path", None):
         return
+    trusted_config(found)
     registry.retention = config.store.retention_secs or _RETENTION_SECS
     registry.shorter = config.wait_handles.retention()
-    registry.archive = archive_in(config.root, config.wait_handles.archive)
+    registry.archive = archive_in(config.archive_places, config.wait_handles.archive)
 
 
 def default_store(*, make: bool = False) -> str:
     """Return the user's own store."""
-    given = Path(os.environ.get("XDG_STATE_HOME", ""))
+    from keephold.config.trust import state_directory
+
+    directory = state_directory()
     try:
-        base = given if given.is_absolute() else Path.home() / ".local" / "state"
-        directory = base / "keephold"
+        if directory is None:
+            raise OSError("there is no home directory")
         if make:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         raise KeepholdError(
             f"no directory for the store can be made ({error}); name a file by --store", code="store_unusable"
         ) from error
@@ -252,7 +278,7 @@ async def without_tools(url: str | None) -> "AsyncIterator[Runtime]":
 
     from keephold.runtime import Runtime
 
-    runtime = Runtime(store=_existing(url))
+    runtime = Runtime(store=_existing(url, acting=True))
     runtime.registry.retention = math.inf
     runtime.recovery.leaves_calls = True
     async with runtime:

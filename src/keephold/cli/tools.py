@@ -23,9 +23,8 @@ CONNECT_SECS = 30.0
 def tools(config: Path | None, dialect: Dialect | None, as_json: bool) -> None:
     """List the tools of a configuration, as a model sees them. MCP servers are started to ask for theirs."""
     from keephold import Runtime
-    from keephold.config import load_config
 
-    loaded = load_config(the_config(config))
+    loaded = the_config(config)
     runtime = Runtime(config=loaded, store="memory:")
     if loaded.mcp_servers():
         import asyncio

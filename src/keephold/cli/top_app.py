@@ -80,7 +80,7 @@ class Top(App[None]):
         self.source = source
         self.model = Model(source)
         self.words = words
-        self.program = [sys.executable, "-m", "keephold"]  # starts another command
+        self.program = [sys.executable, "-P", "-m", "keephold"]  # starts another command
         self.paused = False  # another program has the terminal: draw nothing
         self._last_lines = LastLines(source, self._new_line)
         self._changed: set[str] | None = set()  # handles to be read again; None: all

@@ -13,7 +13,6 @@ from keephold.cli.parameters import NAME, config_option, detached_option, the_co
 from keephold.cli.process import Signals, in_thread, open_stdin
 from keephold.cli.prompter import TerminalPrompter, open_prompter
 from keephold.cli.store import store_of, store_option
-from keephold.config import load_config
 from keephold.runtime import Runtime
 from keephold.turn.tool_call import ToolCall
 from keephold.turn.turn import Response, Turn
@@ -56,7 +55,7 @@ def turn(config: Path | None, store: str | None, conversation: str | None, resum
     """
     if resume and conversation is None:
         raise click.UsageError("--resume needs --conversation, to say which turn to resume")
-    loaded = load_config(the_config(config))
+    loaded = the_config(config)
     # Typed batches and answers to prompts would come from one terminal, each to the other's reader.
     prompter = None if detached or sys.stdin.isatty() else open_prompter()
     runtime = Runtime(store=store or store_of(loaded), config=loaded, prompter=prompter)

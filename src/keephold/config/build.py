@@ -10,7 +10,10 @@ import importlib
 import inspect
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from importlib.machinery import PathFinder
+from itertools import accumulate
 from types import ModuleType
 from typing import Any
 
@@ -226,6 +229,23 @@ def _import(config: Config, name: str, where: str) -> ModuleType:
         raise ConfigError([f"{where}: importing `{name}` failed: {type(error).__name__}: {error}"]) from error
     _check_origin(config, module, name, where)
     return module
+
+
+def is_module(config: Config, name: str) -> bool:
+    """Return whether there is a module of this name, without importing it or the packages around it (K7)."""
+    importlib.invalidate_caches()
+    places: Sequence[str] | None = None  # of the package around it
+    for whole in accumulate(name.split("."), "{}.{}".format):
+        try:
+            spec = next((found for each in sys.meta_path if (found := each.find_spec(whole, places)) is not None), None)
+            if spec is None and places is None:
+                spec = PathFinder.find_spec(whole, [str(config.root)])
+        except KeyError:  # a package without a file inside another: its place is known only after an import
+            return True
+        if spec is None:
+            return False
+        places = list(spec.submodule_search_locations or ())
+    return True
 
 
 def _check_origin(config: Config, module: ModuleType, name: str, where: str) -> None:

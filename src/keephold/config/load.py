@@ -1,4 +1,4 @@
-"""Finds and reads `keephold.toml` (L4, F). Every problem of the file is reported at once, in order of its lines."""
+"""Reads `keephold.toml` (L4, F). Every problem of the file is reported at once, in order of its lines."""
 
 import re
 import tomllib
@@ -8,36 +8,36 @@ from typing import Any
 
 from keephold.config.explain import kind, problems
 from keephold.config.model import Config, ToolSettings
-from keephold.config.rules import agent_problems, server_problems, tool_problems
+from keephold.config.rules import agent_problems, archive_problems, server_problems, tool_problems
 from keephold.config.source import DEFAULTS, TOOLS, KeyPath, Lines, Problem, Source, shown
 from keephold.config.values import serve_problems
 from keephold.errors import ConfigError
 
-FILE_NAME = "keephold.toml"
 
-
-def find_config(start: Path) -> Path | None:
-    """Return the `keephold.toml` of `start` or of the nearest directory above it."""
-    start = start.absolute()
-    candidates = (directory / FILE_NAME for directory in (start, *start.parents))
-    return next((path for path in candidates if path.is_file()), None)
-
-
-def load_config(path: Path) -> Config:
-    """Read the configuration in `path`. Raise `ConfigError` with one line for each problem."""
-    config, found = inspect_config(path)
+def load_config(path: Path, data: bytes | None = None) -> Config:
+    """Read the configuration in `path`, or the `data` that was read from it. Raise `ConfigError` with one line for each
+    problem."""
+    config, found = inspect_config(path, data)
     if found:
         assert config.source is not None, "it was read from a file"
         raise ConfigError([f"{config.source.at(key)}: {sentence}" for key, sentence in found])
     return config
 
 
-def inspect_config(path: Path) -> tuple[Config, list[Problem]]:
+def inspect_config(path: Path, data: bytes | None = None) -> tuple[Config, list[Problem]]:
     """Return the configuration without its wrong settings, and every problem, in order of the lines.
 
     Raise `ConfigError` for a file that is not TOML at all.
     """
-    source = _read(path)
+    try:
+        return _inspect(_read(path, data))
+    except RecursionError:
+        raise ConfigError(
+            [f"{shown(path)}: nested too deeply; write fewer tables or lists inside each other"]
+        ) from None
+
+
+def _inspect(source: Source) -> tuple[Config, list[Problem]]:
     document = _without_tools(source.data)
     found = problems(Config, document)
     for key, _ in found:
@@ -60,6 +60,7 @@ def inspect_config(path: Path) -> tuple[Config, list[Problem]]:
         *server_problems(config.mcp.servers),
         *agent_problems(config.agents, config.conversation.tools),
         *serve_problems(config.serve),
+        *archive_problems(config),
     )
     found += [each for each in rules if not any(_about(each[0], k) for k in wrong_keys)]
     found.sort(key=lambda problem: source.line(problem[0]))
@@ -68,18 +69,18 @@ def inspect_config(path: Path) -> tuple[Config, list[Problem]]:
     return config, list(reversed(unique.values()))
 
 
-def _read(path: Path) -> Source:
+def _read(path: Path, data: bytes | None) -> Source:
     try:
-        text = path.read_bytes().decode()
+        text = (path.read_bytes() if data is None else data).decode()
     except OSError as error:
         raise ConfigError([f"{shown(path)}: cannot be read: {error.strerror}; give a readable file"]) from None
     except UnicodeDecodeError as error:
         raise ConfigError([f"{shown(path)}: not UTF-8 at byte {error.start}; TOML files are UTF-8"]) from None
     try:
-        data = tomllib.loads(text)
+        document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError([_syntax(path, text, str(error))]) from None
-    return Source(path.absolute(), data, Lines(text))
+    return Source(path.absolute(), document, Lines(text))
 
 
 def _syntax(path: Path, text: str, message: str) -> str:

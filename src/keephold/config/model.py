@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from keephold.config.source import TOOLS, KeyPath, Source
+from keephold.config.trust import state_directory
 from keephold.config.values import (
     Milliseconds,
     Seconds,
@@ -427,6 +428,12 @@ class Config(Table):
         if url is None or not url.startswith(sqlite):
             return url
         return f"{sqlite}{self.root / Path(url.removeprefix(sqlite)).expanduser()}"
+
+    @property
+    def archive_places(self) -> list[Path]:
+        """The directories in which `[wait_handles] archive` must be: this file's, and the user's state directory."""
+        state = state_directory()
+        return [self.root, *([] if state is None else [state])]
 
     @property
     def has_model(self) -> bool:

@@ -10,12 +10,13 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from keephold.config import commands
 from keephold.config.commands import unknown_names
 from keephold.config.explain import not_one_of, unknown_key
-from keephold.config.model import AgentSettings, McpServerSettings, ToolSettings
+from keephold.config.model import AgentSettings, Config, McpServerSettings, ToolSettings
 from keephold.config.source import TOOLS, KeyPath, Problem, Source, dotted
 from keephold.errors import ConfigError
 from keephold.schema.canonical import check_parameters, wrong_types
@@ -23,6 +24,7 @@ from keephold.tools.builtin import NAMES, RESERVED
 from keephold.tools.program import ACTION_PARAMETERS, QUESTIONS
 from keephold.tools.template import CommandLine, Template
 from keephold.tools.toolbox import name_problem
+from keephold.tools.waiting.cleanup import is_within
 
 SERVERS: KeyPath = ("mcp", "servers")
 
@@ -44,6 +46,14 @@ def server_problems(servers: Mapping[str, McpServerSettings]) -> Iterator[Proble
             if key in written:
                 what = "is for a server with a `command`" if table.url is not None else "is for a server with a `url`"
                 yield (*where, key), what
+
+
+def archive_problems(config: Config) -> Iterator[Problem]:
+    """Yield the problem of an archive outside of the directories in which keephold may write (K7)."""
+    file, places = config.wait_handles.archive, config.archive_places
+    if file is not None and not is_within(places[0] / Path(file).expanduser(), places):
+        where = " or ".join(map(str, places))
+        yield ("wait_handles", "archive"), f"must be in {where}, also after links"
 
 
 def tool_server_problems(tool: ToolSettings, name: str, servers: Mapping[str, Any]) -> Iterator[Problem]:

@@ -111,7 +111,8 @@ def _put(context: Context, value: Any) -> str:
     return text if marks is None else marks.put(text)
 
 
-_environment = _Environment(undefined=_Missing, finalize=_put, keep_trailing_newline=True)
+# Not optimized: Jinja would evaluate constants such as `"a" * 10**10` in a file that is checked before it is trusted.
+_environment = _Environment(undefined=_Missing, finalize=_put, keep_trailing_newline=True, optimized=False)
 
 
 class Template:

@@ -77,7 +77,17 @@ class Terminals:
         params: dict[str, Any] = {
             "sessionId": self._session,
             "command": sys.executable,
-            "args": ["-m", "keephold", "logs", "--follow", *raw, "--store", f"sqlite:///{self._store}", handle.uid],
+            "args": [
+                "-P",
+                "-m",
+                "keephold",
+                "logs",
+                "--follow",
+                *raw,
+                "--store",
+                f"sqlite:///{self._store}",
+                handle.uid,
+            ],
             "env": [],
             "outputByteLimit": OUTPUT_BYTES,
         }

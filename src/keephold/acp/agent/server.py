@@ -6,7 +6,8 @@ a prompt, a cancel or a mode must keep its order, so it is begun when it is read
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -138,8 +139,11 @@ class AgentServer:
         mode: Mode = "ask",
         signal: Signal = "extension",
         terminals: bool = True,
+        notice: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
+        """`notice` is called when a session is opened; the session shows the text it returns, if any."""
         self._runtime = runtime
+        self._notice = notice
         self._persons = persons
         self._model, self._mode, self._signal, self._terminals = model, mode, signal, terminals
         self._client: Client | None = None
@@ -304,18 +308,31 @@ class AgentServer:
         except ConfigError:
             await self._add(server, number + 1)
 
+    @asynccontextmanager
+    async def _noticing(self) -> AsyncIterator[str]:
+        """Yield what a session must show. If it cannot be opened, the error says it."""
+        notice = "" if self._notice is None else await self._notice()
+        try:
+            yield notice
+        except KeepholdError as error:
+            if not notice or isinstance(error, RpcError):
+                raise
+            raise KeepholdError(f"{error.message}\n{notice}", code=error.code) from error
+
     async def _new(self, params: Params) -> dict[str, Any]:
-        cwd = directory(params)
-        await self._connect(servers(params))
-        conversation = self._converse(f"s-{secrets.token_hex(16)}")
-        await conversation.open()
+        cwd, brought = directory(params), servers(params)
+        async with self._noticing() as notice:
+            await self._connect(brought)
+            conversation = self._converse(f"s-{secrets.token_hex(16)}")
+            await conversation.open()
         session = self._open(conversation, cwd, None)
+        session.notice = notice
         self._persons.opened(session)
         return {"sessionId": session.id, "modes": session.modes()}
 
     async def _open_again(self, params: Params, *, show: bool) -> dict[str, Any]:
         cwd, id, brought = directory(params), string(params, "sessionId"), servers(params)
-        async with self._lock(id):
+        async with self._lock(id), self._noticing() as notice:
             row = await self._row(id)
             await self._connect(brought)
             here = self._sessions.get(id)
@@ -327,6 +344,7 @@ class AgentServer:
             assert self._peer is not None
             before = await replay_session(conversation, self._peer if show else None)
             session = self._open(conversation, cwd, row)
+            session.notice = notice
             session.restore(before, known=show)
             self._persons.opened(session)
             return {"modes": session.modes()}

@@ -88,6 +88,8 @@ class AgentSession:
         """The open requests to the user."""
         self.closing = False
         """The session takes no more prompts."""
+        self.notice = ""
+        """Shown at the beginning of the next turn: a client may ignore updates before it has the session's id."""
         self._busy = False
         self._cancelled = False
         self._turn = ""
@@ -136,6 +138,9 @@ class AgentSession:
         stop, error = "error", None
         try:
             await self._describe(blocks)
+            if self.notice:
+                self.update(updates.message(f"{self.notice}\n\n"))
+                self.notice = ""
             answer = await self.conversation.prompt(content, listener=self._on_event)
             stop, error = answer.stop_reason, answer.error
         except KeepholdError as failed:

@@ -4,6 +4,7 @@ Deleted handles are appended to the archive first, a line of JSON each, and only
 between archives them twice and loses nothing.
 """
 
+import errno
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -74,16 +75,24 @@ def _op(call: Call, arguments: Arguments, now: float) -> Collected:
     )
 
 
-def archive_in(directory: Path, file: str | None) -> "Archive | None":
-    """Return the archive that the configuration names, or None."""
-    return None if file is None else Archive(directory / Path(file).expanduser())
+def archive_in(places: Sequence[Path], file: str | None) -> "Archive | None":
+    """Return the archive that the configuration names, or None. It stays in these directories; a relative path counts
+    from the first."""
+    return None if file is None else Archive(places[0] / Path(file).expanduser(), places)
+
+
+def is_within(path: Path, places: Sequence[Path]) -> bool:
+    """Return whether a path, after all links, is in one of the directories."""
+    real = os.path.realpath(path)
+    return any(Path(real).is_relative_to(os.path.realpath(place)) for place in places)
 
 
 class Archive:
     """A file of JSON lines."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, places: Sequence[Path]) -> None:
         self._path = path
+        self._places = places
 
     async def __call__(self, records: Sequence[Record]) -> None:
         """Append the wait handles among them. Raises `KeepholdError` if that cannot be done."""
@@ -98,6 +107,8 @@ class Archive:
 
     def _append(self, data: bytes) -> None:
         # On the loop's thread: it happens once a minute at most, and the deletion must wait for the disk.
+        if not is_within(self._path, self._places):  # a link may have come since the configuration was read
+            raise OSError(errno.EACCES, "it is outside of the project's directory and the state directory")
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
             file.write(data)

@@ -1,0 +1,232 @@
+"""`keephold trust` and `keephold untrust`: which configuration files that are found may act (K7).
+
+Commands that act by a found file ask `trusted_config` for it, which asks the user at a terminal and raises elsewhere.
+"""
+
+import difflib
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from keephold.cli.parameters import json_option
+from keephold.cli.printing import print_json
+from keephold.config.trust import FILE_NAME, Found, Record, examine, find_config
+from keephold.errors import ConfigError
+from keephold.text import time_of_day
+
+if TYPE_CHECKING:
+    from keephold.config import Config
+
+_DIFF_LINES = 400
+_SCOPE = "Trust covers the bytes of this file. Programs, scripts and modules that it names can change later."
+
+
+# For other commands
+
+
+def trusted_config(found: Found, *, ask: bool = True) -> "Config":
+    """Return the configuration of a found file that the user trusts, or trusts now. Raise `ConfigError` otherwise."""
+    from keephold.config.load import load_config
+
+    if found.refused:
+        raise ConfigError([refusal(found)])
+    config = load_config(found.path, found.data)
+    if found.trusted:
+        return config
+    if not (ask and _at_terminal()):
+        raise ConfigError([f"{explained(found, config)}\n{_remedies(found)}"])
+    click.echo(f"{explained(found, config)}\n", err=True)
+    _forget_typed_ahead()
+    if not click.confirm("Trust this file?", default=False, err=True):
+        raise ConfigError([f"{visible(found.path)} is not trusted; nothing in it was used"])
+    Record().add(found.path, found.data)
+    return config
+
+
+def refusal(found: Found) -> str:
+    """Return why the file cannot be trusted."""
+    return f"{visible(found.path)} is not used: {visible(found.refused)}{_instead('; or name ', found.path)}"
+
+
+def explained(found: Found, config: "Config") -> str:
+    """Return that the file is not trusted, what it would do, and what has changed in it."""
+    from keephold.config.would_do import would_do
+
+    changed = found.entry is not None
+    state = "has changed since you trusted it" if changed else "is not trusted"
+    does = would_do(config)
+    lines = [f"{visible(found.path)} {state}, so nothing in it was used." + (" It would:" if does else "")]
+    lines += [f"  - {each}" for each in does]
+    if found.entry is not None:
+        lines += ["Changes:", *(f"  {line}" for line in _diff(found.entry.text, found.data))]
+    return "\n".join([*lines, _SCOPE])
+
+
+def ignored(found: Found) -> str:
+    """Return in one sentence, for a log, that the file was found and is not used."""
+    if found.refused:
+        return refusal(found)
+    state = "has changed since it was trusted" if found.entry is not None else "is not trusted"
+    return f"{visible(found.path)} {state}, so it is not used; to trust it: {_command(found.path)}"
+
+
+def visible(text: object) -> str:
+    """Return a text from a file of somebody else: characters that are neither ASCII nor letters or digits are shown as
+    escapes, as are controls."""
+    return "".join(
+        each if each.isprintable() and (each.isascii() or each.isalnum()) else _escape(each) for each in str(text)
+    )
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode-escape").decode()
+
+
+def _diff(before: str | None, now: bytes) -> Iterator[str]:
+    if before is None:
+        yield "(the text that you trusted was too long to be kept)"
+        return
+    after = now.decode(errors="replace")
+    lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), n=1, lineterm=""))[2:]
+    yield from (visible(line) for line in lines[:_DIFF_LINES])
+    if len(lines) > _DIFF_LINES:
+        yield f"({len(lines) - _DIFF_LINES} more lines)"
+
+
+def _remedies(found: Found) -> str:
+    record = Record()
+    record.read()
+    problem = f"{record.problem}\n" if record.problem else ""
+    return f"{problem}To trust it: {_command(found.path)}{_instead(chr(10) + 'To do without: ', found.path)}"
+
+
+def _instead(before: str, path: Path) -> str:
+    """Return the option of this command that needs no trust."""
+    context = click.get_current_context(silent=True)
+    options = set() if context is None else {option for each in context.command.params for option in each.opts}
+    if "--config" in options:
+        return f"{before}--config {_quoted(path)}"
+    return f"{before}--store URL" if "--store" in options else ""
+
+
+def _command(path: Path) -> str:
+    return f"keephold trust {_quoted(path)}"
+
+
+def _quoted(path: Path) -> str:
+    """Return the path for a shell, in ASCII if it has characters that are not shown."""
+    if visible(path) == str(path):
+        return shlex.quote(str(path))
+    bytes_ = str(path).encode(errors="surrogateescape")
+    return (
+        "$'"
+        + "".join(chr(each) if 32 < each < 127 and each not in b"'\\" else f"\\x{each:02x}" for each in bytes_)
+        + "'"
+    )
+
+
+def _at_terminal() -> bool:
+    with suppress(AttributeError, ValueError):  # a stream may be missing or closed
+        return sys.stdin.isatty() and sys.stderr.isatty()
+    return False
+
+
+def _forget_typed_ahead() -> None:
+    """Let only an answer count that is typed after the question."""
+    import termios
+
+    with suppress(termios.error):
+        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+
+
+# The commands
+
+
+@click.command()
+@click.argument("PATH", required=False, type=click.Path(exists=True, path_type=Path))
+@click.option("--list", "listing", is_flag=True, help="List the trusted files instead.")
+@json_option
+def trust(path: Path | None, listing: bool, as_json: bool) -> None:
+    """Let a keephold.toml act where it is found: import, start, connect and write.
+
+    PATH is the file or its directory. Default: the file of this directory or the nearest one above it. Trust covers the
+    file as it is now; when it changes, trust it again. It prints what the file may do.
+    """
+    if listing:
+        if path is not None:
+            raise click.UsageError("--list takes no PATH")
+        _list(as_json=as_json)
+        return
+    from keephold.config.load import load_config
+    from keephold.config.would_do import would_do
+
+    found = examine(_named(path))
+    if found.refused:
+        raise ConfigError([refusal(found)])
+    may = would_do(load_config(found.path, found.data))
+    Record().add(found.path, found.data)
+    if as_json:
+        print_json({"path": str(found.path), "sha256": found.sha256, "may": may})
+        return
+    click.echo(f"{visible(found.path)} is trusted." + (" It may:" if may else ""))
+    for each in may:
+        click.echo(f"  - {each}")
+    click.echo(f"{_SCOPE}\nTo undo: keephold untrust {_quoted(found.path)}")
+
+
+@click.command()
+@click.argument("PATH", required=False, type=click.Path(path_type=Path))
+@json_option
+def untrust(path: Path | None, as_json: bool) -> None:
+    """Trust a keephold.toml no more.
+
+    PATH is the file or its directory, which may be gone. Default: the file of this directory or the nearest one above.
+    """
+    named = _named(path)
+    file = named.parent.resolve() / named.name
+    was = Record().remove(file)
+    if as_json:
+        print_json({"path": str(file), "untrusted": was})
+    else:
+        click.echo(f"{visible(file)} is {'not trusted any more' if was else 'not in the record of trusted files'}")
+
+
+def _named(path: Path | None) -> Path:
+    file = find_config(Path.cwd()) if path is None else path if path.name == FILE_NAME else path / FILE_NAME
+    if file is None:
+        raise ConfigError([f"no {FILE_NAME} in this directory or above it; name a file or its directory"])
+    if path is not None and path.is_file() and path.name != FILE_NAME:
+        raise ConfigError(
+            [f"only a file called {FILE_NAME} is found; name {visible(path)} by --config, which needs no trust"]
+        )
+    return file
+
+
+def _list(*, as_json: bool) -> None:
+    record = Record()
+    entries = record.read()
+    if record.problem:
+        raise ConfigError([record.problem])
+    rows = [(path, entry, _state(Path(path))) for path, entry in sorted(entries.items())]
+    if as_json:
+        listed: list[dict[str, Any]] = [
+            {"path": path, "state": state, "sha256": entry.sha256, "at": entry.at} for path, entry, state in rows
+        ]
+        print_json({"trusted": listed})
+        return
+    if not rows:
+        click.echo("no file is trusted; `keephold trust` trusts one")
+    for path, entry, state in rows:
+        click.echo(f"{state:<8}  {time_of_day(entry.at)}  {visible(path)}")
+
+
+def _state(path: Path) -> str:
+    found = examine(path)
+    if not path.is_file():
+        return "gone"
+    return "refused" if found.refused else "trusted" if found.trusted else "changed"
