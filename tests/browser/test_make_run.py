@@ -42,10 +42,12 @@ def running(directory: Path) -> Iterator[str]:
         ) as process,
     ):
         try:
-            while (found := re.search(r"http://\S+", said.read_text())) is None:
+            while (found := re.search(r"http://\S+(?=.*\n)", said.read_text())) is None:
                 assert process.poll() is None, said.read_text()
                 time.sleep(0.02)
-            yield found[0]
+            made = re.search(r"\(token: (\S+)\)", said.read_text())
+            assert made is not None, said.read_text()
+            yield f"{found[0]}?token={(ROOT / made[1]).read_text().strip()}"
         finally:
             process.terminate()
             process.wait(PATIENCE)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tests.e2e.driver import PATIENCE
 
-_ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+)/\?token=(\S+)")
+_ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+)/(?:\?token=| \(token: )([^\s)]+)")
 
 
 class Served(NamedTuple):
@@ -20,31 +20,35 @@ class Served(NamedTuple):
 
     url: str
     token: str
-    process: "subprocess.Popen[str]"
+    process: "subprocess.Popen[bytes]"
 
 
 @contextmanager
-def served(directory: Path, config: str = "", store: str = "work.db", **environment: str) -> Iterator[Served]:
-    """A server on the store of a directory, with the tools of that configuration. The token is as it is printed."""
+def served(
+    directory: Path, config: str = "", store: str = "work.db", *, terminal: bool = False, **environment: str
+) -> Iterator[Served]:
+    """A server on the store of a directory, with the tools of that configuration. The token is that of the file that it
+    names; with `terminal`, it is as it is printed there."""
     (directory / "served.toml").write_text(config)
+    ours, theirs = os.openpty() if terminal else os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-m", "keephold", "serve", "--config", "served.toml", "--port", "0"],
         cwd=directory,
         env={**os.environ, "KEEPHOLD_STORE": f"sqlite:///{store}", **environment},
-        stderr=subprocess.PIPE,
-        text=True,
+        stderr=theirs,
     )
-    assert process.stderr is not None
-    try:
-        told = process.stderr.readline()
-        found = _ADDRESS.search(told)
-        assert found is not None, told + process.stderr.read()
-        yield Served(found[1], found[2], process)
-    finally:
-        process.send_signal(signal.SIGTERM)
+    os.close(theirs)
+    with os.fdopen(ours) as said:
         try:
-            process.wait(PATIENCE)
+            told = said.readline()
+            found = _ADDRESS.search(told)
+            assert found is not None, told + said.read()
+            made = found[2] if not found[2].startswith("/") else Path(found[2]).read_text().strip()
+            yield Served(found[1], made, process)
         finally:
-            process.kill()
-            process.wait()
-            process.stderr.close()
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(PATIENCE)
+            finally:
+                process.kill()
+                process.wait()

@@ -215,7 +215,7 @@ def test_K1_a_network_that_would_be_let_in_without_a_token_is_noted(tmp_path: Pa
     place = "keephold.toml:6: serve.host: `keephold serve` could not start: "
     assert note.startswith(f"{place}binding {host} lets the network in")
     serving = subprocess.run(
-        [sys.executable, "-m", "keephold", "serve"],
+        [sys.executable, "-m", "keephold", "serve", "--config", "keephold.toml"],
         cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert (serving.returncode, serving.stderr) == (2, f"Error: {note.removeprefix(place)}\n")

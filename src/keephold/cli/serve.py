@@ -255,7 +255,7 @@ def _announce(address: str, owner: str, file: Path | None, *, quiet: bool) -> No
 def token_file(store: "Store") -> Path:
     """Return the private file of the owner's token: beside the store, or beside the user's own for one in memory."""
     path: Path | None = getattr(store, "path", None)
-    return Path(f"{path or default_store(make=True).removeprefix(SQLITE)}-token")
+    return Path(f"{path or default_store(make=True).removeprefix(SQLITE)}-token").absolute()
 
 
 def owner_token(file: Path) -> str:

@@ -50,7 +50,8 @@ def trusted_config(found: Found, *, ask: bool = True) -> "Config":
 
 def refusal(found: Found) -> str:
     """Return why the file cannot be trusted."""
-    return f"{visible(found.path)} is not used: {visible(found.refused)}{_instead('; or name ', found.path)}"
+    other = _other(found.path)
+    return f"{visible(found.path)} is not used: {visible(found.refused)}" + (f"; or name {other}" if other else "")
 
 
 def explained(found: Found, config: "Config") -> str:
@@ -102,16 +103,17 @@ def _remedies(found: Found) -> str:
     record = Record()
     record.read()
     problem = f"{record.problem}\n" if record.problem else ""
-    return f"{problem}To trust it: {_command(found.path)}{_instead(chr(10) + 'To do without: ', found.path)}"
+    other = _other(found.path)
+    return f"{problem}To trust it: {_command(found.path)}" + (f"\nTo do without, name {other}" if other else "")
 
 
-def _instead(before: str, path: Path) -> str:
-    """Return the option of this command that needs no trust."""
+def _other(path: Path) -> str:
+    """Return the option of this command that needs no trust, if it has one."""
     context = click.get_current_context(silent=True)
     options = set() if context is None else {option for each in context.command.params for option in each.opts}
     if "--config" in options:
-        return f"{before}--config {_quoted(path)}"
-    return f"{before}--store URL" if "--store" in options else ""
+        return f"the file: --config {_quoted(path)}"
+    return "a store: --store URL" if "--store" in options else ""
 
 
 def _command(path: Path) -> str:
