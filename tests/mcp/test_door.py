@@ -66,15 +66,18 @@ def test_K1_the_network_is_not_let_in_without_a_token(office: Office, tmp_path: 
         assert b"KEEPHOLD_TOKEN" in said and b"--tokens" in said and b"Traceback" not in said
 
 
-def test_K5_a_token_that_is_too_short_is_refused_and_not_shown(office: Office, tmp_path: Path) -> None:
+def test_K5_a_token_that_others_can_read_or_guess_is_refused_and_not_shown(office: Office, tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("alice s3cr3t\n")
-    server = office.start("--http", "0", "--tokens", str(tmp_path / "tokens"), stderr=subprocess.PIPE)
-    _, said = server.communicate(timeout=PATIENCE)
-    assert server.returncode == 2
-    assert b"alice" in said and b"s3cr3t" not in said and b"Traceback" not in said
+    for mode, why in ((0o640, b"can be read by others"), (0o600, b"alice")):
+        (tmp_path / "tokens").chmod(mode)
+        server = office.start("--http", "0", "--tokens", str(tmp_path / "tokens"), stderr=subprocess.PIPE)
+        _, said = server.communicate(timeout=PATIENCE)
+        assert server.returncode == 2
+        assert why in said and b"s3cr3t" not in said and b"Traceback" not in said
 
 
 async def test_K2_a_key_is_good_once_and_needs_no_token(office: Office, tmp_path: Path) -> None:
+    (tmp_path / "tokens").touch(0o600)
     (tmp_path / "tokens").write_text(f"# who may\nalice {TOKEN}\n")
     server = Process(office, "--tokens", str(tmp_path / "tokens"))
     async with httpx2.AsyncClient() as http, connected(server.url, token=TOKEN) as client:
