@@ -177,7 +177,7 @@ def _trust(file: Path) -> None:
 
     try:
         found = examine(file)
-        Record().add(found.path, found.data)
+        Record().add(found.path, found.data, found.data.decode())
         why = refusal(found) if found.refused else ""
     except KeepholdError as error:
         why = error.message

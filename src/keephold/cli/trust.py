@@ -44,8 +44,15 @@ def trusted_config(found: Found, *, ask: bool = True) -> "Config":
     _forget_typed_ahead()
     if not click.confirm("Trust this file?", default=False, err=True):
         raise ConfigError([f"{visible(found.path)} is not trusted; nothing in it was used"])
-    Record().add(found.path, found.data)
+    record(found, config)
     return config
+
+
+def record(found: Found, config: "Config") -> None:
+    """Trust the file as it was read."""
+    from keephold.config.secrets import without_secrets
+
+    Record().add(found.path, found.data, without_secrets(config, found.data.decode()))
 
 
 def refusal(found: Found) -> str:
@@ -56,6 +63,7 @@ def refusal(found: Found) -> str:
 
 def explained(found: Found, config: "Config") -> str:
     """Return that the file is not trusted, what it would do, and what has changed in it."""
+    from keephold.config.secrets import without_secrets
     from keephold.config.would_do import would_do
 
     changed = found.entry is not None
@@ -64,7 +72,8 @@ def explained(found: Found, config: "Config") -> str:
     lines = [f"{visible(found.path)} {state}, so nothing in it was used." + (" It would:" if does else "")]
     lines += [f"  - {each}" for each in does]
     if found.entry is not None:
-        lines += ["Changes:", *(f"  {line}" for line in _diff(found.entry.text, found.data))]
+        now = without_secrets(config, found.data.decode())
+        lines += ["Changes:", *(f"  {line}" for line in _diff(found.entry.text, now))]
     return "\n".join([*lines, _SCOPE])
 
 
@@ -88,13 +97,14 @@ def _escape(character: str) -> str:
     return character.encode("unicode-escape").decode()
 
 
-def _diff(before: str | None, now: bytes) -> Iterator[str]:
-    if before is None:
-        yield "(the text that you trusted was too long to be kept)"
+def _diff(before: str | None, now: str | None) -> Iterator[str]:
+    if before is None or now is None:
+        yield "(they cannot be shown: the text is long, or has secrets; read the file)"
         return
-    after = now.decode(errors="replace")
-    lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), n=1, lineterm=""))[2:]
+    lines = list(difflib.unified_diff(before.splitlines(), now.splitlines(), n=1, lineterm=""))[2:]
     yield from (visible(line) for line in lines[:_DIFF_LINES])
+    if not lines:
+        yield "(only secrets or line ends)"
     if len(lines) > _DIFF_LINES:
         yield f"({len(lines) - _DIFF_LINES} more lines)"
 
@@ -170,8 +180,9 @@ def trust(path: Path | None, listing: bool, as_json: bool) -> None:
     found = examine(_named(path))
     if found.refused:
         raise ConfigError([refusal(found)])
-    may = would_do(load_config(found.path, found.data))
-    Record().add(found.path, found.data)
+    config = load_config(found.path, found.data)
+    may = would_do(config)
+    record(found, config)
     if as_json:
         print_json({"path": str(found.path), "sha256": found.sha256, "may": may})
         return

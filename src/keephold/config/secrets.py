@@ -1,7 +1,11 @@
-"""The secrets that a configuration names or contains, which no child inherits from the environment (K10)."""
+"""The secrets that a configuration names or contains: no child inherits them from the environment (K10), and they are
+neither kept nor shown with the rest of the file (K5, K7)."""
 
+import json
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from keephold.config.model import Config
 from keephold.tools.environment import withhold
@@ -18,6 +22,36 @@ def withhold_secrets(config: Config) -> None:
     say so: `PATH` and `HOME` are set there, too, and other tools need theirs.
     """
     withhold(_key_names(config), (value for value in _values(config) if len(value) >= _SHORTEST))
+
+
+def masked_env(table: Mapping[str, str]) -> dict[str, str]:
+    """Return an `env` table with `***` in place of the values that are secrets by their names."""
+    return {name: "***" if _SECRET.search(name) else value for name, value in table.items()}
+
+
+def without_secrets(config: Config, text: str) -> str | None:
+    """Return the file's text with `***` in place of its secrets; None if one is written in a way that is not found."""
+    values = {each for each in _values(config) if len(each) >= _SHORTEST and not each.startswith("sqlite:")}
+    for value in sorted(values, key=len, reverse=True):
+        for form in (value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]):
+            text = text.replace(form, "***")
+    try:
+        left = list(_strings(tomllib.loads(text)))
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return None
+    return None if any(value in each for value in values for each in left) else text
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield name
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
 
 
 def _key_names(config: Config) -> Iterator[str]:

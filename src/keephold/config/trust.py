@@ -80,7 +80,7 @@ class Entry(NamedTuple):
 
     sha256: str
     text: str | None
-    """The trusted text, to show what has changed since; None if it is too long to be kept."""
+    """The trusted text without secrets, to show what has changed since; None if it is not kept."""
     at: float
 
 
@@ -253,10 +253,10 @@ class Record:
             self.problem = f"{self.file} cannot be read; remove it, and trust again"
             return {}
 
-    def add(self, path: Path, data: bytes) -> None:
-        """Trust these bytes of the file."""
-        text = data.decode(errors="replace") if len(data) <= LARGEST // 4 else None
-        entry = Entry(hashlib.sha256(data).hexdigest(), text, time.time())
+    def add(self, path: Path, data: bytes, text: str | None) -> None:
+        """Trust these bytes of the file; `text` is what to keep of them, if that is not too long."""
+        kept = None if text is None or len(text) > LARGEST // 4 else text
+        entry = Entry(hashlib.sha256(data).hexdigest(), kept, time.time())
         self._change(lambda entries: entries.update({str(path): entry}))
 
     def remove(self, path: Path) -> bool:

@@ -10,7 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from keephold.config.model import AssistantSettings, Config, ToolSettings
+from keephold.config.model import AgentSettings, AssistantSettings, Config, McpServerSettings, ToolSettings
+from keephold.config.secrets import masked_env
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -67,11 +68,11 @@ def _servers(config: Config) -> Iterator[str]:
         if not server.enabled:
             continue
         if server.url is not None:
-            headers = f", with the headers {_quoted(server.headers)}" if server.headers else ""
+            headers = f", with the headers {_quoted(list(server.headers))}" if server.headers else ""
             yield f"connect to {_quoted(server.url)}, the MCP server {_quoted(name)}{headers}"
         else:
             words = [server.command] if isinstance(server.command, str) else [*(server.command or ())]
-            program = _program([*words, *server.args], server.env, server.cwd)
+            program = _program([*words, *server.args], server)
             yield f"start {program}, the MCP server {_quoted(name)}"
 
 
@@ -105,7 +106,7 @@ def _rest(config: Config) -> Iterator[str]:
 def _calls(config: Config) -> Iterator[str]:
     for name, tool in config.conversation.tools.items():
         if tool.runs_command:
-            yield f"run {_program(tool.command, tool.env, tool.cwd)} when a model calls {_quoted(name)}{_asking(tool)}"
+            yield f"run {_program(tool.command, tool)} when a model calls {_quoted(name)}{_asking(tool)}"
         elif tool.source == "python":
             yield f"run Python {_quoted(tool.function)} when a model calls {_quoted(name)}{_asking(tool)}"
         elif tool.source == "builtin" and "run" in tool.model_fields_set and tool.run == "unattended":
@@ -113,7 +114,7 @@ def _calls(config: Config) -> Iterator[str]:
     for id, agent in config.agents.items():
         if agent.command is not None:
             words = [agent.command] if isinstance(agent.command, str) else agent.command
-            yield f"start {_program(words, agent.env, agent.cwd)} when a model calls the agent {_quoted(id)}"
+            yield f"start {_program(words, agent)} when a model calls the agent {_quoted(id)}"
 
 
 def _asking(tool: ToolSettings) -> str:
@@ -121,9 +122,11 @@ def _asking(tool: ToolSettings) -> str:
     return ", without asking you" if "unattended" in modes else ""
 
 
-def _program(command: Any, env: Mapping[str, str], cwd: str) -> str:
-    place = "" if cwd == "." else f" in {_quoted(cwd)}"
-    return f"{_quoted(command)}{place}{f' with the variables {_quoted(dict(env))}' if env else ''}"
+def _program(command: Any, settings: ToolSettings | AgentSettings | McpServerSettings) -> str:
+    place = "" if settings.cwd == "." else f" in {_quoted(settings.cwd)}"
+    env = f" with the variables {_quoted(masked_env(settings.env))}" if settings.env else ""
+    passed = f" with your variables {_quoted(settings.pass_env)}" if settings.pass_env else ""
+    return f"{_quoted(command)}{place}{env}{passed}"
 
 
 def _quoted(value: Any) -> str:
