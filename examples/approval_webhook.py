@@ -111,7 +111,8 @@ def approve(url: str) -> None:
 def serving() -> Iterator[str]:
     """Run a server on a free port, in the working directory, and yield its address."""
     Path("keephold.toml").write_text(CONFIG)
-    command = [sys.executable, "-m", "keephold", "serve", "--port", "0", "--store", "sqlite:///work.db", "--quiet"]
+    options = ["--config", "keephold.toml", "--port", "0", "--store", "sqlite:///work.db", "--quiet"]
+    command = [sys.executable, "-m", "keephold", "serve", *options]
     environment = {**os.environ, "KEEPHOLD_TOKEN": TOKEN, "PYTHONPATH": str(Path(__file__).resolve().parent)}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
         try:

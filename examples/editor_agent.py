@@ -72,7 +72,7 @@ def show(update: dict[str, Any]) -> None:
 
 
 async def main() -> None:
-    command = [sys.executable, "-m", "keephold", "acp", "--store", "sqlite:///work.db"]
+    command = [sys.executable, "-m", "keephold", "acp", "--config", "keephold.toml", "--store", "sqlite:///work.db"]
     async with connect(command, env={"PYTHONPATH": HERE}, on_permission=decide) as agent:
         session = await agent.new_session(".")
         print("  editor: Check the app.", flush=True)

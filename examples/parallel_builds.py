@@ -72,12 +72,14 @@ async def answer(http: httpx2.AsyncClient) -> None:
 
 @contextmanager
 def serving(directory: str) -> Iterator[str]:
-    """Run a server and yield the address that it prints."""
-    command = [*KEEPHOLD, "serve", "--config", str(CONFIG), "--port", "0", "--store", f"sqlite:///{directory}/b.db"]
+    """Run a server and yield its address with the token, which it prints only to a terminal."""
+    store = Path(directory) / "b.db"
+    command = [*KEEPHOLD, "serve", "--quiet", "--config", str(CONFIG), "--port", "0", "--store", f"sqlite:///{store}"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
-            yield server.stderr.readline().split()[-1]
+            address = server.stderr.readline().split()[-1]
+            yield f"{address}?token={Path(f'{store}-token').read_text().strip()}"
         finally:
             server.terminate()
 

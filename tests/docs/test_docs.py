@@ -13,6 +13,7 @@ import pytest
 from tests.docs.pages import PAGES, ROOT, Block, anchors, blocks, links, name, pictures
 from tests.docs.sessions import Step, matches, run, steps
 from tests.docs.typed import run_typed, typing
+from tests.trusting import trusted
 
 from keephold import KeepholdError
 from keephold.config import load_config
@@ -45,6 +46,8 @@ def show(block: Block, directory: Path) -> None:
     """Do with a block what a reader would."""
     if block.file is not None:
         (directory / block.file).write_text(block.text)
+    if block.file == "keephold.toml":  # a reader is asked at the terminal
+        trusted(directory / block.file, directory / "state")
     if block.language == "toml":
         load(block, directory)
     elif block.language == "python":

@@ -1,7 +1,7 @@
 """`keephold check`: check the configuration, what it needs on this machine, permissions of files, and the port.
 
-Nothing is started or changed, but the modules of Python tools are imported. Of a found file that is not trusted, not
-even those: they are only looked for, and no port is tried (K7). Notes are worth knowing, not wrong.
+Nothing is started or changed, but the modules of Python tools are imported. If a found file is not trusted, its modules
+are only looked for, and no port is tried (K7). Notes are worth knowing, not wrong.
 """
 
 import contextlib

@@ -290,7 +290,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def _replace(file: Path, value: Any) -> None:
-    """Write the file anew, whole or not at all, readable by its owner alone."""
+    """Replace the file, whole or not at all; only its owner can read it."""
     new = file.with_name(f"{file.name}.{os.urandom(8).hex()}")
     try:
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as written:
