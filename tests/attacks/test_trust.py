@@ -200,7 +200,7 @@ def test_K7_a_changed_file_is_not_trusted_and_the_changes_are_shown(clone: Clone
     assert done.returncode == 2 and "has changed since you trusted it" in done.stderr
     assert f'  -command = ["touch", "{clone.evidence}/command"]\n' in done.stderr
     assert f'  +command = ["rm", "{clone.evidence}/command"]\n' in done.stderr
-    assert "  +# \\u202e\\u2800 \N{CYRILLIC SMALL LETTER A}\n" in done.stderr
+    assert "  +# <U+202E><U+2800> \N{CYRILLIC SMALL LETTER A}\n" in done.stderr
     clone.untouched("tools")
     (listed,) = json.loads(clone.run("trust", "--list", "--json").stdout)["trusted"]
     assert (listed["path"], listed["state"]) == (str(clone.file), "changed")

@@ -19,7 +19,7 @@ def logout(session: str | None, store: str | None) -> None:
     from keephold.serve.sessions import Sessions, sessions_file
     from keephold.store.urls import open_store
 
-    file = sessions_file(getattr(open_store(place_of(store)), "path", None))
+    file = sessions_file(getattr(open_store(place_of(store, acting=True)), "path", None))
     if file is None:
         raise KeepholdError(
             "sessions of a server with a `memory:` store are ended on its dashboard, or with the server",

@@ -3,10 +3,7 @@
 import asyncio
 import contextlib
 import logging
-import os
-import secrets
 import signal
-import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,22 +13,20 @@ from urllib.parse import quote, urlsplit
 import click
 
 from keephold.cli.mcp import settings_of
+from keephold.cli.owner_token import owner_token, token_file
 from keephold.cli.parameters import (
     ADDRESS,
     CLIENT_PROMPTS,
-    LEAST,
     NAME,
     TOKEN,
     Principals,
     check_own_token,
     config_option,
-    is_token,
-    text_of,
     the_config,
     tokens_of,
 )
 from keephold.cli.process import log_to_stderr
-from keephold.cli.store import SQLITE, default_store, store_of, store_option
+from keephold.cli.store import store_of, store_option
 from keephold.cli.trust import trusted_config
 from keephold.config import Config, load_config
 from keephold.config.trust import examine
@@ -250,29 +245,3 @@ def _announce(address: str, owner: str, file: Path | None, *, quiet: bool) -> No
     else:
         said = f"{address} (token: {f'${TOKEN}' if file is None else file})"
     click.echo(f"keephold at {said}", err=True)
-
-
-def token_file(store: "Store") -> Path:
-    """Return the private file of the owner's token: beside the store, or beside the user's own for one in memory."""
-    path: Path | None = getattr(store, "path", None)
-    return Path(f"{path or default_store(make=True).removeprefix(SQLITE)}-token").absolute()
-
-
-def owner_token(file: Path) -> str:
-    """Return the owner's token from its file, which is made if it is missing."""
-    new = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
-    try:
-        if not file.exists():  # linked when complete: another server may start at the same time
-            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
-                made.write(f"{secrets.token_urlsafe(32)}\n")
-            with contextlib.suppress(FileExistsError):
-                os.link(new, file)
-            new.unlink()
-    except OSError as error:
-        raise ConfigError([f"no token can be kept at {file}: {error.strerror}; set KEEPHOLD_TOKEN instead"]) from None
-    if stat.S_IMODE(file.stat().st_mode) & 0o077:
-        raise ConfigError([f"{file} can be read by others, who could use the server: chmod 600 it, or remove it"])
-    token = text_of(file, "the file of the owner's token").strip()
-    if len(token) < LEAST or not is_token(token):
-        raise ConfigError([f"{file} has no token of at least {LEAST} characters; remove it, and a new one is made"])
-    return token

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from keephold.characters import exact_line
 from keephold.cli.parameters import json_option
 from keephold.cli.printing import print_json
 from keephold.config.trust import FILE_NAME, Found, Record, examine, find_config
@@ -43,7 +44,7 @@ def trusted_config(found: Found, *, ask: bool = True) -> "Config":
     click.echo(f"{explained(found, config)}\n", err=True)
     _forget_typed_ahead()
     if not click.confirm("Trust this file?", default=False, err=True):
-        raise ConfigError([f"{visible(found.path)} is not trusted; nothing in it was used"])
+        raise ConfigError([f"{exact_line(str(found.path))} is not trusted; nothing in it was used"])
     record(found, config)
     return config
 
@@ -58,7 +59,9 @@ def record(found: Found, config: "Config") -> None:
 def refusal(found: Found) -> str:
     """Return why the file cannot be trusted."""
     other = _other(found.path)
-    return f"{visible(found.path)} is not used: {visible(found.refused)}" + (f"; or name {other}" if other else "")
+    return f"{exact_line(str(found.path))} is not used: {exact_line(found.refused)}" + (
+        f"; or name {other}" if other else ""
+    )
 
 
 def explained(found: Found, config: "Config") -> str:
@@ -69,7 +72,7 @@ def explained(found: Found, config: "Config") -> str:
     changed = found.entry is not None
     state = "has changed since you trusted it" if changed else "is not trusted"
     does = would_do(config)
-    lines = [f"{visible(found.path)} {state}, so nothing in it was used." + (" It would:" if does else "")]
+    lines = [f"{exact_line(str(found.path))} {state}, so nothing in it was used." + (" It would:" if does else "")]
     lines += [f"  - {each}" for each in does]
     if found.entry is not None:
         now = without_secrets(config, found.data.decode())
@@ -82,19 +85,7 @@ def ignored(found: Found) -> str:
     if found.refused:
         return refusal(found)
     state = "has changed since it was trusted" if found.entry is not None else "is not trusted"
-    return f"{visible(found.path)} {state}, so it is not used; to trust it: {_command(found.path)}"
-
-
-def visible(text: object) -> str:
-    """Return a text from a file of somebody else: characters that are neither ASCII nor letters or digits are shown as
-    escapes, as are controls."""
-    return "".join(
-        each if each.isprintable() and (each.isascii() or each.isalnum()) else _escape(each) for each in str(text)
-    )
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode-escape").decode()
+    return f"{exact_line(str(found.path))} {state}, so it is not used; to trust it: {_command(found.path)}"
 
 
 def _diff(before: str | None, now: str | None) -> Iterator[str]:
@@ -102,7 +93,7 @@ def _diff(before: str | None, now: str | None) -> Iterator[str]:
         yield "(they cannot be shown: the text is long, or has secrets; read the file)"
         return
     lines = list(difflib.unified_diff(before.splitlines(), now.splitlines(), n=1, lineterm=""))[2:]
-    yield from (visible(line) for line in lines[:_DIFF_LINES])
+    yield from (exact_line(line) for line in lines[:_DIFF_LINES])
     if not lines:
         yield "(only secrets or line ends)"
     if len(lines) > _DIFF_LINES:
@@ -132,7 +123,7 @@ def _command(path: Path) -> str:
 
 def _quoted(path: Path) -> str:
     """Return the path for a shell, in ASCII if it has characters that are not shown."""
-    if visible(path) == str(path):
+    if exact_line(str(path)) == str(path):
         return shlex.quote(str(path))
     bytes_ = str(path).encode(errors="surrogateescape")
     return (
@@ -186,7 +177,7 @@ def trust(path: Path | None, listing: bool, as_json: bool) -> None:
     if as_json:
         print_json({"path": str(found.path), "sha256": found.sha256, "may": may})
         return
-    click.echo(f"{visible(found.path)} is trusted." + (" It may:" if may else ""))
+    click.echo(f"{exact_line(str(found.path))} is trusted." + (" It may:" if may else ""))
     for each in may:
         click.echo(f"  - {each}")
     click.echo(f"{_SCOPE}\nTo undo: keephold untrust {_quoted(found.path)}")
@@ -206,7 +197,9 @@ def untrust(path: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"path": str(file), "untrusted": was})
     else:
-        click.echo(f"{visible(file)} is {'not trusted any more' if was else 'not in the record of trusted files'}")
+        click.echo(
+            f"{exact_line(str(file))} is {'not trusted any more' if was else 'not in the record of trusted files'}"
+        )
 
 
 def _named(path: Path | None) -> Path:
@@ -215,7 +208,7 @@ def _named(path: Path | None) -> Path:
         raise ConfigError([f"no {FILE_NAME} in this directory or above it; name a file or its directory"])
     if path is not None and path.is_file() and path.name != FILE_NAME:
         raise ConfigError(
-            [f"only a file called {FILE_NAME} is found; name {visible(path)} by --config, which needs no trust"]
+            [f"only a file called {FILE_NAME} is found; name {exact_line(str(path))} by --config, which needs no trust"]
         )
     return file
 
@@ -235,7 +228,7 @@ def _list(*, as_json: bool) -> None:
     if not rows:
         click.echo("no file is trusted; `keephold trust` trusts one")
     for path, entry, state in rows:
-        click.echo(f"{state:<8}  {time_of_day(entry.at)}  {visible(path)}")
+        click.echo(f"{state:<8}  {time_of_day(entry.at)}  {exact_line(str(path))}")
 
 
 def _state(path: Path) -> str:
