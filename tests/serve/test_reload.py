@@ -52,7 +52,7 @@ async def test_L4_tools_are_those_of_the_new_configuration(tmp_path: Path) -> No
         assert "unknown tool `say`" in (await texts(turn, call("say")))[0]
         assert await texts(turn, call("own")) == ["own"]
         assert [names & {"say", "more", "own"} for names in told] == [{"say", "more", "own"}, {"own"}]
-        assert {tool["name"] for tool in rt.tools()} == told[-1]
+        assert {tool["name"] for tool in rt.tools("canonical")} == told[-1]
 
 
 async def test_R6_what_runs_goes_on_as_it_was_begun(tmp_path: Path) -> None:
