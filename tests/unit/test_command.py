@@ -292,6 +292,24 @@ async def test_S7_a_wire_form_beats_the_exit_code(start: Start, form: Any, exit_
     assert recorder.printed == b""
 
 
+@pytest.mark.parametrize(
+    ("form", "exit_code", "outcome"),
+    [
+        ({"type": "stopped", "result": {"Ok": "done"}}, 0, Ok("done")),
+        ({"type": "error", "message": "no", "transient": True}, 0, Failure("no", transient=True)),
+        ({"type": "running", "content": "half"}, 0, PrintedOutput()),
+        ({"type": "needs_input", "question": {"id": "q", "text": "?", "answer_type": "Text"}}, 0, PrintedOutput()),
+    ],
+)
+async def test_S7_the_whole_output_of_a_spawned_command_may_be_its_outcome_and_never_a_question(
+    start: Start, form: Any, exit_code: int, outcome: Outcome
+) -> None:
+    """It is shown while it runs, as any output."""
+    _, recorder = start(sh(f"{say(form)}; exit {exit_code}"), stateful=True)
+    assert await recorder.end() == (outcome, exit_code, None)
+    assert json.loads(recorder.printed) == form and not recorder.asked
+
+
 async def test_S7_success_with_a_non_zero_exit_is_an_error(start: Start) -> None:
     _, recorder = start(sh(say({"type": "success", "content": "done"}) + "; echo why >&2; exit 4"))
     outcome, code, _ = await recorder.end()

@@ -216,7 +216,7 @@ class Tasks(Extension):
     async def cancel(self, handle: Handle) -> None:
         """Abort a task; one that has stopped stays as it is."""
         if handle.active:
-            await self._calls.runtime.actions.perform(handle, "abort", by="person")
+            await self._calls.runtime.actions.perform(handle, "abort", by="principal")
 
     # How a task is shown
 

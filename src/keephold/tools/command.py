@@ -73,8 +73,9 @@ class _Call:
         self._stopping: asyncio.TimerHandle | None = None
         self._ended_by_us = False
         self._stderr = Tail(10_240, lines=250)
-        self._whole = None if invocation.stateful else Whole(self._sink.output)
-        text = self._sink.output if self._whole is None else self._whole.feed
+        # A spawned command's output is shown at once, and may be one form all the same.
+        self._whole = Whole((lambda _: None) if invocation.stateful else self._sink.output)
+        text = self._printed if invocation.stateful else self._whole.feed
         self._lines = Lines(text, self._heard) if command.wire else None
         self._process, self._call_file = command.launch(
             invocation,
@@ -93,6 +94,10 @@ class _Call:
             answers=self._answers,
         )
 
+    def _printed(self, data: bytes) -> None:
+        self._sink.output(data)
+        self._whole.feed(data)
+
     def _exited(self, how: Exit) -> None:
         self._process = None
         remove(self._call_file)
@@ -100,7 +105,9 @@ class _Call:
             self._lines.close()
         if self._stopping is not None:
             self._stopping.cancel()
-        whole = None if self._whole is None else self._whole.close()
+        whole = self._whole.close()
+        if self._invocation.stateful and not isinstance(whole, Ends):
+            whole = None  # while it ran, only lines could ask or report, and only with `wire = true`
         conclusion = self._conclude(how, whole or self._said)
         if isinstance(conclusion, Question):
             self._ask_and_run_again(conclusion)

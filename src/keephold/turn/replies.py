@@ -40,9 +40,12 @@ def failed_reply(call_id: str, error: Exception, tool: Tool | None = None) -> Re
     return error_reply(ToolError(f"The call failed: {type(error).__name__}: {error}"), tool)
 
 
+_ABORTERS = {"model": "the assistant", "person": "a person", "principal": "the client"}
+
+
 def aborted(by: Literal["model", "person", "principal"]) -> Failure:
     """C7: make the outcome of an aborted handle."""
-    return Failure(f"Aborted by {'the assistant' if by == 'model' else 'a person'}.", "aborted")
+    return Failure(f"Aborted by {_ABORTERS[by]}.", "aborted")
 
 
 def encode(value: Any) -> str:
