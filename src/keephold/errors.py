@@ -61,6 +61,7 @@ CODES: dict[str, str] = {
     "permission_denied": "the call needs permission and nobody gave it",
     "question_exclusive": "only the user may answer the question; it stays open",
     "question_unanswered": "the tool asked a question that nobody may answer",
+    "request_gone": "the request to the user is not open any more, or the standing permission has ended",
     "requires_durable": "the tool refuses to run on a store that keeps nothing",
     "resource_held": "another handle holds a resource this call needs and will not free it by itself",
     "runtime_closed": "the runtime is closed",

@@ -37,6 +37,7 @@ from keephold.tools.waiting.cleanup import archive_in
 from keephold.tools.waiting.measure import Measure, Metrics
 from keephold.turn.actions import Actions
 from keephold.turn.admission import Admission
+from keephold.turn.approvals import Approvals
 from keephold.turn.attach_server import Streams
 from keephold.turn.batch import Batch
 from keephold.turn.budget import Projector, ProjectorProtocol
@@ -48,7 +49,7 @@ from keephold.turn.notifications import Notifications
 from keephold.turn.parts import Lifecycle, Parts
 from keephold.turn.permission import Permission
 from keephold.turn.prompt_queue import PromptQueue
-from keephold.turn.prompts import Prompter, TurnDecisions
+from keephold.turn.prompts import Prompter
 from keephold.turn.questions import Questions
 from keephold.turn.recovery import Deadlines, Recovery
 from keephold.turn.relay import Relay
@@ -154,14 +155,14 @@ class Runtime:
         if loaded is not None and loaded.has_model:
             self.inquiries.use(self._inquire)
         self.notifications = Notifications(self.registry)
-        decisions = TurnDecisions()
-        self.people = PromptQueue(prompter)
-        self.permission = Permission(detached, self.people, decisions)
-        questions = Questions(self.registry, self.limits, detached, self.people, self.inquiries, decisions)
+        self.approvals = Approvals(self.registry)
+        self.people = PromptQueue(prompter, self.approvals)
+        self.permission = Permission(detached, self.people, self.approvals)
+        questions = Questions(self.registry, self.limits, detached, self.people, self.inquiries, self.approvals)
         self.durability = Durability(self.registry)
         self.admission = Admission(self.registry, self.toolbox, questions, self.permission, self.replies)
         self.recovery = Recovery(self.registry, self.toolbox, self.durability, self.admission)
-        self.relay = Relay(self.registry)
+        self.relay = Relay(self.registry, self.approvals)
         self.actions = Actions(
             self.registry,
             self.durability,
@@ -173,6 +174,7 @@ class Runtime:
             self.limits,
         )
         self.relay.actions, self.relay.recovery = self.actions, self.recovery
+        self.recovery.actions = self.actions
         self._lifecycle = Lifecycle(self._open, self._close)
         self._parts = Parts(
             lifecycle=self._lifecycle,
@@ -184,7 +186,7 @@ class Runtime:
             durability=self.durability,
             inquiries=self.inquiries,
             notifications=self.notifications,
-            decisions=decisions,
+            approvals=self.approvals,
             people=self.people,
             admission=self.admission,
             recovery=self.recovery,
@@ -476,6 +478,7 @@ class Runtime:
         for turn in tuple(self.turns):
             turn._leave()
         await self.people.close()
+        self.approvals.close()
         await self.inquiries.close()
         try:
             await end_calls(self.registry, self.admission, self.recovery, self.batches)

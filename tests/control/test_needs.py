@@ -23,7 +23,7 @@ from keephold.turn.prompts import Answer, Approved, AskQuestion, Decision, Denie
 
 SELECT = {"Select": {"options": ["one", "two"]}}
 SHOWN = {"id", "kind", "conversation", "tool", "handle", "handle_id", "since", "action", "arguments", "result",
-         "is_error", "question", "may_remember", "edit", "problem"}  # fmt: skip
+         "is_error", "question", "may_remember", "until", "digest", "edit", "problem"}  # fmt: skip
 
 
 @keephold.tool(run="ask")

@@ -68,19 +68,10 @@ class Scene:
         self.clock = clock
         self.person, self.model = Person(), Model()
         wrong.clear()
-        self.order: list[Prompt] = []
-        """Prompts as they were asked for, each once."""
         self.ids: list[tuple[str, str]] = []
         self.batch: asyncio.Task[Any] | None = None
         self.sending: list[asyncio.Task[Any]] = []
         self.rt = Runtime(TOOLS, clock=clock, store=store, prompter=self.person, inquiry=self.model)
-        ask = self.rt.people.ask
-
-        def noted(prompt: Prompt, *rest: Any, **more: Any) -> Any:
-            self.order.append(prompt)
-            return ask(prompt, *rest, **more)
-
-        self.rt.people.ask = noted  # type: ignore[method-assign]
 
     # What may happen
 
@@ -175,6 +166,23 @@ class Scene:
             ]
         await self.person.says(decisions[number % len(decisions)])
 
+    async def elsewhere(self, number: int) -> None:
+        """Another process decides any of the open prompts, shown or not (P6)."""
+        approvals: Any = self.rt.approvals
+        if not approvals._open:
+            return
+        id, asking = list(approvals._open.items())[number % len(approvals._open)]
+        prompt = asking.prompt
+        if isinstance(prompt, AskQuestion):
+            said = {"decision": "answer", "value": f"person:{prompt.question.text.split()[0]} {prompt.question.id}"}
+        else:
+            value = dict(prompt.arguments) if isinstance(prompt, RunTool) else "text"
+            word = ["approve", "deny", "edit", "cancel"][number % 4]
+            said = {"decision": word, "digest": prompt.digest, "value": value}
+        assert approvals.decide(id, {**said, "digest": "of something else"}, "a test")["status"] == "again"
+        assert approvals.decide(id, said, "a test")["status"] == "taken"
+        assert approvals.decide(id, said, "a test")["status"] == "gone"
+
     async def model_says(self, number: int) -> None:
         if not self.model.open:
             return
@@ -193,7 +201,7 @@ class Scene:
         assert wrong == []
         assert self.person.at_once <= 1
         shown = [prompt for prompt in self.person.seen if getattr(prompt, "problem", None) is None]
-        places = [next(at for at, each in enumerate(self.order) if each is prompt) for prompt in shown]
+        places = [int(prompt.request.rpartition("-")[2]) for prompt in shown]  # they are counted as they are asked for
         assert places == sorted(places), "not first come first served"
         people: Any = self.rt.people
         for asking in (*people._waiting, *people._shown):
@@ -246,7 +254,8 @@ class Scene:
     def _is_over(self) -> None:
         people: Any = self.rt.people
         admission: Any = self.rt.admission
-        assert people._shown == [] and not people._waiting
+        approvals: Any = self.rt.approvals
+        assert people._shown == [] and not people._waiting and approvals._open == {}
         assert self.person.open == [] and self.model.open == []
         assert admission._deliveries == {} and admission._questions._asked == {}
         assert self.rt.registry.conversation("main").open_questions == 0
@@ -264,6 +273,7 @@ STEPS = st.lists(
                 "person_says",
                 "person_says",
                 "person_says",
+                "elsewhere",
                 "model_says",
                 "apply",
                 "abort",

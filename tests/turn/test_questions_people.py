@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.turn.calls import STATEFUL, TALKING, abort, apply, call, fetch, replies, reply, settings, spawn, wait_all
 from tests.turn.people import Model, Person, attended, few
@@ -43,8 +44,8 @@ async def test_Q2_a_person_who_is_there_is_asked(clock: VirtualClock) -> None:
     async with attended(clock, [asks], person=person) as (_, turn):
         batch = asyncio.create_task(turn.run([call("asks")]))
         prompt = await person.says(Answer(True))
-        assert prompt == AskQuestion(
-            uid=prompt.uid, tool="asks", id=None, question=SURE, conversation="main", may_remember=True, problem=None
+        assert msgspec.structs.replace(prompt, uid=None, request="") == AskQuestion(
+            tool="asks", id=None, question=SURE, conversation="main", may_remember=True, problem=None
         )
         assert (await batch)[0].result == "answer True"
 
@@ -94,7 +95,7 @@ async def test_Q2_the_order_of_those_who_answer_a_one_shot_call(clock: VirtualCl
 async def test_Q2_a_remembered_answer_comes_before_a_fixed_one(clock: VirtualClock) -> None:
     """A question of one tool that a person answered for the turn, in a configuration that also fixes it."""
     async with attended(clock, [with_policy(asks, answered=True, answer=True)], person=Person()) as (rt, turn):
-        rt._parts.decisions.answered("main", "asks", "sure", False)
+        rt.approvals.give("main", "asks", False, by="the user", question="sure")
         assert (await turn.run([call("asks")]))[0].result == "answer False"
 
 

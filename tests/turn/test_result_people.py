@@ -55,6 +55,8 @@ async def test_P1_the_person_sees_the_result_before_the_assistant(
         prompt = await person.says(Approved())
         assert prompt == DeliverResult(
             uid=prompt.uid,
+            digest=prompt.digest,
+            request=prompt.request,
             tool="work",
             id="w" if stateful else None,
             result="a secret went wrong" if fail else "a secret",

@@ -106,6 +106,34 @@ PAGES = {
         ),
         ("ps", "chat", "forget", "revoke"),
     ),
+    "requests": Page(
+        (
+            ("List what waits for you, in all processes:", "keephold requests"),
+            ("Print the ids of permissions, for a script:",
+             "keephold requests --json | jq -r 'select(.kind == \"permission\").id'"),
+        ),
+        ("allow", "deny", "send", "permissions"),
+    ),
+    "permissions": Page(
+        (
+            ("List the decisions that hold for later calls, too:", "keephold permissions"),
+            ("Ask again from the next call on:", "keephold permissions --revoke 4f3a9c12-7"),
+        ),
+        ("requests", "allow", "show"),
+    ),
+    "allow": Page(
+        (("Allow a call:", "keephold allow 4f3a9c12-7"),),
+        ("requests", "deny", "permissions"),
+        ((0, "allowed"), (2, "wrong usage, or the request is not open any more")),
+    ),
+    "deny": Page(
+        (
+            ("Deny a call:", "keephold deny 4f3a9c12-7"),
+            ("Tell the model why:", "keephold deny 4f3a9c12-7 --reason 'use the staging server'"),
+        ),
+        ("requests", "allow", "permissions"),
+        ((0, "denied"), (2, "wrong usage, or the request is not open any more")),
+    ),
     "attach": Page(
         (
             ("Take over a terminal; Ctrl-] detaches:", "keephold attach shell"),

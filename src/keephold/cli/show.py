@@ -98,6 +98,10 @@ def _facts(found: dict[str, Any], now: float) -> Iterator[tuple[str, Any]]:
     for title, usual in (("attempt", 1), ("kind", "tool"), ("priority", 0), ("resources", []), ("metadata", {})):
         if found[title] != usual:
             yield title, found[title]
+    if found.get("allowed_by") is not None:
+        from keephold.control.handle_json import allowed_text
+
+        yield "allowed by", allowed_text(found["allowed_by"])
     yield "arguments", found["arguments"]
     if found["question"] is not None:
         yield from _question(found["question"])

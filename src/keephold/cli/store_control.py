@@ -64,6 +64,24 @@ class Stored:
     async def conversations(self, *, after: str | None = None, limit: int = 50) -> dict[str, Any]:
         return await self.store_view.conversations(after=after, limit=limit)
 
+    async def requests(self) -> list[dict[str, Any]]:
+        from keephold.control.posted_requests import PostedRequests
+
+        return await PostedRequests(self._store, own=False).page(limit=2**53)
+
+    async def request(self, id: str) -> dict[str, Any]:
+        from keephold.control.posted_requests import PostedRequests, gone
+
+        found = await PostedRequests(self._store, own=False).get(id)
+        if found is None:
+            raise gone(id)
+        return found
+
+    async def permissions(self) -> list[dict[str, Any]]:
+        from keephold.control.posted_requests import PostedRequests
+
+        return await PostedRequests(self._store, own=False).permissions()
+
     def talk(self, fact: dict[str, Any], want: "frames.Want") -> "AbstractAsyncContextManager[frames.Talk]":
         return self._talk(fact["uid"], want)
 
@@ -84,6 +102,12 @@ class Stored:
 
     async def abort(self, uid: str) -> dict[str, Any]:
         return await self._control.abort(uid)
+
+    async def decide(self, id: str, said: dict[str, Any]) -> dict[str, Any]:
+        return dict(await self._control.decide(id, said, by="the command line"))
+
+    async def revoke_permission(self, id: str) -> dict[str, Any]:
+        return dict(await self._control.revoke_permission(id))
 
     async def wait_for(self, facts: Sequence[dict[str, Any]], *, any: bool, timeout: float | None) -> dict[str, Any]:
         uids = [fact["uid"] for fact in facts]

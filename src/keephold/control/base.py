@@ -47,6 +47,21 @@ class Controls(Protocol):
     async def wait_for(self, facts: Sequence[dict[str, Any]], *, any: bool, timeout: float | None) -> dict[str, Any]:
         """Wait until all of them, or any, have stopped, and return the answer of `await`."""
 
+    async def requests(self) -> list[dict[str, Any]]:
+        """Return the open requests to the user, oldest first."""
+
+    async def request(self, id: str) -> dict[str, Any]:
+        """Return one open request. Raises `KeepholdError` if it is not open any more."""
+
+    async def decide(self, id: str, said: dict[str, Any]) -> dict[str, Any]:
+        """Decide an open request: `{"status": "taken" | "again" | "gone", "problem"}`."""
+
+    async def permissions(self) -> list[dict[str, Any]]:
+        """Return the standing permissions, oldest first."""
+
+    async def revoke_permission(self, id: str) -> dict[str, Any]:
+        """End a standing permission: `{"revoked": bool}`."""
+
     async def complete(self, key: str, resolution: dict[str, Any]) -> dict[str, Any]:
         """Complete a key's wait: `{"status", "terminal"}`."""
 

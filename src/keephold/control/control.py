@@ -11,7 +11,8 @@ from typing import Annotated, Any, NotRequired, TypedDict, cast
 import msgspec
 
 from keephold.control import output
-from keephold.control.open_requests import Decided, OpenRequests, RequestsView, question_of
+from keephold.control.open_requests import OpenRequests, RequestsView
+from keephold.control.posted_requests import gone, permission_json, question_of
 from keephold.control.runtime_view import RuntimeView
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
@@ -23,6 +24,7 @@ from keephold.runtime import Runtime
 from keephold.store.base import Forgotten
 from keephold.tools.base import Action
 from keephold.turn import send_input
+from keephold.turn.decisions import GONE, Decided
 from keephold.turn.prompts import RunTool
 from keephold.turn.tool_call import ParsedCall, ToolCall, checked_again
 
@@ -42,6 +44,12 @@ class Revoked(TypedDict):
     """How many keys were revoked."""
 
     revoked: int
+
+
+class RevokedPermission(TypedDict):
+    """Whether there was such a standing permission."""
+
+    revoked: bool
 
 
 class Forgot(TypedDict):
@@ -149,21 +157,57 @@ class Control:
 
     # Open requests
 
-    async def decide(self, id: str, said: Mapping[str, Any]) -> Decided:
-        """Decide an open request: `{"status": "taken" | "again" | "gone", "problem"}`."""
+    async def request(self, id: str) -> dict[str, Any]:
+        """Return one open request. Raises `KeepholdError` if it is not open any more."""
+        found = await self.requests.get(id)
+        if found is None:
+            raise gone(id)
+        return found
+
+    async def decide(self, id: str, said: Mapping[str, Any], by: str | None = None) -> Decided:
+        """Decide an open request of any process: `{"status": "taken" | "again" | "gone", "problem"}`.
+
+        `by` says who decides, for the record."""
         elsewhere = question_of(id)
         if elsewhere is not None:
             return await self._answer_elsewhere(*elsewhere, said)
         open_here = self.requests.here
-        if open_here is None:
-            return {"status": "gone", "problem": "nothing is asked here"}
-        if open_here.described(id) is not None:
-            self._check_writable()
-        answer = open_here.decide(id, said, self._check_edited)
+        if open_here is None or open_here.described(id) is None:
+            return await self._decide_elsewhere(id, dict(said), by)
+        self._check_writable()
+        answer = open_here.decide(id, said, self._check_edited, by)
         if answer["status"] == "taken":  # a decision counts once it is written (R4)
             await open_here.passed_on(id)
             await self._written()
         return answer
+
+    async def _decide_elsewhere(self, id: str, said: dict[str, Any] | None, by: str | None) -> Decided:
+        """Have the process that asks take the decision (P6); None revokes a standing permission."""
+        for post in await self.requests.elsewhere.posts("prompt" if said is not None else "standing"):
+            if post.id != id:
+                continue
+            if post.owner != self._store.owner:
+                return await self.runtime.relay.decide(id, post.owner, said, by)
+            if said is not None:
+                self._check_writable()
+                decided = self.runtime.approvals.decide(id, said, by)
+                await self._written()
+                return decided
+        return GONE
+
+    async def permissions(self) -> list[dict[str, Any]]:
+        """List the standing permissions of all processes, oldest first."""
+        here = [permission_json(each) for each in self.runtime.approvals.permissions()]
+        known = {each["id"] for each in here}
+        found = here + [each for each in await self.requests.elsewhere.permissions() if each["id"] not in known]
+        return sorted(found, key=lambda each: each["at"])
+
+    async def revoke_permission(self, id: str) -> RevokedPermission:
+        """End a standing permission of any process: the next call asks again."""
+        here = self.runtime.approvals.revoke(id)
+        if here:
+            await self._written()
+        return {"revoked": here or (await self._decide_elsewhere(id, None, None))["status"] == "taken"}
 
     def _check_edited(self, prompt: RunTool, edited: Any) -> None:
         """Check edited arguments while the user still sees them (P5); those of a turn's own tool are checked later."""

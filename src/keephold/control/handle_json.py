@@ -4,6 +4,7 @@ The API's OpenAPI schemas are derived from the structs. Text of tools, models an
 is replaced by its id (K5).
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,8 +15,8 @@ from keephold.handles.handle import Handle, HandleInfo, info_in
 from keephold.handles.output import Output
 from keephold.handles.question import Question, question_key
 from keephold.handles.state import Failure, Outcome, Progress, Running, Stopped, Waiting
-from keephold.store.base import Entry, Kind, Record, Store, WaitRow
-from keephold.text import as_text, plain, strip_controls
+from keephold.store.base import Allowed, Entry, Kind, Record, Store, WaitRow
+from keephold.text import as_text, plain, strip_controls, time_of_day
 
 Seconds = Annotated[float, msgspec.Meta(description="Seconds since 1970.")]
 MaybeSeconds = Annotated[float | None, msgspec.Meta(description="Seconds since 1970.")]
@@ -117,8 +118,18 @@ class OutputSize(Shape):
     tail: str | UnsetType = UNSET
 
 
+class AllowedBy(Shape):
+    """The permission with which a call ran: of the configuration (`run = "unattended"`), of its conversation (mode
+    `unattended`), of `detached = "auto"`, of the user, or a standing permission. `unknown`: it was not recorded."""
+
+    by: Literal["configuration", "conversation", "detached", "standing", "user", "unknown"]
+    at: MaybeSeconds
+    who: str | None
+    permission: str | None
+
+
 class HandleDetails(HandleGlance, kw_only=True):
-    """A handle in full."""
+    """A handle in full. `allowed_by` is null while it has not started."""
 
     call_id: str
     batch: int
@@ -126,6 +137,7 @@ class HandleDetails(HandleGlance, kw_only=True):
     resources: list[str]
     metadata: dict[str, Any]
     arguments: Any
+    allowed_by: AllowedBy | None
     asked: MaybeSeconds
     outcome: dict[str, Any] | None
     exit_code: int | None
@@ -238,6 +250,7 @@ def details(
         resources=masked(record.resources),
         metadata=masked(record.metadata or {}),
         arguments=masked(record.arguments),
+        allowed_by=None if shown.started is None else _allowed_by(record.allowed or CONFIGURED),
         asked=state.asked if isinstance(state, Waiting) else None,
         outcome=outcome_json(stopped.outcome) if stopped is not None else None,
         exit_code=stopped.exit_code if stopped is not None else None,
@@ -249,6 +262,31 @@ def details(
         journal_entries=entries,
         **more,
     )
+
+
+CONFIGURED = Allowed("configuration")
+
+
+def _allowed_by(allowed: Allowed) -> AllowedBy:
+    return AllowedBy(allowed.by, allowed.at, allowed.who, allowed.permission)
+
+
+def allowed_text(allowed: Mapping[str, Any]) -> str:
+    """Say what allowed a call: `the user (the dashboard) at 2026-01-01T12:03:00Z`."""
+    who = "" if allowed["who"] in (None, "the user") else f" ({allowed['who']})"
+    at = "" if allowed["at"] is None else f" at {time_of_day(allowed['at'])}"
+    match allowed["by"]:
+        case "configuration":
+            return 'the configuration (run = "unattended")'
+        case "conversation":
+            return "its conversation, which runs tools unattended"
+        case "detached":
+            return 'the configuration (detached = "auto")'
+        case "standing":
+            return f"standing permission {allowed['permission']}, given by the user{who}{at}"
+        case "user":
+            return f"the user{who}{at}"
+    return "unknown: it is older than this record"
 
 
 def open_question(question: Question, number: int | None = None) -> OpenQuestion:

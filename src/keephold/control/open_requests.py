@@ -3,7 +3,7 @@
 `OpenRequests` is a prompter (`turn/prompts.py`) that keeps all its prompts open at once. A prompt is open until it is
 decided, here or elsewhere, or until its call no longer needs the decision. It never times out.
 
-`RequestsView` adds the open questions of handles that other processes of the store run.
+`RequestsView` adds the requests of other processes (`posted_requests.py`).
 """
 
 import asyncio
@@ -13,45 +13,21 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, TypedDict
+from typing import Any
 
-import msgspec
-
-from keephold.control.handle_json import OpenQuestion, Seconds, Shape, as_json, open_question
+from keephold.control.posted_requests import PostedRequests, described
 from keephold.control.store_view import PAGE
-from keephold.durable.keys import masked, unmasked
 from keephold.errors import KeepholdError
-from keephold.handles.question import answer_fits, expected
-from keephold.handles.state import Waiting
 from keephold.listeners import Listeners
 from keephold.runtime import Runtime
-from keephold.store.base import HandleQuery, Record, browsable
+from keephold.turn.decisions import GONE, TAKEN, Decided, read_decision
 from keephold.turn.prompt_queue import LeftOpen
-from keephold.turn.prompts import (
-    Answer,
-    Approved,
-    AskQuestion,
-    Decision,
-    DeliverResult,
-    Denied,
-    Dismissed,
-    Edited,
-    Prompt,
-    Prompter,
-    RunTool,
-)
-from keephold.turn.send_input import read_answer
+from keephold.turn.prompts import AskQuestion, Decision, Dismissed, Edited, Prompt, Prompter, RunTool
 
 _log = logging.getLogger("keephold.control")
 
 _PASSING_SECS = 5.0
 """How long a decision may take to reach its asker; normally one or two iterations of the loop."""
-_WORDS: dict[type[Prompt], tuple[str, ...]] = {
-    RunTool: ("approve", "deny", "edit", "cancel"),
-    DeliverResult: ("approve", "deny", "edit", "cancel"),
-    AskQuestion: ("answer", "cancel"),
-}
-"""The decisions that each kind of prompt takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +39,11 @@ class _Open:
     """Done when the asker has the decision."""
 
 
-class Decided(TypedDict):
-    """Whether a decision was `taken`, must be made `again`, or came too late."""
-
-    status: Literal["taken", "again", "gone"]
-    problem: str | None
-
-
 class OpenRequests:
     """A prompter that lists its open prompts and takes decisions by their ids."""
 
     at_once = True
+    who = "the dashboard"
 
     def __init__(self) -> None:
         self._open: dict[str, _Open] = {}
@@ -86,8 +56,10 @@ class OpenRequests:
         """Called when a request was opened or is no longer open."""
 
     async def __call__(self, prompt: Prompt) -> Decision:
-        self._count += 1
-        id = f"{self._ids}-{self._count}"
+        id = prompt.request
+        if not id:
+            self._count += 1
+            id = f"{self._ids}-{self._count}"
         loop = asyncio.get_running_loop()
         decided: asyncio.Future[Decision] = loop.create_future()
         self._open[id] = _Open(prompt, time.time(), decided, loop.create_future())
@@ -126,15 +98,21 @@ class OpenRequests:
     ) -> list[dict[str, Any]]:
         """List the first `limit` open requests that `wanted` accepts, oldest first."""
         chosen = (id for id, opened in self._open.items() if not opened.decided.done() and wanted(opened.prompt))
-        return [_described(id, self._open[id]) for id in islice(chosen, limit)]
+        return [self._described(id) for id in islice(chosen, limit)]
 
     def described(self, id: str) -> dict[str, Any] | None:
         """Describe the open request of that id, or return None."""
-        opened = self._open.get(id)
-        return None if opened is None else _described(id, opened)
+        return self._described(id) if id in self._open else None
+
+    def _described(self, id: str) -> dict[str, Any]:
+        return described(id, self._open[id].prompt, self._open[id].since)
 
     def decide(
-        self, id: str, said: Mapping[str, Any], check: Callable[[RunTool, Any], object] | None = None
+        self,
+        id: str,
+        said: Mapping[str, Any],
+        check: Callable[[RunTool, Any], object] | None = None,
+        by: str | None = None,
     ) -> Decided:
         """Decide an open request: `taken`, `gone`, or `again` with the problem if the decision is invalid.
 
@@ -142,9 +120,9 @@ class OpenRequests:
         """
         opened = self._open.get(id)
         if opened is None or opened.decided.done():  # or its asker was cancelled in this iteration
-            return {"status": "gone", "problem": "nobody waits for this any more: it was decided, or ended"}
+            return GONE
         try:
-            decision = _decision(opened.prompt, said)
+            decision = read_decision(opened.prompt, said, by)
             if check is not None and isinstance(decision, Edited) and isinstance(opened.prompt, RunTool):
                 check(opened.prompt, decision.value)
         except KeepholdError as error:
@@ -152,7 +130,7 @@ class OpenRequests:
         opened.decided.set_result(decision)
         self._passing[id] = self._open.pop(id)
         self.on_changed()
-        return {"status": "taken", "problem": None}
+        return TAKEN
 
     async def passed_on(self, id: str) -> None:
         """Wait until the asker has the decision; after that the decision can be written (R4)."""
@@ -184,121 +162,13 @@ async def _unless_gone(prompter: Prompter, prompt: Prompt) -> Decision | None:
     return None if isinstance(said, Dismissed) and said.reason is not None else said
 
 
-class OpenRequest(Shape, kw_only=True):
-    """An open request; fields that do not concern its kind are null or false."""
-
-    id: str
-    kind: Literal["permission", "question", "result", "secret"]
-    conversation: str
-    tool: str
-    handle: str | None
-    handle_id: str | None
-    since: Seconds
-    action: str | None = None
-    arguments: dict[str, Any] | None = None
-    result: str | None = None
-    is_error: bool | None = None
-    question: OpenQuestion | None = None
-    may_remember: bool = False
-    edit: bool = False
-    problem: str | None = None
-
-
-def _described(id: str, opened: _Open) -> dict[str, Any]:
-    prompt, fields = opened.prompt, dict[str, Any]()
-    match prompt:
-        case RunTool():
-            fields = {
-                "kind": "permission",
-                "action": prompt.action,
-                "arguments": masked(prompt.arguments),
-                "edit": prompt.edit,
-                "may_remember": True,
-                "problem": prompt.problem,
-            }
-        case DeliverResult():
-            fields = {
-                "kind": "result",
-                "result": masked(prompt.result),
-                "is_error": prompt.is_error,
-                "edit": prompt.edit,
-            }
-        case AskQuestion():
-            fields = {
-                "kind": "secret" if prompt.question.secret else "question",
-                "question": open_question(prompt.question),
-                "may_remember": prompt.may_remember,
-                "problem": prompt.problem,
-            }
-    request = OpenRequest(
-        id=id,
-        conversation=prompt.conversation,
-        tool=prompt.tool,
-        handle=prompt.uid,
-        handle_id=prompt.id,
-        since=opened.since,
-        **fields,
-    )
-    return as_json(request)
-
-
-def _decision(prompt: Prompt, said: Mapping[str, Any]) -> Decision:
-    """Read a decision about the prompt. Raises `KeepholdError` if it is invalid."""
-    word, remember, reason = said.get("decision"), bool(said.get("remember")), said.get("reason")
-    words = _WORDS[type(prompt)]
-    if word not in words:
-        raise _wrong(f"`decision` must be one of {', '.join(words)} here")
-    match word:
-        case "approve":
-            return Approved(remember)
-        case "deny":
-            return Denied(reason if isinstance(reason, str) and reason.strip() else None, remember)
-        case "edit":
-            return Edited(_edited(prompt, said.get("value")))
-        case "answer":
-            assert isinstance(prompt, AskQuestion)
-            return Answer(_answer(prompt, said.get("value")), remember)
-        case _:
-            return Dismissed()
-
-
-def _edited(prompt: Prompt, value: Any) -> Any:
-    if isinstance(prompt, DeliverResult):
-        if not isinstance(value, str):
-            raise _wrong("`value` must be the text that the model is to see")
-        return unmasked(value, prompt.result)
-    if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise _wrong(f"the arguments are not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise _wrong("the arguments must be a JSON object")
-    return unmasked(value, prompt.arguments) if isinstance(prompt, RunTool) else value
-
-
-def _answer(prompt: AskQuestion, value: Any) -> Any:
-    given = read_answer(prompt.question, value) if isinstance(value, str) else value
-    if not answer_fits(prompt.question, given):
-        raise _wrong(f"the answer must be {expected(prompt.question)}", code="bad_answer")
-    return given
-
-
-def _wrong(message: str, code: str = "invalid_arguments") -> KeepholdError:
-    return KeepholdError(message, code=code)
-
-
-_ELSEWHERE = "handle-"
-"""Prefix of a request's id if it is the open question of another process's handle."""
-
-
 class RequestsView:
-    """Lists all open requests: those of this process, and the open questions of handles that other processes run."""
+    """Lists all open requests: those of this process, and those of others."""
 
     def __init__(self, runtime: Runtime, here: OpenRequests | None) -> None:
         self.here = here
         self._registry = runtime.registry
-        self._store = runtime.registry.store
+        self.elsewhere = PostedRequests(runtime.registry.store, own=here is None)
         if here is not None:
             runtime.people.on_settled.add(here.passed)
 
@@ -308,25 +178,18 @@ class RequestsView:
         if self.here is not None:
             listed = self.here.listed(size) if handle is None else self.here.listed(size, self._is_about(handle))
             self._name_handles(listed)
-        if handle is None:
-            listed += [_of_record(record) for record in await self._asking_elsewhere(size)]
-        elif (request := await self._asked_elsewhere(handle)) is not None:
-            listed.append(request)
+        listed += await self.elsewhere.page(handle=handle, limit=size)
         return sorted(listed, key=lambda request: request["since"])[:size]
 
     async def get(self, id: str) -> dict[str, Any] | None:
         """Return one request; None if it is not open any more."""
         found = self.here.described(id) if self.here is not None else None
-        if found is not None:
-            return found
-        elsewhere = question_of(id)
-        request = await self._asked_elsewhere(elsewhere[0]) if elsewhere is not None else None
-        return request if request is not None and request["id"] == id else None
+        return found if found is not None else await self.elsewhere.get(id)
 
     async def count(self) -> int:
         """Count the open requests."""
         here = len(self.here) if self.here is not None else 0
-        return here + sum((await self._others()).values())
+        return here + await self.elsewhere.count()
 
     def _is_about(self, uid: str) -> Callable[[Prompt], bool]:
         handle = self._registry.loaded(uid)
@@ -342,50 +205,3 @@ class RequestsView:
                 if place not in known:
                     known[place] = {handle.id: handle.uid for handle in self._registry.live(place)}
                 request["handle"] = known[place].get(request["handle_id"])
-
-    async def _others(self) -> dict[str, int]:
-        """Count the open questions of each other live process."""
-        store = self._store
-        asking = await browsable(store).asking()
-        return {each: count for each, count in asking.items() if each != store.owner and store.alive(each)}
-
-    async def _asking_elsewhere(self, most: int) -> list[Record]:
-        """Return the oldest handles of other processes that have an open question."""
-        others, after = await self._others(), None
-        found: list[Record] = []
-        while len(found) < min(most, sum(others.values())):
-            page = await self._store.handles(HandleQuery(state="waiting", stateful=None, after=after, limit=PAGE))
-            if not page:
-                break
-            found += [each for each in page if each.owner in others]
-            after = page[-1].uid
-            await asyncio.sleep(0)  # reading the store does not yield to the loop
-        return found[:most]
-
-    async def _asked_elsewhere(self, uid: str) -> dict[str, Any] | None:
-        record = await self._store.handle(uid)
-        if record is None or not isinstance(record.state, Waiting) or record.owner in (None, self._store.owner):
-            return None
-        return _of_record(record) if self._store.alive(str(record.owner)) else None
-
-
-def question_of(id: str) -> tuple[str, str] | None:
-    """Return the uid and the question's number if the request is a question of another process's handle."""
-    uid, _, number = id.removeprefix(_ELSEWHERE).partition("-")
-    return (uid, number) if id.startswith(_ELSEWHERE) else None
-
-
-def _of_record(record: Record) -> dict[str, Any]:
-    state = record.state
-    assert isinstance(state, Waiting)
-    request = OpenRequest(
-        id=f"{_ELSEWHERE}{record.uid}-{state.number}",
-        kind="secret" if state.question.secret else "question",
-        conversation=record.conversation,
-        tool=record.tool,
-        handle=record.uid,
-        handle_id=record.id if record.stateful else None,
-        since=state.asked,
-        question=open_question(state.question, state.number),
-    )
-    return as_json(request)

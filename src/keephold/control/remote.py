@@ -373,11 +373,25 @@ class RemoteControl(Requests):
 
     # Open requests
 
-    async def requests(self) -> Any:
-        return await self.get("/api/requests")
+    async def requests(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = await self.get("/api/requests", limit=_PAGE)
+        return found
 
-    async def decide(self, id: str, decision: Mapping[str, Any]) -> Any:
-        return await self.post(f"/api/requests/{_part(id)}", dict(decision))
+    async def request(self, id: str) -> dict[str, Any]:
+        found: dict[str, Any] = await self.get(f"/api/requests/{_part(id)}")
+        return found
+
+    async def decide(self, id: str, said: Mapping[str, Any]) -> dict[str, Any]:
+        decided: dict[str, Any] = await self.post(f"/api/requests/{_part(id)}", dict(said))
+        return decided
+
+    async def permissions(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = await self.get("/api/permissions")
+        return found
+
+    async def revoke_permission(self, id: str) -> dict[str, Any]:
+        revoked: dict[str, Any] = await self.post(f"/api/permissions/{_part(id)}/revoke", {})
+        return revoked
 
     # Conversations
 

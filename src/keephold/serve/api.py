@@ -143,7 +143,7 @@ class Api:
             "journal": self._of_known(control.store_view.journal),
             "timeline": self._of_known(control.store_view.timeline),
             "requests": _asking(control.requests.page),
-            "decide": lambda given: control.decide(given["id"], given["body"]),
+            "decide": lambda given: control.decide(given["id"], given["body"], by="the API"),
         }
 
     def operations(self) -> list[Operation]:

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from keephold.control.control import Forgot, ReplyJson, Revoked, WaitResult
+from keephold.control.control import Forgot, ReplyJson, Revoked, RevokedPermission, WaitResult
 from keephold.control.handle_json import CallGlance, HandleDetails
-from keephold.control.open_requests import Decided, OpenRequest
 from keephold.control.output import PIECE, OutputPiece
+from keephold.control.posted_requests import ListedPermission, OpenRequest
 from keephold.control.runtime_view import ServedTool, Stats, Waiter
 from keephold.control.store_view import (
     KINDS,
@@ -23,6 +23,7 @@ from keephold.control.store_view import (
 from keephold.control.workflows import Workflow
 from keephold.serve.operations import Operation, Parameter, Schema
 from keephold.store.base import StoredEvent
+from keephold.turn.decisions import Decided
 
 TEXT: Schema = {"type": "string"}
 
@@ -182,25 +183,50 @@ OPERATIONS = (
         id="requests",
         path="/api/requests",
         tag="requests",
-        summary="List the oldest open requests to the user; `stats` counts them all.",
+        summary="List the oldest open requests to the user, of all processes; `stats` counts them all.",
         query=(_LIMIT,),
         returns=list[OpenRequest],
+    ),
+    Operation(
+        id="request",
+        path="/api/requests/{id}",
+        tag="requests",
+        summary="Return one open request.",
+        returns=OpenRequest,
     ),
     Operation(
         id="decide",
         path="/api/requests/{id}",
         method="POST",
         tag="requests",
-        summary="Decide an open request.",
+        summary="Decide an open request; with `digest`, only if it still asks about the same.",
         body=_body(
             ("decision",),
             decision={"enum": ["approve", "deny", "edit", "answer", "cancel"]},
             reason=TEXT,
             remember=_YES,
             value={},
+            digest=TEXT,
         ),
         returns=Decided,
         errors=(409, 422, 504),
+    ),
+    Operation(
+        id="permissions",
+        path="/api/permissions",
+        tag="requests",
+        summary="List the standing permissions of all processes: decisions that hold for later calls, too.",
+        returns=list[ListedPermission],
+    ),
+    Operation(
+        id="revoke_permission",
+        path="/api/permissions/{id}/revoke",
+        method="POST",
+        tag="requests",
+        summary="End a standing permission: the next call asks again.",
+        body=_body(),
+        returns=RevokedPermission,
+        errors=(504,),
     ),
     # Conversations
     Operation(

@@ -37,12 +37,26 @@ class App:
         self.screens = Screens(self.runtime)
         self.sessions = Sessions()
         self._announcing = False
+        self._posted: frozenset[str] = frozenset()
+        """The ids of the open prompts of other processes."""
 
     async def open(self) -> None:
         """Start the feed of events."""
         await self.feed.open()
+        self.runtime.upkeep.on_heard.add(self._heard)
         if self._control.requests.here is not None:
             self._control.requests.here.on_changed.add(self._requests_changed)
+
+    def _heard(self) -> None:
+        if self.feed.listeners and not self.feed.closed:
+            self.runtime.registry.run_soon(self._look_elsewhere())
+
+    async def _look_elsewhere(self) -> None:
+        """Announce requests of other processes that have come or gone."""
+        posted = frozenset(post.id for post in await self._control.requests.elsewhere.posts("prompt"))
+        if posted != self._posted:
+            self._posted = posted
+            self._requests_changed()
 
     def _requests_changed(self) -> None:
         """Send one event for many changes: a batch may ask a thousand things at once."""
@@ -51,9 +65,9 @@ class App:
             asyncio.get_running_loop().call_soon(self._announce_requests)
 
     def _announce_requests(self) -> None:
-        assert self._control.requests.here is not None
+        here = self._control.requests.here
         self._announcing = False
-        self.feed.announce("requests", {"open": len(self._control.requests.here)})
+        self.feed.announce("requests", {"open": (0 if here is None else len(here)) + len(self._posted)})
 
     async def close(self) -> None:
         """End all streams, so that the server can end."""

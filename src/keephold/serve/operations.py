@@ -30,6 +30,7 @@ STATUS = {
     "limit_exceeded": 413,
     "not_allowed": 405,
     "owner_not_answering": 504,
+    "request_gone": 404,
     "runtime_closed": 503,
     "runtime_closing": 503,
     "store_unavailable": 503,

@@ -17,21 +17,30 @@ from keephold.handles.observing import answered
 from keephold.handles.question import answer_fits, expected, question_key
 from keephold.handles.registry import Registry
 from keephold.handles.state import Failure, Outcome, Pending, Reply, Running, Stopped, Waiting, name
+from keephold.handles.view import Handles
 from keephold.limits import Limits
 from keephold.schema.arguments import decode_input
 from keephold.schema.shared import verb_of
-from keephold.store.base import Rewritten
+from keephold.store.base import Allowed, Record, Rewritten
 from keephold.tools.base import Action, Invocation, Launching, Tool
 from keephold.tools.toolbox import Toolbox
 from keephold.turn.admission import Admission
-from keephold.turn.permission import Ask, Permission, Verdict, digest, require
-from keephold.turn.prompts import RunTool
+from keephold.turn.permission import Ask, Granted, Permission, require
+from keephold.turn.prompts import RunTool, digest
 from keephold.turn.questions import is_exclusive, not_answered
 from keephold.turn.relay import Relay
 from keephold.turn.replies import CANCELLED, Replies, aborted, error_reply, failed_reply
 from keephold.turn.send_input import read_input
 from keephold.turn.settle import Settle, printed
-from keephold.turn.tool_call import ActiveCall, By, by_handle, call_on, checked_again
+from keephold.turn.tool_call import (
+    ActiveCall,
+    By,
+    ParsedCall,
+    ToolCall,
+    by_handle,
+    call_on,
+    checked_again,
+)
 
 
 class Actions:
@@ -168,7 +177,7 @@ class Actions:
 
     # Permission
 
-    def _decide(self, call: ActiveCall, tool: Tool) -> Verdict:
+    def _decide(self, call: ActiveCall, tool: Tool) -> Outcome | Ask | None:
         """P1: decide whether a call may run. No other place does."""
         parsed = call.parsed
         if parsed.by != "model":  # a principal only answers questions
@@ -179,7 +188,11 @@ class Actions:
                 'Open the runtime with store="sqlite:///work.db", or set [store] url.',
                 "requires_durable",
             )
-        return self._permission.to_run(tool, parsed.action, call.handle.conversation, call.people)
+        verdict = self._permission.to_run(tool, parsed.action, call.handle.conversation, call.people)
+        if not isinstance(verdict, Allowed):
+            return verdict
+        call.allowed = verdict
+        return None
 
     def _ask(self, call: ActiveCall, ask: Ask, tool: Tool, then: Callable[[Outcome | None], None]) -> None:
         """Ask the user; `then` gets None to run the call, with the permitted arguments in it."""
@@ -188,11 +201,12 @@ class Actions:
         def check(edited: Any) -> dict[str, Any]:
             return checked_again(parsed, tool, edited, self._toolbox, self._limits)
 
-        def decided(verdict: Outcome | dict[str, Any]) -> None:
+        def decided(verdict: Outcome | Granted) -> None:
             call.asking = None
-            if isinstance(verdict, dict):
-                if verdict is not parsed.arguments:
-                    call.parsed = replace(parsed, arguments=verdict)
+            if isinstance(verdict, Granted):
+                call.allowed = verdict.allowed
+                if verdict.arguments is not parsed.arguments:
+                    call.parsed = replace(parsed, arguments=verdict.arguments)
                 then(None)
             else:
                 then(verdict)
@@ -232,19 +246,36 @@ class Actions:
         call.permitted = not self._admission.queues(tool) and self._decide(call, tool) is None
         return call.permitted
 
+    def start_again(self, handle: Handle, record: Record) -> None:
+        """Start a call that a dead process registered and never started: its user may not have permitted it (P5)."""
+        parsed = ParsedCall(
+            call=ToolCall(handle.call_id, handle.tool.name),
+            tool=handle.tool,
+            action="spawn" if handle.stateful else None,
+            arguments=record.arguments,
+            handle_id=handle.id if handle.stateful else None,
+        )
+        people = self._permission.people_of(handle)
+        call = ActiveCall(parsed, lambda *_: None, handles=Handles(self._registry, handle.conversation), people=people)
+        call.make(handle)
+        call.restore(record)
+        self._start_handle(call)
+
     def _start_handle(self, call: ActiveCall) -> None:
-        handle, tool, given = call.handle, call.parsed.tool, call.parsed
+        handle, tool, given, allowed = call.handle, call.parsed.tool, call.parsed, call.allowed
         assert tool is not None
         verdict = None if call.permitted or isinstance(handle.decided, Stopped) else self._decide(call, tool)
         if not isinstance(verdict, Ask):
+            if call.allowed != allowed:
+                self._record_permission(call, edited=False)
             self._start_allowed(call, verdict)
             return
         stopped = OnStop(lambda _: self._stopped_unstarted(call))
 
         def decided(refusal: Outcome | None) -> None:
             handle.unwatch(stopped)
-            if call.parsed is not given:
-                self._rewrite(call)
+            if refusal is None:
+                self._record_permission(call, edited=call.parsed is not given)
             self._start_allowed(call, refusal)
 
         self._ask(call, verdict, tool, decided)
@@ -262,10 +293,11 @@ class Actions:
             call.withdraw()
             call.answer(self._unstarted(call.handle))
 
-    def _rewrite(self, call: ActiveCall) -> None:
-        """P5: record the arguments that the user edited; they are those that run."""
+    def _record_permission(self, call: ActiveCall, *, edited: bool) -> None:
+        """Record what allowed the call (P6), and the arguments if the user edited them: those are the ones that run."""
         handle = call.handle
-        op = Rewritten(handle.uid, handle.fence, call.parsed.arguments, self.resources(call))
+        arguments, resources = (call.parsed.arguments, self.resources(call)) if edited else (None, ())
+        op = Rewritten(handle.uid, handle.fence, arguments, resources, call.allowed)
         self._registry.commit((op,), lambda _: None, lambda _: None, keep=True)
 
     def _start_allowed(self, call: ActiveCall, refusal: Outcome | None) -> None:

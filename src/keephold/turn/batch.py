@@ -135,6 +135,7 @@ class Batch:
             claimed = await claim(record) if runs_again and not self._registry.is_ours(record) else None
             if claimed is not None:
                 call.make(self._registry.take_over(claimed))
+                call.restore(claimed)
             else:
                 call.make(self._registry.adopt(record))
                 self._begun.add(call.parsed.position)
@@ -311,6 +312,7 @@ class Batch:
             metadata=handle.metadata,
             resources=self._actions.resources(call) if handle.tool.resources and parsed.error is None else (),
             owner=handle.owner,
+            allowed=call.allowed,
         )
 
     def _begin(self) -> None:

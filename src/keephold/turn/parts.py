@@ -18,11 +18,11 @@ from keephold.tools.toolbox import Offers, Toolbox
 from keephold.turn import send_input
 from keephold.turn.actions import Actions
 from keephold.turn.admission import Admission
+from keephold.turn.approvals import Approvals
 from keephold.turn.batch import Batch
 from keephold.turn.inquiry_service import Inquiries
 from keephold.turn.notifications import Notifications
 from keephold.turn.prompt_queue import PromptQueue
-from keephold.turn.prompts import TurnDecisions
 from keephold.turn.recovery import Recovery
 from keephold.turn.relay import Relay
 from keephold.turn.replies import Replies
@@ -83,7 +83,7 @@ class Parts:
     durability: Durability
     inquiries: Inquiries
     notifications: Notifications
-    decisions: TurnDecisions
+    approvals: Approvals
     people: PromptQueue
     admission: Admission
     recovery: Recovery

@@ -2,11 +2,10 @@
 
 A mode that needs approval asks the user. If no user can be asked, `detached` decides: its `deny` names the setting that
 would allow the call; `auto` leaves the decision to the model, which made it by calling. An approval is for one call
-with exactly these arguments, unless the user extends it to the tool until the turn ends.
+with exactly these arguments, unless the user extends it to the tool (`turn/approvals.py`).
 """
 
-import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -14,10 +13,22 @@ import msgspec
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Failure, Ok, Outcome
+from keephold.store.base import Allowed
 from keephold.text import plain, to_json
 from keephold.tools.base import Action, RunMode, Tool
+from keephold.turn.approvals import Approvals
 from keephold.turn.prompt_queue import Asking, PromptQueue
-from keephold.turn.prompts import Approved, Decision, DeliverResult, Denied, Dismissed, Edited, RunTool, TurnDecisions
+from keephold.turn.prompts import (
+    Approved,
+    Decision,
+    DeliverResult,
+    Denied,
+    Dismissed,
+    Edited,
+    RunTool,
+    StandingPermission,
+    digest,
+)
 
 Detached = Literal["deny", "defaults", "auto"]
 
@@ -35,8 +46,16 @@ class Ask(NamedTuple):
     """The configuration wants the arguments edited (`run = "edit"`)."""
 
 
-Verdict = Outcome | Ask | None
-"""None: run the call. An outcome: how the call ends without running."""
+class Granted(NamedTuple):
+    """The user, or a standing permission, allows the call with these arguments."""
+
+    arguments: dict[str, Any]
+    allowed: Allowed
+
+
+Verdict = Outcome | Ask | Allowed | None
+"""None: run the call, as the configuration says. `Allowed`: run it. An outcome: how the call ends without running."""
+Then = Callable[[Outcome | Granted], None]
 
 Check = Callable[[Any], dict[str, Any]]
 """Checks arguments that the user edited and returns them as the tool takes them, or raises `ToolError`."""
@@ -45,10 +64,10 @@ Check = Callable[[Any], dict[str, Any]]
 class Permission:
     """Decides by the tools' modes, the user's decisions and the configured `detached`."""
 
-    def __init__(self, detached: Detached, people: PromptQueue, remembered: TurnDecisions) -> None:
+    def __init__(self, detached: Detached, people: PromptQueue, approvals: Approvals) -> None:
         self.detached = detached
         self._people = people
-        self._remembered = remembered
+        self._approvals = approvals
         self.finders: list[Callable[[str], PromptQueue | None]] = []
         """Find who is asked about a conversation, instead of the runtime's prompter. The first that knows decides."""
         self.unattended: list[Callable[[str], bool]] = []
@@ -66,26 +85,31 @@ class Permission:
         if mode == "skip":
             return Ok(SKIPPED)
         if self._is_unattended(conversation):
-            return None
-        known = self._remembered.may_run(conversation, tool.name)
+            return Allowed("conversation")
+        known = self._approvals.standing(conversation, tool.name)
         if known is not None:
-            return None if known else Ok(SKIPPED_REMEMBERED)
+            return _standing(known) if known.value else Ok(SKIPPED_REMEMBERED)
         if people is None:
             found = (find(conversation) for find in self.finders)
             people = next((each for each in found if each is not None), self._people)
         if people.here:
             return Ask(people, mode == "edit")
         if self.detached == "auto":
-            return None
+            return Allowed("detached")
         setting = "run" if action is None or action not in tool.run_actions else f"run_actions.{action}"
         return _denied(tool, f'run (`{setting} = "{mode}"`)', setting)
 
     def _is_unattended(self, conversation: str) -> bool:
         return any(unattended(conversation) for unattended in self.unattended)
 
-    def ask(self, ask: Ask, prompt: RunTool, check: Check, then: Callable[[Outcome | dict[str, Any]], None]) -> Asking:
+    def ask(self, ask: Ask, prompt: RunTool, check: Check, then: Then) -> Asking:
         """Ask the user. `then` gets the arguments to run with, or how the call ends without running."""
-        return _ToRun(ask.people, self._remembered, prompt, check, then).asking
+        lasts = msgspec.structs.replace(prompt, until=self._approvals.until(prompt.conversation))
+        return _ToRun(ask.people, self._approvals, lasts, check, then).asking
+
+    def people_of(self, handle: Handle) -> PromptQueue:
+        """Return who decides about a handle's call that was begun by a dead process."""
+        return self._people.deciding(handle)
 
     # To deliver
 
@@ -106,14 +130,16 @@ class Permission:
         elif not people.here:
             then(_denied(handle.tool, f'show its result (`result = "{mode}"`)', "result"))
         else:
+            id, result = handle.id if handle.stateful else None, text()
             prompt = DeliverResult(
                 tool=handle.tool.name,
-                id=handle.id if handle.stateful else None,
-                result=text(),
+                id=id,
+                result=result,
                 is_error=isinstance(outcome, Failure),
                 conversation=handle.conversation,
                 edit=mode == "edit",
                 uid=handle.uid,
+                digest=digest(handle.tool.name, None, id, {"result": result}),
             )
             return people.ask(prompt, lambda said: then(_delivered(outcome, said)))
         return None
@@ -125,31 +151,31 @@ class _ToRun:
     def __init__(
         self,
         people: PromptQueue,
-        remembered: TurnDecisions,
+        approvals: Approvals,
         prompt: RunTool,
         check: Check,
-        then: Callable[[Outcome | dict[str, Any]], None],
+        then: Then,
     ) -> None:
         self._people = people
-        self._remembered = remembered
+        self._approvals = approvals
         self._prompt = prompt
         self._check = check
         self._then = then
-        self.asking = people.ask(prompt, self._said, self._said_meanwhile)
+        self.asking = people.ask(prompt, self._said, self._said_meanwhile, check)
 
     def _said(self, decision: Decision) -> None:
         match decision:
-            case Approved(remember):
+            case Approved(remember, by):
                 arguments = self._approved()
                 if arguments is not None:
-                    self._remember(remember, True)
-                    self._then(arguments)
-            case Edited(value):
+                    self._remember(remember, True, by)
+                    self._grant(arguments, by)
+            case Edited(value, by):
                 arguments = self._checked(value)
                 if arguments is not None:
-                    self._then(arguments)
-            case Denied(reason, remember):
-                self._remember(remember, False)
+                    self._grant(arguments, by)
+            case Denied(reason, remember, by):
+                self._remember(remember, False, by)
                 self._then(Ok(f"Tool skipped by user: {reason}" if reason else SKIPPED))
             case Dismissed(reason) if reason is not None:
                 self._then(Failure(f"Permission prompt failed: {reason}", "permission_denied"))
@@ -158,10 +184,14 @@ class _ToRun:
 
     def _said_meanwhile(self) -> bool:
         """Apply a decision that was remembered while this prompt was queued; return whether there is one."""
-        known = self._remembered.may_run(self._prompt.conversation, self._prompt.tool)
+        known = self._approvals.standing(self._prompt.conversation, self._prompt.tool)
         if known is not None:
-            self._then(self._prompt.arguments if known else Ok(SKIPPED_REMEMBERED))
+            granted = Granted(self._prompt.arguments, _standing(known))
+            self._then(granted if known.value else Ok(SKIPPED_REMEMBERED))
         return known is not None
+
+    def _grant(self, arguments: dict[str, Any], by: str | None) -> None:
+        self._then(Granted(arguments, Allowed("user", self._approvals.now(), by or self._people.who)))
 
     def _approved(self) -> dict[str, Any] | None:
         """Return the arguments that the user saw; None: they have to be asked again."""
@@ -189,14 +219,15 @@ class _ToRun:
         self._prompt = msgspec.structs.replace(prompt, problem=problem, arguments=arguments, digest=new)
         self._people.ask_again(self.asking, self._prompt)
 
-    def _remember(self, wanted: bool, may_run: bool) -> None:
+    def _remember(self, wanted: bool, may_run: bool, by: str | None) -> None:
+        prompt = self._prompt
         if wanted:
-            self._remembered.decided(self._prompt.conversation, self._prompt.tool, may_run)
+            who = by or self._people.who
+            self._approvals.give(prompt.conversation, prompt.tool, may_run, by=who, arguments=prompt.arguments)
 
 
-def digest(tool: str, action: str | None, id: str | None, arguments: Mapping[str, Any]) -> str:
-    """Identify the call that an approval is for (P5)."""
-    return hashlib.sha256(to_json([tool, action, id, dict(sorted(arguments.items()))])).hexdigest()[:32]
+def _standing(permission: StandingPermission) -> Allowed:
+    return Allowed("standing", permission.at, permission.by, permission.id)
 
 
 def require(verdict: Outcome | None) -> str | None:

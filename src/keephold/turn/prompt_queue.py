@@ -11,10 +11,14 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 from weakref import WeakSet
+
+from msgspec.structs import replace
 
 from keephold.handles.handle import Handle, OnStop
 from keephold.listeners import Listeners
+from keephold.turn.approvals import Approvals
 from keephold.turn.prompts import (
     Answer,
     Approved,
@@ -48,14 +52,20 @@ class LeftOpen(Exception):
 class Asking:
     """A prompt that is queued, shown, or left open."""
 
-    __slots__ = ("_people", "asked", "prompt", "settled", "task", "then")
+    __slots__ = ("_people", "asked", "check", "prompt", "settled", "task", "then")
 
     def __init__(
-        self, people: "PromptQueue", prompt: Prompt, then: Callable[[Decision], None], settled: Callable[[], bool]
+        self,
+        people: "PromptQueue",
+        prompt: Prompt,
+        then: Callable[[Decision], None],
+        settled: Callable[[], bool],
+        check: Callable[[Any], object] | None,
     ) -> None:
         self._people = people
         self.prompt = prompt
         self.settled = settled
+        self.check = check
         self.asked = then
         self.then: Callable[[Decision], None] | None = then
         """None: it was answered or withdrawn."""
@@ -67,12 +77,22 @@ class Asking:
             self.then = None
             self._people.withdrawn(self)
 
+    def decide(self, decision: Decision) -> None:
+        """Take a decision that was made elsewhere, and withdraw the prompt where it is shown (P6)."""
+        if self.then is not None:
+            then, self.then = self.then, None
+            self._people.decided_elsewhere(self, then, decision)
+
 
 class PromptQueue:
     """Asks through one prompter: the runtime's, or that of the client that sent a call."""
 
-    def __init__(self, prompter: Prompter | None) -> None:
+    def __init__(self, prompter: Prompter | None, approvals: Approvals | None = None) -> None:
+        """`approvals`: where open prompts are listed, so that other processes can decide them."""
         self._prompter = prompter
+        self._approvals = approvals
+        self.who: str = getattr(prompter, "who", "the user")
+        """Who decides here, for the record."""
         self._at_once: bool = getattr(prompter, "at_once", False)
         self.beside: Callable[[Prompter], Prompter] | None = None
         """Wraps a client's prompter so that the runtime's user is asked, too; the first answer wins."""
@@ -117,9 +137,10 @@ class PromptQueue:
 
         `decides`: see the attribute. Without it, the prompter gets only questions that anybody may answer."""
         if self.beside is None:
-            people = PromptQueue(prompter)
+            people = PromptQueue(prompter, self._approvals)
         else:
-            people = PromptQueue(self.beside(prompter))
+            people = PromptQueue(self.beside(prompter), self._approvals)
+            people.who = getattr(prompter, "who", people.who)
             people._at_once, people._settles = True, self._settle_shown
             self._joined.add(people)
         people.decides = decides
@@ -134,24 +155,51 @@ class PromptQueue:
         self._others.pop(handle.uid, None)
 
     def ask(
-        self, prompt: Prompt, then: Callable[[Decision], None], settled: Callable[[], bool] = lambda: False
+        self,
+        prompt: Prompt,
+        then: Callable[[Decision], None],
+        settled: Callable[[], bool] = lambda: False,
+        check: Callable[[Any], object] | None = None,
     ) -> Asking:
         """Show the prompt after those before it; `then` gets the decision, unless the prompt is withdrawn.
 
-        `settled` is called before it is shown, and returns True if an earlier decision covers this prompt, too.
+        `settled` is called before it is shown, and returns True if an earlier decision covers this prompt, too. `check`
+        raises `KeepholdError` for edited arguments that do not fit.
         """
-        asking = Asking(self, prompt, then, settled)
+        asking = Asking(self, prompt, then, settled, check)
+        self._list(asking)
         self._waiting.append(asking)
         self._next()
         return asking
+
+    def _list(self, asking: Asking) -> None:
+        if self._approvals is not None:
+            asking.prompt = replace(asking.prompt, request=self._approvals.opened(asking))
+
+    def _unlist(self, asking: Asking) -> None:
+        if self._approvals is not None:
+            self._approvals.closed(asking.prompt.request)
 
     def ask_again(self, asking: Asking, prompt: Prompt) -> None:
         """Show the prompt again, changed and before all others, because the decision was invalid."""
         asking.prompt = prompt
         asking.then = asking.asked
+        self._list(asking)
         self._waiting.appendleft(asking)
 
+    def decided_elsewhere(self, asking: Asking, then: Callable[[Decision], None], decision: Decision) -> None:
+        prompt = asking.prompt
+        self.withdrawn(asking)
+        asking.task = None  # `_said` ignores the end of the task: the call may be asked about again by then
+        try:
+            then(decision)
+        finally:
+            if self._at_once:
+                self._settles(prompt)
+            self._next()
+
     def withdrawn(self, asking: Asking) -> None:
+        self._unlist(asking)
         if asking in self._shown:
             assert asking.task is not None
             asking.task.cancel()  # `_said` shows the next one, when the terminal is free again
@@ -171,6 +219,7 @@ class PromptQueue:
             asking = self._waiting.popleft()
             if asking.settled():
                 asking.then = None
+                self._unlist(asking)
                 continue
             self._shown.append(asking)
             asking.task = asyncio.ensure_future(self._show(asking.prompt))
@@ -196,6 +245,9 @@ class PromptQueue:
 
     def _said(self, asking: Asking, task: "asyncio.Task[Decision | None]") -> None:
         self._shown.remove(asking)
+        if asking.task is not task:  # it was decided elsewhere
+            self._next()
+            return
         said = Dismissed() if task.cancelled() else task.result()
         prompt = asking.prompt
         try:
@@ -203,6 +255,7 @@ class PromptQueue:
                 self._left.append(asking)
             elif asking.then is not None and said is not None:
                 then, asking.then = asking.then, None
+                self._unlist(asking)
                 then(said)
         finally:
             if self._at_once:

@@ -5,12 +5,18 @@ one at a time, in the order they come (Q5). A prompt whose answer is no longer n
 coroutine.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal
 
 import msgspec
 
 from keephold.handles.question import Question
+from keephold.text import to_json
+
+Until = Literal["turn", "revoked"]
+"""How long a remembered decision lasts in its conversation: until the turn ends, or, without a turn, until it is
+revoked or the process ends."""
 
 
 class RunTool(msgspec.Struct, frozen=True, kw_only=True, tag="run_tool"):
@@ -31,6 +37,10 @@ class RunTool(msgspec.Struct, frozen=True, kw_only=True, tag="run_tool"):
     """Why the previous decision was invalid, for example edited arguments that do not fit."""
     uid: str | None = None
     """The uid of the handle."""
+    until: Until = "turn"
+    """How long `remember` lasts."""
+    request: str = ""
+    """The id by which `keephold allow` and the API decide this prompt."""
 
 
 class DeliverResult(msgspec.Struct, frozen=True, kw_only=True, tag="deliver_result"):
@@ -44,6 +54,10 @@ class DeliverResult(msgspec.Struct, frozen=True, kw_only=True, tag="deliver_resu
     edit: bool = False
     uid: str | None = None
     """The uid of the handle."""
+    digest: str = ""
+    """The digest of tool, id and result: an approval is for exactly these."""
+    request: str = ""
+    """The id by which `keephold allow` and the API decide this prompt."""
 
 
 class AskQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="ask_question"):
@@ -54,39 +68,48 @@ class AskQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="ask_question")
     question: Question
     conversation: str
     may_remember: bool = False
-    """Whether the answer may be remembered until the turn ends."""
+    """Whether the answer may be remembered."""
     problem: str | None = None
     uid: str | None = None
     """The uid of the handle."""
+    until: Until = "turn"
+    """How long `remember` lasts."""
+    request: str = ""
+    """The id by which the API decides this prompt."""
 
 
 Prompt = RunTool | DeliverResult | AskQuestion
 
 
 class Approved(msgspec.Struct, frozen=True, tag="approved"):
-    """Yes. `remember`: for this tool until the turn ends."""
+    """Yes. `remember`: for this tool in this conversation, as long as the prompt's `until` says."""
 
     remember: bool = False
+    by: str | None = None
+    """Who decided, for the record; None: the prompter's `who`, or `the user`."""
 
 
 class Denied(msgspec.Struct, frozen=True, tag="denied"):
-    """No. `remember`: for this tool until the turn ends."""
+    """No. `remember`: for this tool in this conversation, as long as the prompt's `until` says."""
 
     reason: str | None = None
     remember: bool = False
+    by: str | None = None
 
 
 class Edited(msgspec.Struct, frozen=True, tag="edited"):
     """Yes, but with this instead: arguments of a call, or the text of a result."""
 
     value: Any
+    by: str | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, tag="said"):
-    """The answer to a question. `remember`: give the same answer until the turn ends."""
+    """The answer to a question. `remember`: give the same answer as long as the prompt's `until` says."""
 
     value: Any
     remember: bool = False
+    by: str | None = None
 
 
 class Dismissed(msgspec.Struct, frozen=True, tag="cancelled"):
@@ -100,34 +123,24 @@ Prompter = Callable[[Prompt], Awaitable[Decision]]
 """Shows a prompt to the user and returns their decision. Cancelled when the prompt is withdrawn."""
 
 
-_NOTHING = object()
+class StandingPermission(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision that holds for later calls, too."""
+
+    id: str
+    conversation: str
+    tool: str
+    question: str | None
+    """The id of the question that it answers. None: it decides whether calls of the tool may run."""
+    value: Any
+    """The answer; of a permission, whether calls may run."""
+    by: str
+    """Who gave it: `the dashboard`."""
+    at: float
+    until: Until
+    arguments: dict[str, Any] | None = None
+    """The arguments of the call that the user saw when they gave it."""
 
 
-class TurnDecisions:
-    """The decisions that the user wants remembered until the turn ends (Q5, P5), by conversation.
-
-    They are lost with the process, on purpose: they were made for this turn."""
-
-    def __init__(self) -> None:
-        self._answers: dict[str, dict[tuple[str, str], Any]] = {}
-        self._runs: dict[str, dict[str, bool]] = {}
-
-    def answer(self, conversation: str, tool: str, question: str) -> tuple[bool, Any]:
-        """Return whether an answer to this question of this tool is remembered, and the answer."""
-        found = self._answers.get(conversation, {}).get((tool, question), _NOTHING)
-        return found is not _NOTHING, found
-
-    def answered(self, conversation: str, tool: str, question: str, answer: Any) -> None:
-        self._answers.setdefault(conversation, {})[tool, question] = answer
-
-    def may_run(self, conversation: str, tool: str) -> bool | None:
-        """Return whether calls of this tool may run; None: undecided."""
-        return self._runs.get(conversation, {}).get(tool)
-
-    def decided(self, conversation: str, tool: str, may_run: bool) -> None:
-        self._runs.setdefault(conversation, {})[tool] = may_run
-
-    def forget(self, conversation: str) -> None:
-        """Forget the decisions of a turn that has ended."""
-        self._answers.pop(conversation, None)
-        self._runs.pop(conversation, None)
+def digest(tool: str, action: str | None, id: str | None, arguments: Mapping[str, Any]) -> str:
+    """Identify the call that an approval is for (P5), from all that the user is shown of it."""
+    return hashlib.sha256(to_json([tool, action, id, dict(sorted(arguments.items()))])).hexdigest()[:32]

@@ -17,10 +17,11 @@ from keephold.handles.state import Failure, Ok, Outcome, Waiting
 from keephold.handles.waits import Wait
 from keephold.limits import Limits
 from keephold.tools.base import QuestionPolicy
+from keephold.turn.approvals import Approvals
 from keephold.turn.inquiry_service import Inquiries
 from keephold.turn.permission import Detached
 from keephold.turn.prompt_queue import Asking, PromptQueue
-from keephold.turn.prompts import Answer, AskQuestion, Decision, Dismissed, TurnDecisions
+from keephold.turn.prompts import Answer, AskQuestion, Decision, Dismissed
 
 _NO_POLICY = QuestionPolicy()
 
@@ -47,14 +48,14 @@ class Questions:
         detached: Detached,
         people: PromptQueue,
         inquiries: Inquiries,
-        remembered: TurnDecisions,
+        approvals: Approvals,
     ) -> None:
         self._registry = registry
         self._limits = limits
         self._detached = detached
         self._people = people
         self._inquiries = inquiries
-        self._remembered = remembered
+        self._approvals = approvals
         self._asked: dict[str, _Asked] = {}
         """By the uid of the handle that asks."""
 
@@ -127,6 +128,7 @@ class Questions:
             # Not for `ask_user`: its next question is a different one.
             may_remember=asked.question.answer_type == "Boolean" and handle.tool.source != "builtin",
             uid=handle.uid,
+            until=self._approvals.until(handle.conversation),
         )
         asked.prompt = asked.people.ask(
             prompt, lambda said: self._said(handle, asked, said), lambda: self._answered_meanwhile(handle, asked)
@@ -140,8 +142,8 @@ class Questions:
         return answer is not None
 
     def _recall(self, handle: Handle, question: Question) -> Ok | None:
-        known, answer = self._remembered.answer(handle.conversation, handle.tool.name, question.id)
-        return Ok(answer) if known and answer_fits(question, answer) else None
+        known = self._approvals.standing(handle.conversation, handle.tool.name, question.id)
+        return Ok(known.value) if known is not None and answer_fits(question, known.value) else None
 
     def _said(self, handle: Handle, asked: _Asked, said: Decision) -> None:
         question, prompt = asked.question, asked.prompt
@@ -150,9 +152,10 @@ class Questions:
             case Answer(value) if not answer_fits(question, value):
                 problem = f"the answer must be {expected(question)}"
                 asked.people.ask_again(prompt, msgspec.structs.replace(prompt.prompt, problem=problem))
-            case Answer(value, remember):
+            case Answer(value, remember, by):
                 if remember and prompt.prompt.may_remember:
-                    self._remembered.answered(handle.conversation, handle.tool.name, question.id, value)
+                    who = by or asked.people.who
+                    self._approvals.give(handle.conversation, handle.tool.name, value, by=who, question=question.id)
                 self._answer(handle, value)
             case Dismissed(reason):
                 self._end(handle, not_answered(question.id, reason))

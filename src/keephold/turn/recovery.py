@@ -10,6 +10,7 @@ rather than never: one that passed while no process ran is found at the start an
 import asyncio
 import logging
 from functools import partial
+from typing import TYPE_CHECKING
 
 from keephold.durable.calls import Durability
 from keephold.errors import ToolError
@@ -34,6 +35,9 @@ from keephold.tools import marks
 from keephold.tools.base import Invocation, Tool
 from keephold.tools.toolbox import Toolbox
 from keephold.turn.admission import Admission
+
+if TYPE_CHECKING:
+    from keephold.turn.actions import Actions
 
 _log = logging.getLogger("keephold.recovery")
 
@@ -64,6 +68,7 @@ class Recovery:
         self._durability = durability
         self._admission = admission
         self._hooks: set[str] = set()
+        self.actions: Actions
         self.leaves_calls = False
         """Whether calls are left to a runtime that has the tools of their own program (R1)."""
 
@@ -188,6 +193,9 @@ class Recovery:
         """Run a claimed call again: with its journal in hand, or when its next attempt is due."""
         handle = self._registry.take_over(record)
         handle.tool = tool
+        if isinstance(record.state, Pending):  # it may wait for permission, and nobody has given that
+            self.actions.start_again(handle, record)
+            return
         entries = await self._durability.entries(record.uid) if tool.on_crash == "replay" else ()
         invocation = Invocation(
             tool=tool,

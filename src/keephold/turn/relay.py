@@ -22,7 +22,9 @@ from keephold.handles.state import Reply, Waiting
 from keephold.store.base import Replied, Request, RequestClosed, Requested
 from keephold.tools.base import Action
 from keephold.tools.run import FORCE_SECS
+from keephold.turn.approvals import Approvals
 from keephold.turn.attach_protocol import REPLY, Want
+from keephold.turn.decisions import GONE, TAKEN, Decided
 from keephold.turn.owner_connection import OwnerAddress, linked, socket_of
 from keephold.turn.replies import aborted, error_reply, failed_reply
 from keephold.turn.tool_call import ActiveCall, By, ParsedCall, call_on
@@ -51,11 +53,24 @@ class _Wanted(msgspec.Struct, omit_defaults=True):
     declines: bool = False
 
 
-class Relay:
-    """Forwards calls to other processes, and carries out theirs."""
+class _Decision(msgspec.Struct, omit_defaults=True, tag="decide"):
+    """A request that decides an open prompt of the process that gets it (P6), or ends a standing permission."""
 
-    def __init__(self, registry: Registry) -> None:
+    id: str
+    said: dict[str, Any] | None
+    """As the API takes it; None: revoke the standing permission."""
+    by: str | None = None
+
+
+_IS_DECISION = b'{"type":"decide",'
+
+
+class Relay:
+    """Forwards calls and decisions to other processes, and carries out theirs."""
+
+    def __init__(self, registry: Registry, approvals: Approvals) -> None:
         self._registry = registry
+        self._approvals = approvals
         self._awaited: dict[str, asyncio.Event] = {}
         self._taken: set[str] = set()
         self.actions: Actions
@@ -115,8 +130,7 @@ class Relay:
             raise _gone(handle)
 
     async def _request(self, handle: Handle, owner: str, parsed: ParsedCall) -> Reply | None:
-        """Write the request and wait for the reply; None if the owner dies."""
-        registry, store = self._registry, self._registry.store
+        """Have the owner act; None if it dies."""
         assert parsed.action is not None
         wanted = _Wanted(
             parsed.action,
@@ -127,10 +141,28 @@ class Relay:
             _question_answered(handle, parsed),
             parsed.declines,
         )
+        what = f"runs handle `{handle.id}`"
+        body = await self._asked(handle.uid, owner, msgspec.json.encode(wanted), what, _longest(handle))
+        if body is None:
+            return None
+        await self._registry.refresh((handle.uid,))
+        return msgspec.json.decode(body, type=Reply)
+
+    async def decide(self, id: str, owner: str, said: dict[str, Any] | None, by: str | None) -> Decided:
+        """Have the owner decide its open prompt, or, without a decision, revoke its standing permission (P6)."""
+        wanted = _Decision(id, said, by)
+        body = None
+        if self._registry.store.alive(owner):
+            body = await self._asked(id, owner, msgspec.json.encode(wanted), "asks this")
+        return GONE if body is None else msgspec.json.decode(body, type=Decided)
+
+    async def _asked(self, about: str, owner: str, request: bytes, what: str, longest: float = 0.0) -> bytes | None:
+        """Write a request and wait for the reply; None if the owner dies. It may take `longest` once it has begun."""
+        registry, store = self._registry, self._registry.store
         id, rung = secrets.token_hex(12), asyncio.Event()
         self._awaited[id] = rung
         try:
-            await registry.write((Requested(id, handle.uid, owner, msgspec.json.encode(wanted)),), keep=False)
+            await registry.write((Requested(id, about, owner, request),), keep=False)
             body, asked_at = None, asyncio.get_running_loop().time()
             while not body:
                 if not store.alive(owner):
@@ -140,11 +172,10 @@ class Relay:
                         await rung.wait()
                 rung.clear()
                 body = await store.reply(id)
-                patience = SILENT_SECS if body is None else SILENT_SECS + _longest(handle)
+                patience = SILENT_SECS if body is None else SILENT_SECS + longest
                 if not body and asyncio.get_running_loop().time() > asked_at + patience:
-                    raise _silent(handle)
-            await registry.refresh((handle.uid,))
-            return msgspec.json.decode(body, type=Reply)
+                    raise _silent(what)
+            return body
         finally:
             del self._awaited[id]
             registry.commit((RequestClosed(id),), lambda _: None, lambda _: None)
@@ -165,6 +196,9 @@ class Relay:
                 self._serve(request)
 
     def _serve(self, request: Request) -> None:
+        if request.body.startswith(_IS_DECISION):
+            self._decide(request)
+            return
         handle = self._registry.loaded(request.uid)
         wanted = msgspec.json.decode(request.body, type=_Wanted)
         self._reply(request.id, _TAKEN)
@@ -184,6 +218,18 @@ class Relay:
             self.actions.act(ActiveCall(parsed, answer, handle=handle))
         except Exception as error:
             answer(None, failed_reply(handle.call_id, error))
+
+    def _decide(self, request: Request) -> None:
+        wanted = msgspec.json.decode(request.body, type=_Decision)
+        trouble = self._registry.store.trouble
+        if wanted.said is None:
+            decided: Decided = TAKEN if self._approvals.revoke(wanted.id) else GONE
+        elif trouble is not None:
+            decided = {"status": "again", "problem": f"the store cannot write ({trouble}); nothing is decided"}
+        else:
+            decided = self._approvals.decide(wanted.id, wanted.said, wanted.by)
+        self._reply(request.id, msgspec.json.encode(decided))  # after what the decision has written (R4)
+        self._taken.discard(request.id)
 
     def _reply(self, id: str, body: bytes) -> None:
         self._registry.commit((Replied(id, body),), lambda _: None, lambda _: None, keep=True)
@@ -236,10 +282,10 @@ def _longest(handle: Handle) -> float:
     return max(spawn.settle_max_ms, spawn.abort_grace_ms) / 1000 + FORCE_SECS
 
 
-def _silent(handle: Handle) -> ToolError:
+def _silent(what: str) -> ToolError:
     return ToolError(
-        f"The process that runs handle `{handle.id}` lives but did not answer within {SILENT_SECS:g} s; it may be "
-        "stopped or busy. Try again.",
+        f"The process that {what} lives but did not answer within {SILENT_SECS:g} s; it may be stopped or busy. Try "
+        "again.",
         code="owner_not_answering",
     )
 

@@ -15,6 +15,7 @@ from keephold.ids import check_id
 from keephold.limits import Limits, nested_deeper
 from keephold.schema.canonical import json_type
 from keephold.schema.shared import action_of, sent_to_handle, verb_of
+from keephold.store.base import Allowed, Record
 from keephold.text import plain
 from keephold.tools.base import Action, Launch, Tool
 from keephold.tools.toolbox import Toolbox, Tools
@@ -85,8 +86,8 @@ class ActiveCall:
     """A call that is being carried out. The first answer counts; later ones are harmless."""
 
     __slots__ = (
-        "_on_answer", "_on_parked", "asking", "handle", "handles", "made", "named", "parsed", "patience", "people",
-        "permitted",
+        "_on_answer", "_on_parked", "allowed", "asking", "handle", "handles", "made", "named", "parsed", "patience",
+        "people", "permitted",
     )  # fmt: skip
 
     def __init__(
@@ -119,14 +120,23 @@ class ActiveCall:
         before, the handle it was sent to."""
         self.named: Handle | None = None
         """The handle of the id it names, from the moment its batch begins."""
+        self.allowed: Allowed | None = None
+        """The permission with which it runs; None: the configuration's."""
         self.permitted = False
-        """Whether it was registered as running, because its permission was decided by then."""
+        """Whether its permission was decided before it starts: it was registered as running, or a dead process has
+        recorded an approval."""
         self.asking: Asking | None = None
         """The open prompt for its permission."""
 
     def make(self, handle: Handle) -> None:
         """Set the handle that the call makes."""
         self.made = self.handle = handle
+
+    def restore(self, record: Record) -> None:
+        """Use the approval that a dead process recorded and did not use: it is for the recorded arguments (P5)."""
+        if record.allowed is not None and record.allowed.by in ("user", "standing"):
+            self.parsed = msgspec.structs.replace(self.parsed, arguments=record.arguments)
+            self.allowed, self.permitted = record.allowed, True
 
     def answer(self, reply: Reply) -> None:
         self._on_answer(self, reply)

@@ -161,7 +161,7 @@ class Turn:
         self._parts.turns.add(self)
         if self._tools is not self._parts.toolbox:
             self._parts.offers.limit(self.conversation, self._tools)
-        self._parts.decisions.forget(self.conversation)  # decisions made between turns are not for this turn
+        self._parts.approvals.forget(self.conversation)  # decisions made between turns are not for this turn
         if before is not None and before.batch is not None and not self._resume:
             await self._parts.recovery.abandon(before.batch)
 
@@ -402,7 +402,7 @@ class Turn:
                 if not registry.conversation(self.conversation).live:  # a kept workflow still has steps to run
                     parts.offers.forget(self.conversation)
                 registry.turn_ended(self.conversation)
-                parts.decisions.forget(self.conversation)
+                parts.approvals.forget(self.conversation)
                 parts.inquiries.forget(self.conversation, self.id)
                 parts.notifications.forget(self.conversation)
         return ending

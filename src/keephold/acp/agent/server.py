@@ -48,6 +48,7 @@ from keephold.errors import ConfigError, KeepholdError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Failure
 from keephold.store.base import ConversationRow, Forgotten, Store
+from keephold.turn.approvals import Approvals
 from keephold.turn.ending import end_conversation
 from keephold.turn.lineage import root_of
 from keephold.turn.prompt_queue import LeftOpen, PromptQueue
@@ -64,7 +65,11 @@ class SessionPrompts:
     """Ask the user at the client that has the session open (P, Q). A `Prompter`; prompts of closed sessions wait until
     they are opened."""
 
+    who = "the user of the editor"
+
     def __init__(self) -> None:
+        self.approvals: Approvals | None = None
+        """Those of the runtime, which lists open prompts."""
         self._people: WeakValueDictionary[str, PromptQueue] = WeakValueDictionary()
         """Kept as long as a call or a prompt needs them: a conversation has one at a time."""
         self._sessions: dict[str, AgentSession] = {}
@@ -79,7 +84,7 @@ class SessionPrompts:
         """Return the queue of prompts for calls below that conversation, one at a time (Q5)."""
         people = self._people.get(root)
         if people is None:
-            people = self._people[root] = PromptQueue(self)
+            people = self._people[root] = PromptQueue(self, self.approvals)
         return people
 
     def opened(self, session: "AgentSession") -> None:
@@ -179,6 +184,7 @@ class AgentServer:
                     session.calls.created(handle)
 
         runtime.registry.on_created.add(created)
+        self._persons.approvals = runtime.approvals
         runtime.people.finders.append(lambda handle: self._persons.of(root_of(handle.conversation)))
         runtime.permission.finders.append(lambda conversation: self._persons.of(root_of(conversation)))
         runtime.permission.unattended.append(self._unattended)

@@ -66,6 +66,7 @@ def routes(renderer: Renderer, control: "Control", sessions: "Sessions", home: H
         post("/do/handles/{uid}/apply", forms.apply),
         post("/do/keys/revoke", forms.revoke),
         post("/do/sessions/end", forms.end_session),
+        post("/do/permissions/{id}/revoke", forms.revoke_permission),
     ]
 
 
@@ -85,8 +86,8 @@ class Forms:
         id = asked["id"]
         of = asked["tool"] if asked["kind"] in ("permission", "result") else asked["handle_id"] or asked["tool"]
         decision: dict[str, Any] = {name: fields[name] for name in ("decision", "reason", "value") if name in fields}
-        decision["remember"] = "remember" in fields
-        answer = await self._control.decide(id, decision) if _says_something(fields) else _NOTHING
+        decision |= {"remember": "remember" in fields, "digest": fields.get("digest") or None}
+        answer = await self._control.decide(id, decision, by="the dashboard") if _says_something(fields) else _NOTHING
         if answer["status"] == "again":
             typed = None if asked["kind"] == "secret" else fields.get("value")
             draft = {"problem": answer["problem"], "text": typed, "remember": decision["remember"]}
@@ -140,6 +141,11 @@ class Forms:
         elif not self._sessions.end(fields.get("id", "")):
             raise _Refused("that session has ended before", 404)
         return _back(fields, "logged-out")
+
+    async def revoke_permission(self, request: Request, fields: Fields) -> Response:
+        """End a standing permission."""
+        ended = await self._control.revoke_permission(request.path_params["id"])
+        return _back(fields, "unpermitted" if ended["revoked"] else "unpermitted-before")
 
 
 def _says_something(fields: Fields) -> bool:

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from keephold.errors import KeepholdError
 from keephold.serve.dashboard.graph import draw, numbered
-from keephold.serve.dashboard.rendering import Renderer, is_turnless, pretty
+from keephold.serve.dashboard.rendering import Renderer, pretty
 from keephold.serve.dashboard.timeline import moments, stretches
 from keephold.serve.operations import STATUS
 from keephold.text import to_json
@@ -78,7 +78,6 @@ class _Page:
             workflow=workflow and workflow | {"steps": numbered(workflow["steps"])},
             graph=workflow and draw(workflow["steps"]),
             agent=await self._agent(fact),
-            turnless={uid} if is_turnless(fact) else set(),
             clipped=clipped,
             WHOLE=WHOLE,
             PART=PART,

@@ -1,4 +1,4 @@
-"""The pages with lists: open requests, handles, conversations, notifications, keys, numbers, tools, sessions.
+"""The pages with lists: open requests, handles, conversations, notifications, keys, permissions, numbers and so on.
 
 Each view asks `Control` and fills a template; none reads the store. Lists are read a page at a time, by cursor. The
 store counts the handles that stopped today outside the event loop; one-shot calls are not counted.
@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 
 from keephold.control.store_view import KINDS, SORTS, STATES, StoreView
 from keephold.serve.dashboard import conversation, forms, handle
-from keephold.serve.dashboard.rendering import HERE, Renderer, is_turnless, mark, short_name
+from keephold.serve.dashboard.rendering import HERE, Renderer, mark, short_name
 from keephold.serve.door import OWNER, SESSION
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ def routes(control: "Control", screens: "Screens", sessions: "Sessions") -> list
         Route("/conversations", pages.conversations),
         Route("/notifications", pages.notifications),
         Route("/keys", pages.keys),
+        Route("/permissions", pages.permissions),
         Route("/stats", pages.stats),
         Route("/tools", pages.tools),
         Route("/sessions", pages.sessions),
@@ -165,7 +166,6 @@ class Pages:
             status=status,
             requests=requests,
             asked={each["handle"]: each["kind"] for each in requests},
-            turnless={fact["uid"] for fact in running["handles"] if is_turnless(fact)},
             mcp=_mcp(request),
             running=running["handles"],
             more=running["next"] is not None,
@@ -277,6 +277,10 @@ class Pages:
             first=_address("/keys", query) if after else None,
             following=_address("/keys", query | {"after": found["next"]}) if found["next"] else None,
         )
+
+    async def permissions(self, request: Request) -> Response:
+        """List standing permissions: decisions that hold for later calls, too."""
+        return await self._renderer.page(request, "permissions.html", permissions=await self._control.permissions())
 
     async def stats(self, request: Request) -> Response:
         """Show numbers: now, today, since the server started, and of the store."""

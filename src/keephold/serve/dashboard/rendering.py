@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from keephold.control.handle_json import allowed_text
 from keephold.text import duration, printable, relative, time_of_day
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ SAID = {
         "The keys of {} are revoked: they resolve nothing any more.",
     ),
     "logged-out": ("Logged out: that browser needs the token again.", ""),
+    "unpermitted": ("Revoked: the next call asks again.", ""),
+    "unpermitted-before": ("It had ended before.", ""),
 }
 """Messages about the last form, by the address's `?said=`: in general, and for something with a name (`&of=`)."""
 _NAME = re.compile(r"[\w.:/@-]{1,80}")
@@ -73,7 +76,7 @@ class Renderer:
         """Return a page in the common frame: navigation, number of open requests, result of the last form.
 
         Templates see `what`, and `path`, `here` (the address with its query), `open_requests` (a count), `now`, `said`
-        and `wrong` (the last form's result and problem), and `turnless`: uids of handles that belong to no turn.
+        and `wrong` (the last form's result and problem).
         """
         query = request.url.query
         frame = {
@@ -83,7 +86,6 @@ class Renderer:
             "now": time.time(),
             "said": said(request.query_params.get("said", ""), request.query_params.get("of", "")),
             "wrong": None,
-            "turnless": frozenset(),
         }
         html = self._templates.get_template(template).render(frame | what)
         return HTMLResponse(html, status, {"cache-control": "no-store"})
@@ -123,6 +125,7 @@ def _environment() -> "Environment":
         "short_name": short_name,
         "agent_name": agent_name,
         "parameters": parameters,
+        "allowed_text": allowed_text,
     }
     environment.tests["few"] = are_few
     return environment
@@ -131,12 +134,7 @@ def _environment() -> "Environment":
 def said(word: str, of: str) -> str | None:
     """Return the message about the last form."""
     plain, named = SAID.get(word, (None, ""))
-    return named.format(of) if plain is not None and _NAME.fullmatch(of) else plain
-
-
-def is_turnless(fact: dict[str, Any]) -> bool:
-    """Whether a handle belongs to no turn but to a desk (`turn/single_calls.py`), as those of MCP clients do."""
-    return str(fact["turn"]).startswith("d-")
+    return named.format(of) if plain is not None and named and _NAME.fullmatch(of) else plain
 
 
 def _shown(value: Any) -> Any:

@@ -1,0 +1,145 @@
+"""`keephold requests`: list what waits for the user, in all processes. `allow`, `deny`: decide one. `permissions`: list
+and revoke the decisions that hold for later calls, too (P6).
+
+The user sees all of what they allow: arguments and results are printed in full. A decision is for exactly these: it
+carries the digest of the request, and is refused if the request has changed meanwhile.
+"""
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from keephold.cli.parameters import json_lines_option, json_option
+from keephold.cli.printing import one_line, print_json, printable, relative
+from keephold.cli.store import Where, ask, where_options
+from keephold.errors import KeepholdError
+
+if TYPE_CHECKING:
+    from keephold.control.base import Controls
+
+_ACTS = {"spawn": "start", "apply": "be sent something", "fetch": "be looked at", "abort": "be aborted"}
+
+
+@click.command()
+@where_options
+@json_lines_option
+def requests(where: Where, as_json: bool) -> None:
+    """List the open requests to the user: permissions, results to approve, and questions, of all processes.
+
+    Arguments and results are printed in full. Decide a permission or a result with `keephold allow` and `keephold
+    deny`; answer a question with `keephold send`.
+    """
+    for request in ask(where, lambda controls: controls.requests()):
+        if as_json:
+            print_json(request)
+        else:
+            _show(request)
+
+
+@click.command()
+@click.argument("ID")
+@where_options
+@json_option
+def allow(id: str, where: Where, as_json: bool) -> None:
+    """Allow the call of an open request, or let the model see its result. ID is from `keephold requests`."""
+    _decide(id, {"decision": "approve"}, "allowed", where, as_json)
+
+
+@click.command()
+@click.argument("ID")
+@click.option("--reason", metavar="TEXT", help="Tell the model why.")
+@where_options
+@json_option
+def deny(id: str, reason: str | None, where: Where, as_json: bool) -> None:
+    """Deny the call of an open request, or withhold its result. ID is from `keephold requests`."""
+    _decide(id, {"decision": "deny"} | ({"reason": reason} if reason else {}), "denied", where, as_json)
+
+
+def _decide(id: str, said: dict[str, Any], done: str, where: Where, as_json: bool) -> None:
+    async def decided(controls: "Controls") -> dict[str, Any]:
+        request = await controls.request(id)
+        if request["kind"] not in ("permission", "result"):
+            name = one_line(request["handle_id"] or request["handle"])
+            raise KeepholdError(
+                f"`{one_line(id)}` is a question; answer it with `keephold send {name}`", code="invalid_arguments"
+            )
+        if not as_json:
+            _show(request)
+        answer = await controls.decide(id, said | {"digest": request["digest"]})
+        if answer["status"] != "taken":
+            code = "request_gone" if answer["status"] == "gone" else "invalid_arguments"
+            raise KeepholdError(f"request `{one_line(id)}`: {answer['problem']}", code=code)
+        return request
+
+    request = ask(where, decided, acting=True)
+    if as_json:
+        print_json({"id": id, "decision": said["decision"], "digest": request["digest"]})
+    else:
+        click.echo(f"{one_line(id)}: {done}")
+
+
+@click.command()
+@click.option("--revoke", "revoked", metavar="ID", help="End this standing permission: the next call asks again.")
+@where_options
+@json_lines_option
+def permissions(revoked: str | None, where: Where, as_json: bool) -> None:
+    """List the standing permissions of all processes, or revoke one.
+
+    A standing permission is a decision of the user that holds for later calls, too: for one tool in one conversation,
+    until its turn ends. Without a turn, as over MCP, it holds until it is revoked or its process ends.
+    """
+    if revoked is None:
+        for each in ask(where, lambda controls: controls.permissions()):
+            if as_json:
+                print_json(each)
+            else:
+                _show_permission(each)
+        return
+    answer = ask(where, lambda controls: controls.revoke_permission(revoked), acting=True)
+    if not answer["revoked"]:
+        raise KeepholdError(
+            f"there is no standing permission `{one_line(revoked)}`; `keephold permissions` lists them",
+            code="request_gone",
+        )
+    if as_json:
+        print_json({"id": revoked, "revoked": True})
+    else:
+        click.echo(f"{one_line(revoked)}: revoked")
+
+
+def _show(request: dict[str, Any]) -> None:
+    tool, now = one_line(request["tool"]), time.time()
+    match request["kind"]:
+        case "permission":
+            asks, body = f"may {tool} {_ACTS.get(request['action'], 'run')}?", _json(request["arguments"])
+        case "result":
+            asks, body = f"may the model see the result of {tool}?", printable(request["result"])
+        case _:
+            asks, body = f"{tool} asks", printable(request["question"]["text"])
+    handle = f"handle {one_line(request['handle_id'])}, " if request["handle_id"] else ""
+    place = f"{handle}conversation {one_line(request['conversation'])}, {relative(request['since'], now)}"
+    click.echo(f"{click.style(one_line(request['id']), bold=True)}  {asks}\n  {place}")
+    for line in body.rstrip("\n").split("\n"):
+        click.echo(f"    {line}")
+
+
+def _show_permission(each: dict[str, Any]) -> None:
+    tool = one_line(each["tool"])
+    if each["kind"] == "permission":
+        what = f"{tool} {'may run' if each['value'] else 'is skipped'}"
+    else:
+        what = f"{tool} gets {one_line(each['value'])} as the answer to {one_line(each['question'])}"
+    until = "the turn ends" if each["until"] == "turn" else "it is revoked or its process ends"
+    click.echo(f"{click.style(one_line(each['id']), bold=True)}  {what}, until {until}")
+    given = f"given by {one_line(each['by'])} {relative(each['at'], time.time())}"
+    click.echo(f"  conversation {one_line(each['conversation'])}, {given}")
+    if each["arguments"] is not None:
+        click.echo(f"  for a call with {one_line(_json(each['arguments']))}")
+
+
+def _json(value: Any) -> str:
+    """Return JSON to read, in which everything is visible."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)

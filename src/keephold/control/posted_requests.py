@@ -1,0 +1,233 @@
+"""Open requests and standing permissions as JSON, and those that other processes have in the store (P6).
+
+A process posts its prompts for permission and of results, and its standing permissions. A question is the state of its
+handle. Nothing of a dead process is listed.
+"""
+
+import asyncio
+from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from keephold.control.handle_json import OpenQuestion, Seconds, Shape, as_json, open_question
+from keephold.control.store_view import PAGE
+from keephold.durable.keys import masked
+from keephold.errors import KeepholdError
+from keephold.handles.state import Waiting
+from keephold.store.base import HandleQuery, Post, PostKind, Record, Store, browsable
+from keephold.turn.prompts import AskQuestion, DeliverResult, Prompt, RunTool, StandingPermission, digest
+
+_ELSEWHERE = "handle-"
+"""Prefix of a request's id if it is the open question of another process's handle."""
+
+
+class OpenRequest(Shape, kw_only=True):
+    """An open request; fields that do not concern its kind are null or false.
+
+    `until` says how long a remembered decision lasts: until the turn ends, or until it is revoked or the process ends.
+    `digest` identifies what is asked: send it with the decision, and a decision about anything else is refused.
+    """
+
+    id: str
+    kind: Literal["permission", "question", "result", "secret"]
+    conversation: str
+    tool: str
+    handle: str | None
+    handle_id: str | None
+    since: Seconds
+    action: str | None = None
+    arguments: dict[str, Any] | None = None
+    result: str | None = None
+    is_error: bool | None = None
+    question: OpenQuestion | None = None
+    may_remember: bool = False
+    until: Literal["turn", "revoked", None] = None
+    digest: str | None = None
+    edit: bool = False
+    problem: str | None = None
+
+
+def described(id: str, prompt: Prompt, since: float) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    match prompt:
+        case RunTool():
+            fields = {
+                "kind": "permission",
+                "action": prompt.action,
+                "arguments": masked(prompt.arguments),
+                "edit": prompt.edit,
+                "may_remember": True,
+                "until": prompt.until,
+                "digest": prompt.digest,
+                "problem": prompt.problem,
+            }
+        case DeliverResult():
+            fields = {
+                "kind": "result",
+                "result": masked(prompt.result),
+                "is_error": prompt.is_error,
+                "edit": prompt.edit,
+                "digest": prompt.digest,
+            }
+        case AskQuestion():
+            fields = {
+                "kind": "secret" if prompt.question.secret else "question",
+                "question": open_question(prompt.question),
+                "may_remember": prompt.may_remember,
+                "until": prompt.until if prompt.may_remember else None,
+                "problem": prompt.problem,
+            }
+    request = OpenRequest(
+        id=id,
+        conversation=prompt.conversation,
+        tool=prompt.tool,
+        handle=prompt.uid,
+        handle_id=prompt.id,
+        since=since,
+        **fields,
+    )
+    return as_json(request)
+
+
+class ListedPermission(Shape):
+    """A standing permission, or a standing answer to a question: a decision that holds for later calls, too.
+
+    It holds for one tool in one conversation: until the turn ends, or until it is revoked or the process ends.
+    `arguments` are those of the call about which the user was asked.
+    """
+
+    id: str
+    kind: Literal["permission", "answer"]
+    conversation: str
+    tool: str
+    question: str | None
+    value: Any
+    by: str
+    at: Seconds
+    until: Literal["turn", "revoked"]
+    arguments: dict[str, Any] | None
+
+
+def permission_json(permission: StandingPermission) -> dict[str, Any]:
+    """Describe a standing permission."""
+    shown = ListedPermission(
+        id=permission.id,
+        kind="permission" if permission.question is None else "answer",
+        conversation=permission.conversation,
+        tool=permission.tool,
+        question=permission.question,
+        value=masked(permission.value),
+        by=permission.by,
+        at=permission.at,
+        until=permission.until,
+        arguments=masked(permission.arguments),
+    )
+    return as_json(shown)
+
+
+def gone(id: str) -> KeepholdError:
+    """Make the error for a request that is not open any more."""
+    return KeepholdError(
+        f"there is no open request `{id}`: it was decided, or its call has ended. `keephold requests` lists the open "
+        "ones",
+        code="request_gone",
+    )
+
+
+class PostedRequests:
+    """The requests and standing permissions of other processes; with `own`, those that this one has posted, too."""
+
+    def __init__(self, store: Store, *, own: bool) -> None:
+        self._store = store
+        self._own = own
+
+    async def posts(self, kind: PostKind) -> list[Post]:
+        """Return the posts of live processes, oldest first."""
+        store = self._store
+        posts = [post for post in await store.posts(kind) if self._own or post.owner != store.owner]
+        return [post for post in posts if store.alive(post.owner)]
+
+    async def permissions(self) -> list[dict[str, Any]]:
+        """List the standing permissions, oldest first."""
+        posts = await self.posts("standing")
+        return [permission_json(msgspec.json.decode(post.body, type=StandingPermission)) for post in posts]
+
+    async def page(self, *, handle: str | None = None, limit: int = PAGE) -> list[dict[str, Any]]:
+        """List the oldest requests; with `handle`, those that concern the handle of that uid."""
+        prompts = [_of_post(post) for post in await self.posts("prompt")]
+        if handle is None:
+            asking = [_of_record(record) for record in await self._asking(limit)]
+        else:
+            prompts = [each for each in prompts if each["handle"] == handle]
+            asked = await self._asked(handle)
+            asking = [] if asked is None else [asked]
+        return sorted(prompts + asking, key=lambda request: request["since"])[:limit]
+
+    async def get(self, id: str) -> dict[str, Any] | None:
+        """Return one request; None if it is not open any more."""
+        elsewhere = question_of(id)
+        if elsewhere is None:
+            return next((_of_post(post) for post in await self.posts("prompt") if post.id == id), None)
+        request = await self._asked(elsewhere[0])
+        return request if request is not None and request["id"] == id else None
+
+    async def count(self) -> int:
+        """Count the requests."""
+        return len(await self.posts("prompt")) + sum((await self._others()).values())
+
+    async def _others(self) -> dict[str, int]:
+        """Count the open questions of each other live process."""
+        store = self._store
+        asking = await browsable(store).asking()
+        return {each: count for each, count in asking.items() if each != store.owner and store.alive(each)}
+
+    async def _asking(self, most: int) -> list[Record]:
+        """Return the oldest handles of other processes that have an open question."""
+        others, after = await self._others(), None
+        found: list[Record] = []
+        while len(found) < min(most, sum(others.values())):
+            page = await self._store.handles(HandleQuery(state="waiting", stateful=None, after=after, limit=PAGE))
+            if not page:
+                break
+            found += [each for each in page if each.owner in others]
+            after = page[-1].uid
+            await asyncio.sleep(0)  # reading the store does not yield to the loop
+        return found[:most]
+
+    async def _asked(self, uid: str) -> dict[str, Any] | None:
+        record = await self._store.handle(uid)
+        if record is None or not isinstance(record.state, Waiting) or record.owner in (None, self._store.owner):
+            return None
+        return _of_record(record) if self._store.alive(str(record.owner)) else None
+
+
+def _of_post(post: Post) -> dict[str, Any]:
+    prompt: RunTool | DeliverResult = msgspec.json.decode(post.body, type=RunTool | DeliverResult)
+    # Of what is shown, so that a row that somebody has changed is not approved as what its process asks (P5).
+    shown = prompt.arguments if isinstance(prompt, RunTool) else {"result": prompt.result}
+    action = prompt.action if isinstance(prompt, RunTool) else None
+    prompt = replace(prompt, digest=digest(prompt.tool, action, prompt.id, shown))
+    return described(post.id, prompt, post.at)
+
+
+def question_of(id: str) -> tuple[str, str] | None:
+    """Return the uid and the question's number if the request is a question of another process's handle."""
+    uid, _, number = id.removeprefix(_ELSEWHERE).partition("-")
+    return (uid, number) if id.startswith(_ELSEWHERE) else None
+
+
+def _of_record(record: Record) -> dict[str, Any]:
+    state = record.state
+    assert isinstance(state, Waiting)
+    request = OpenRequest(
+        id=f"{_ELSEWHERE}{record.uid}-{state.number}",
+        kind="secret" if state.question.secret else "question",
+        conversation=record.conversation,
+        tool=record.tool,
+        handle=record.uid,
+        handle_id=record.id if record.stateful else None,
+        since=state.asked,
+        question=open_question(state.question, state.number),
+    )
+    return as_json(request)
