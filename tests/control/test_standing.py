@@ -140,7 +140,7 @@ async def test_P6_what_is_decided_at_once_is_never_posted(tmp_path: Path) -> Non
             written.extend(ops)
             commit(ops, *rest, **more)
 
-        here.runtime.registry.commit = noted  # type: ignore[method-assign]
+        here.runtime.registry.commit = noted
         here.person.ready.extend([Approved()] * 5)
         assert await texts(here.turn, *(call("echo", text=each) for each in "abcde")) == [f"echo {x}" for x in "abcde"]
         assert not any(isinstance(op, Posted) for op in written)
@@ -184,7 +184,7 @@ async def test_P6_without_a_turn_a_permission_holds_until_it_is_revoked(tmp_path
         queue = here.runtime.call_queue("mcp")
         here.person.ready.append(Denied(remember=True))
         assert (await queue.call(call("echo", text="a"))).result == "Tool skipped by user."
-        assert here.person.seen[-1].until == "revoked"
+        assert getattr(here.person.seen[-1], "until", None) == "revoked"
         assert (await queue.call(call("echo", text="b"))).result == "Tool skipped by user (remembered)."
         (permission,) = await Control(here.runtime).permissions()
         assert (permission["value"], permission["until"], permission["conversation"]) == (False, "revoked", "mcp")

@@ -114,12 +114,12 @@ async def by_model(rt: Runtime, handle: Handle, key: str) -> None:
 
 
 async def by_tasks_update(rt: Runtime, handle: Handle, key: str) -> None:
-    tasks = Tasks(SimpleNamespace(runtime=rt, followed_by=lambda tasks: None), after=1)  # type: ignore[arg-type]
+    tasks = Tasks(SimpleNamespace(runtime=rt, decides=lambda _: True), after=1)  # type: ignore[arg-type]
     await tasks.answer(handle, {key: {"action": "accept", "content": {"q": "late"}}})
 
 
 async def by_declined_task(rt: Runtime, handle: Handle, key: str) -> None:
-    tasks = Tasks(SimpleNamespace(runtime=rt, followed_by=lambda tasks: None), after=1)  # type: ignore[arg-type]
+    tasks = Tasks(SimpleNamespace(runtime=rt, decides=lambda _: True), after=1)  # type: ignore[arg-type]
     await tasks.answer(handle, {key: {"action": "decline"}})
 
 

@@ -79,6 +79,8 @@ def need(id: str, kind: str, tool: str, **more: Any) -> dict[str, Any]:
         "is_error": None,
         "question": None,
         "may_remember": False,
+        "until": None,
+        "digest": None,
         "edit": False,
         "problem": None,
     } | more
@@ -178,7 +180,24 @@ class FakeControl:
     async def count(self) -> int:
         return len(self.open)
 
-    async def decide(self, id: str, decision: dict[str, Any]) -> dict[str, Any]:
+    async def permissions(self) -> list[dict[str, Any]]:
+        """One of each kind."""
+        base = {"conversation": "main", "tool": HOSTILE, "by": "the dashboard", "at": time.time() - 60}
+        allowed = {
+            "kind": "permission",
+            "question": None,
+            "value": True,
+            "until": "revoked",
+            "arguments": {"a": HOSTILE},
+        }
+        answered = {"kind": "answer", "question": HOSTILE, "value": False, "until": "turn", "arguments": None}
+        return [] if not self.listed else [{"id": "p-1", **base, **allowed}, {"id": "p-2", **base, **answered}]
+
+    async def revoke_permission(self, id: str) -> dict[str, Any]:
+        self.done.append(("revoke_permission", id))
+        return {"revoked": id == "p-1"}
+
+    async def decide(self, id: str, decision: dict[str, Any], by: str | None = None) -> dict[str, Any]:
         self.done.append(("decide", id, decision))
         if self.problem is not None:
             return {"status": "again", "problem": self.problem}

@@ -72,7 +72,7 @@ async def test_L1_every_operation_answers_in_the_shape_that_it_describes(tmp_pat
         await until(lambda: len(served.needs) == 2 and bool(keys))
         asking = (await served.runtime.handle("q", conversation="main")).uid
         need = next(each["id"] for each in served.needs.listed() if each["kind"] == "permission")
-        body: dict[str, Any] = {"decision": "approve"}
+        body: dict[str, Any] = {"decision": "approve", "remember": True}
         asked: dict[str, tuple[str, Any]] = {
             "handles": ("/api/handles?conversation=main&state=live&kind=tool&sort=oldest&oneshot=yes&limit=3", None),
             "handle": (f"/api/handles/{uid}", None),
@@ -84,7 +84,10 @@ async def test_L1_every_operation_answers_in_the_shape_that_it_describes(tmp_pat
             "answer": (f"/api/handles/{asking}/answer", {"answer": "yes", "question": "sure"}),
             "wait": ("/api/wait", {"all": [uid], "timeout": 0}),
             "requests": ("/api/requests", None),
+            "request": (f"/api/requests/{need}", None),
             "decide": (f"/api/requests/{need}", body),
+            "permissions": ("/api/permissions", None),
+            "revoke_permission": ("/api/permissions/x/revoke", {}),
             "conversations": ("/api/conversations?limit=1", None),
             "conversation": ("/api/conversations/main", None),
             "calls": ("/api/calls?conversation=main", None),

@@ -10,7 +10,18 @@ from tests.serve.serving import PATIENCE, TOKEN, Served, environment, serve, ser
 from tests.serve.wire import entered, send
 from tests.trusting import write_trusted
 
-PAGES = ("/", "/handles", "/conversations", "/notifications", "/keys", "/stats", "/tools", "/sessions", "/handles/x")
+PAGES = (
+    "/",
+    "/handles",
+    "/conversations",
+    "/notifications",
+    "/keys",
+    "/permissions",
+    "/stats",
+    "/tools",
+    "/sessions",
+    "/handles/x",
+)
 READS = ("/api/handles", "/api/events", "/api/stats", "/api/requests", "/api/keys", "/api/openapi.json")
 WRITES = (
     "/do/keys/revoke",

@@ -101,11 +101,20 @@ async def every_answer(client: httpx2.AsyncClient) -> dict[str, str]:
     handles = (await client.get("/api/handles", params={"oneshot": "true", "limit": 200})).json()["handles"]
     uids = [handle["uid"] for handle in handles]
     described = (await client.get("/api/openapi.json")).json()["paths"]
-    paths = ["/", "/handles?oneshot=1", "/conversations", "/conversations/main", "/notifications", "/keys", "/stats"]
+    paths = [
+        "/",
+        "/handles?oneshot=1",
+        "/conversations",
+        "/conversations/main",
+        "/notifications",
+        "/keys",
+        "/permissions",
+        "/stats",
+    ]
     paths += ["/tools", "/metrics", "/api/openapi.json", "/api/handles?oneshot=true", "/api/conversations/main"]
     paths += [f"/handles/{uid}{asked}" for uid in uids for asked in ("", "?offset=0", "?pattern=hf1.", "?pattern=a")]
     for path, methods in described.items():
-        if "get" in methods and not path.endswith(("/follow", "/events", "/glances", "/workflow")):
+        if "get" in methods and not path.endswith(("/requests/{id}", "/follow", "/events", "/glances", "/workflow")):
             named = [path.replace("{uid}", uid) for uid in uids] if "{uid}" in path else [path]
             takes = [each["name"] for each in methods["get"].get("parameters", ())]
             asked = "?conversation=main" if "conversation" in takes else ""

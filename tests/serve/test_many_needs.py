@@ -15,6 +15,7 @@ from tests.turn.calls import TALKING, abort, call, spawn
 import keephold
 from keephold import Call, Question
 from keephold.control import open_requests as needs_module
+from keephold.control import posted_requests
 from keephold.turn.prompts import RunTool
 
 MANY = 300
@@ -44,13 +45,13 @@ async def crowded(served: Application) -> AsyncIterator[None]:
 
 async def test_K6_a_crowd_of_prompts_is_one_change_and_none_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     described: list[str] = []
-    describe = needs_module._described
+    describe = posted_requests.described
 
-    def noted(id: str, opened: Any) -> dict[str, Any]:
+    def noted(id: str, *rest: Any) -> dict[str, Any]:
         described.append(id)
-        return describe(id, opened)
+        return describe(id, *rest)
 
-    monkeypatch.setattr(needs_module, "_described", noted)
+    monkeypatch.setattr(needs_module, "described", noted)
     async with application() as served:
         told: list[Any] = []
         monkeypatch.setattr(served.app.feed, "announce", lambda type, data: told.append((type, data)))

@@ -14,7 +14,7 @@ import keephold
 from keephold import Key
 from keephold.serve.dashboard import pages
 
-PAGES = ("/", "/handles", "/conversations", "/notifications", "/keys", "/stats", "/tools", "/sessions")
+PAGES = ("/", "/handles", "/conversations", "/notifications", "/keys", "/permissions", "/stats", "/tools", "/sessions")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 

@@ -174,7 +174,10 @@ class Scene:
         id, asking = list(approvals._open.items())[number % len(approvals._open)]
         prompt = asking.prompt
         if isinstance(prompt, AskQuestion):
-            said = {"decision": "answer", "value": f"person:{prompt.question.text.split()[0]} {prompt.question.id}"}
+            said: dict[str, Any] = {
+                "decision": "answer",
+                "value": f"person:{prompt.question.text.split()[0]} {prompt.question.id}",
+            }
         else:
             value = dict(prompt.arguments) if isinstance(prompt, RunTool) else "text"
             word = ["approve", "deny", "edit", "cancel"][number % 4]

@@ -33,6 +33,7 @@ from keephold.turn.prompts import (
     Edited,
     Prompt,
     RunTool,
+    Until,
 )
 
 PAUSE_SECS = 1.0
@@ -46,11 +47,12 @@ _HEAD_CHARACTERS, _TAIL_CHARACTERS = 300, 80
 _NARROWEST, _WIDEST = 20, 100
 """Columns of a panel, however narrow or wide the terminal is."""
 
+_REST = "for the rest of the turn"
 _RUN = {
     "y": "yes",
-    "Y": "yes, and to this tool for the rest of the turn",
+    "Y": f"yes, and to this tool {_REST}",
     "n": "no",
-    "N": "no, and to this tool for the rest of the turn",
+    "N": f"no, and to this tool {_REST}",
     "r": "no, for a reason",
     "e": "edit the arguments",
     "v": "view all of it",
@@ -59,9 +61,9 @@ _RUN_EDITED = {key: _RUN[key] for key in "ynNrev"}
 _DELIVER = {"y": "yes", "n": "no", "e": "edit the text", "v": "view all of it"}
 _ANSWER = {
     "y": "yes",
-    "Y": "yes, and to this question for the rest of the turn",
+    "Y": f"yes, and to this question {_REST}",
     "n": "no",
-    "N": "no, and to this question for the rest of the turn",
+    "N": f"no, and to this question {_REST}",
 }
 _YES_OR_NO = {"y": "yes", "n": "no"}
 
@@ -95,6 +97,8 @@ class TerminalPrompter:
     process. The terminal is restored when the coroutine ends or is cancelled. If the user is `typing` something else,
     keys go to that line until there is a pause: only then do they answer.
     """
+
+    who = "the terminal"
 
     def __init__(self, tty: Tty) -> None:
         self._tty = tty
@@ -139,6 +143,7 @@ class TerminalPrompter:
             body = _as_json(arguments)
             shown = self._problem(problem) + self._call(prompt, body)
             question, choices = ("Run it with these arguments?", _RUN_EDITED) if edited else ("Run it?", _RUN)
+            choices = _lasting(choices, prompt.until)
             key = await self._choose(shown, question, choices, unseen="" if viewed else self._unseen(shown, body))
             match key:
                 case "y" | "Y":
@@ -186,7 +191,7 @@ class TerminalPrompter:
         shown = self._problem(prompt.problem) + panel
         if question.answer_type == "Boolean":
             default = ("y" if question.default else "n") if isinstance(question.default, bool) else None
-            choices = _ANSWER if prompt.may_remember else _YES_OR_NO
+            choices = _lasting(_ANSWER, prompt.until) if prompt.may_remember else _YES_OR_NO
             key = await self._choose(shown, "Yes or no?", choices, default=default, secret=question.secret)
             return Answer(key in "yY", remember=key in "YN")
         options = select_options(question)
@@ -433,6 +438,13 @@ def _named(*names: str | None) -> str:
 def _as_json(value: Any) -> str:
     """Return JSON to read and edit, with everything to be seen."""
     return exact_json(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _lasting(choices: dict[str, str], until: Until) -> dict[str, str]:
+    """Return the choices with words that say how long a remembered decision lasts."""
+    if until == "turn":
+        return choices
+    return {key: meaning.replace(_REST, "in this conversation until you revoke it") for key, meaning in choices.items()}
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from keephold.characters import exact, exact_json, isolated, isolated_json
 from keephold.cli.parameters import json_lines_option, json_option
 from keephold.cli.printing import one_line, print_json, printable, relative
 from keephold.cli.store import Where, ask, where_options
@@ -115,7 +116,7 @@ def _show(request: dict[str, Any]) -> None:
         case "permission":
             asks, body = f"may {tool} {_ACTS.get(request['action'], 'run')}?", _json(request["arguments"])
         case "result":
-            asks, body = f"may the model see the result of {tool}?", printable(request["result"])
+            asks, body = f"may the model see the result of {tool}?", isolated(exact(request["result"]))
         case _:
             asks, body = f"{tool} asks", printable(request["question"]["text"])
     handle = f"handle {one_line(request['handle_id'])}, " if request["handle_id"] else ""
@@ -141,5 +142,4 @@ def _show_permission(each: dict[str, Any]) -> None:
 
 def _json(value: Any) -> str:
     """Return JSON to read, in which everything is visible."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+    return isolated_json(exact_json(json.dumps(value, indent=2, ensure_ascii=False)))

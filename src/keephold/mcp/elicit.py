@@ -38,6 +38,8 @@ NO_SECRETS = "a secret is not asked for over MCP, whose forms must not hold any;
 class ElicitationPrompter:
     """The open prompts of one call. A `Prompter`."""
 
+    who = "the MCP client"
+
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         """Set while a prompt is open."""
