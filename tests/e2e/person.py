@@ -98,6 +98,7 @@ class Person:
         assert set(said) == {"decision"}, said
         decision = said["decision"]
         assert isinstance(decision, dict)
+        assert decision.pop("by", None) is None, "the prompter's `who` says it"
         return decision
 
     def ticks(self) -> int:

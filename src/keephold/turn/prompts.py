@@ -37,7 +37,7 @@ class RunTool(msgspec.Struct, frozen=True, kw_only=True, tag="run_tool"):
     """Why the previous decision was invalid, for example edited arguments that do not fit."""
     uid: str | None = None
     """The uid of the handle."""
-    until: Until = "turn"
+    until: Literal["turn", "revoked"] = "turn"
     """How long `remember` lasts."""
     request: str = ""
     """The id by which `keephold allow` and the API decide this prompt."""
@@ -72,7 +72,7 @@ class AskQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="ask_question")
     problem: str | None = None
     uid: str | None = None
     """The uid of the handle."""
-    until: Until = "turn"
+    until: Literal["turn", "revoked"] = "turn"
     """How long `remember` lasts."""
     request: str = ""
     """The id by which the API decides this prompt."""
