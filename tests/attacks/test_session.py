@@ -174,7 +174,7 @@ def test_K9_nobody_waits_at_the_other_loopback_address(tmp_path: Path) -> None:
     """Browsers look for names below `.localhost` at both, and the one who is there gets the ticket and the cookie."""
     port = free_port()
     (tmp_path / "keephold.toml").write_text(f"[serve]\nport = {port}\n")
-    serving = serve(tmp_path / "store.db")
+    serving = serve(tmp_path / "store.db", "--config", "keephold.toml")
     checking = [sys.executable, "-m", "keephold", "check", "--config", "keephold.toml"]
     with socket.create_server(("::1", port), family=socket.AF_INET6):
         served, checked = (
