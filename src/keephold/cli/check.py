@@ -294,6 +294,19 @@ class Examination:
             return {"program": None, "found": None, "path": None}
         return self._found(key, settings.command, directory, settings.env)
 
+    def values(self) -> list[str]:
+        """Return notes on values of calls that a command reads as code or as options (K3)."""
+        from keephold.config.command_values import risky_values
+        from keephold.config.source import TOOLS
+
+        notes = []
+        for name, settings in self._config.conversation.tools.items():
+            key = (*TOOLS, name, "command")
+            if settings.runs_command and settings.command is not None and self._sound((*TOOLS, name)):
+                risks = risky_values(settings.command, settings.parameters)
+                notes += [f"{self._source.at(key)}: {sentence}" for sentence in risks]
+        return notes
+
     def _sound(self, key: "KeyPath") -> bool:
         """Return whether the file has no mistake in this key and below it."""
         return not any(wrong[: len(key)] == key for wrong in self._wrong)
@@ -408,7 +421,7 @@ def examine(path: Path | None) -> dict[str, Any]:
         listed = {"tools": look.tools(), "agents": look.agents(), "servers": look.servers()}
         look.store()
         notes += config.ignored_settings() + refused(config, [tool["name"] for tool in listed["tools"]])
-        notes += without_screen(listed["tools"]) + look.network()
+        notes += look.values() + without_screen(listed["tools"]) + look.network()
         if trusted:
             notes += models(config) + look.port()
         elif here is not None:

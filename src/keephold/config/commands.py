@@ -18,8 +18,9 @@ from keephold.config.source import TOOLS, KeyPath, dotted
 
 _OPERATORS = frozenset({"|", "||", "&&", ";", ">", "<", ">>", "2>&1", "&"})
 _ENDS_WITH_SEMICOLON = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
-_WORD = re.compile(r"""(?: "(?:\\.|[^"\\])*" | '[^']*' | \\. | [^\s"'\\] )+""", re.DOTALL | re.VERBOSE)
-_environment = Environment()  # only finds the tags of a template
+WORD = re.compile(r"""(?: "(?:\\.|[^"\\])*" | '[^']*' | \\. | [^\s"'\\] )+""", re.DOTALL | re.VERBOSE)
+environment = Environment()
+"""Only finds the tags of a template."""
 
 
 def texts(command: Any) -> Iterator[tuple[KeyPath, str]]:
@@ -85,8 +86,8 @@ def missing(command: Any, directory: str) -> str:
 
 def _unquoted(command: str) -> list[str]:
     """Return the words of a string with their quotes, and `x` in place of each `{{ … }}` and `{% … %}`."""
-    parts = _environment.lex(command)
-    return _WORD.findall("".join(text if kind == "data" else "x" for _, kind, text in parts))
+    parts = environment.lex(command)
+    return WORD.findall("".join(text if kind == "data" else "x" for _, kind, text in parts))
 
 
 SEEN = {
@@ -99,12 +100,12 @@ SEEN = {
 def unknown_names(text: str, parameters: Collection[str] | None, tool: str) -> list[str]:
     """Return a sentence for each unknown name in a template; None as `parameters` means that they are not known."""
     try:
-        tree = _environment.parse(text)
-        unset = meta.find_undeclared_variables(tree) - SEEN.keys() - _environment.globals.keys()
+        tree = environment.parse(text)
+        unset = meta.find_undeclared_variables(tree) - SEEN.keys() - environment.globals.keys()
     except TemplateSyntaxError:
         return []
     found = [_unknown_variable(name, parameters or ()) for name in sorted(unset)]
-    for path in _paths(tree):
+    for path in paths(tree):
         found += _unknown_key(path, parameters, tool)
     return list(dict.fromkeys(found))
 
@@ -135,7 +136,7 @@ def _known(key: str, known: Collection[str]) -> str:
     return f"known: {listed}{hint}"
 
 
-def _paths(tree: nodes.Template) -> Iterator[tuple[str, ...]]:
+def paths(tree: nodes.Template) -> Iterator[tuple[str, ...]]:
     """Yield every chain of written-out keys that begins with `tool` or `context`."""
     own = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
     for node in tree.find_all((nodes.Getattr, nodes.Getitem)):

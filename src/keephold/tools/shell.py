@@ -70,7 +70,7 @@ def find_scripts(argv: Sequence[str]) -> list[Script]:
     found = []
     at = 0
     while at < len(argv):
-        text = _script_of(argv, at) if PurePath(argv[at]).name in SHELLS else None
+        text = script_of(argv, at) if PurePath(argv[at]).name in SHELLS else None
         if text is not None:
             found.append(Script(at, text))
             at = text
@@ -78,7 +78,7 @@ def find_scripts(argv: Sequence[str]) -> list[Script]:
     return found
 
 
-def _script_of(argv: Sequence[str], shell: int) -> int | None:
+def script_of(argv: Sequence[str], shell: int) -> int | None:
     """Find the first element that is not an option, if one of the options was `-c`: shells read `-c -e script` so."""
     command = False
     at = shell + 1
