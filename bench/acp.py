@@ -61,7 +61,7 @@ async def _agent(words: int, pace: float) -> AsyncIterator[tuple[keephold.acp.Co
         root = str(Path(__file__).parent.parent)
         given = {"BENCH_WORDS": str(words), "BENCH_PACE": str(pace), "PYTHONPATH": root}
         store = f"sqlite:///{directory}/store.db"
-        command = [sys.executable, "-m", "keephold", "acp", "--store", store]
+        command = [sys.executable, "-m", "keephold", "acp", "--config", "keephold.toml", "--store", store]
         async with keephold.acp.connect(command, cwd=directory, env=given) as agent:
             yield agent, directory
 
