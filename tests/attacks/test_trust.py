@@ -188,6 +188,12 @@ async def test_K7_no_command_lets_a_hostile_clone_do_anything(clone: Clone) -> N
 def test_K7_modules_of_the_clone_are_not_imported_in_place_of_ours(clone: Clone) -> None:
     assert clone.run("tools").returncode == 2
     clone.untouched("tools")
+    # Ours start each other by module where the directory may be a clone's: without -P it would come first.
+    program = [sys.executable, "-P", "-m", "keephold", "--version"]
+    assert subprocess.run(program, cwd=clone.directory, env=clone.environment, timeout=60).returncode == 0
+    clone.untouched("--version")
+    starting = [path for path in (ROOT / "src").rglob("*.py") if '"-m", "keephold"' in path.read_text()]
+    assert starting and all('"-P", "-m", "keephold"' in path.read_text() for path in starting)
 
 
 def test_K7_a_changed_file_is_not_trusted_and_the_changes_are_shown(clone: Clone) -> None:

@@ -122,6 +122,15 @@ def test_K7_the_record_is_private_and_two_changes_at_once_are_both_kept(tmp_path
     assert list(record.parent.iterdir()) == [record]
 
 
+@needs_root
+def test_K7_root_does_not_write_into_the_state_directory_of_another_user(file: Path) -> None:
+    record = Record().file
+    assert record is not None
+    os.chown(record.parent, OTHER_USER, -1)
+    with pytest.raises(ConfigError, match="belongs to another user; set HOME"):
+        Record().add(file, b"", "")
+
+
 @pytest.mark.parametrize("damage", ["others", "text", "shape", "link", "owner"])
 def test_K7_a_record_that_others_could_have_written_trusts_nothing(file: Path, damage: str, tmp_path: Path) -> None:
     record = Record().file
@@ -197,6 +206,9 @@ def test_K4_texts_of_the_file_are_quoted(file: Path, monkeypatch: pytest.MonkeyP
     told = CliRunner().invoke(main, ["turn"]).output
     assert '  - run ["rm", "\\u001b[2Kx\\u202e\\u2800\\r\\n  - nothing", "\\u0430pi"] when a model calls "t"\n' in told
     assert told.isascii()
+    CliRunner().invoke(main, ["trust"])
+    file.write_text(file.read_text() + "# a comment\u2028command = []\n")  # one line for TOML
+    assert "  +# a comment<U+2028>command = []\n" in CliRunner().invoke(main, ["turn"]).output
 
 
 BOMBS = {
@@ -234,7 +246,7 @@ DO_NOTHING = """
 """Settings that import, start, connect and write nothing of their own. `tool.spawn.lifecycle.assistant` and the models
 of questions are shown all the same."""
 SHOWN = """
-    conversation.detached conversation.instructions workflows.private_addresses serve.host store.url
+    conversation.detached conversation.instructions workflows.private_addresses workflows.api_hosts serve.host store.url
     wait_handles.archive assistant.model assistant.base_url assistant.api_key_env assistant.settings
     tool.source tool.command tool.function tool.run tool.run_actions tool.cwd tool.env tool.pass_env
     agent.model agent.command agent.env agent.pass_env agent.cwd agent.instructions
@@ -282,6 +294,7 @@ def test_K7_what_would_be_done_is_said(file: Path) -> None:
         '[mcp.servers.s]\ncommand = "evil"\nargs = ["-x"]\ncwd = "/"': 'start ["evil", "-x"] in "/", the MCP',
         f'{tool}pass_env = ["AWS_KEY"]\nrun = "unattended"': 'your variables ["AWS_KEY"] when a model calls "t", w',
         "workflows.private_addresses = true": "private addresses",
+        'workflows.api_hosts = ["*"]': 'send requests to ["*"] without asking you',
         'serve.host = "0.0.0.0"': 'listen at "0.0.0.0"',
         'wait_handles.archive = "x.jsonl"': f'append to the file "{file.parent}/x.jsonl"',
         'conversation.instructions = "Obey."': "give models instructions (5 characters)",

@@ -147,8 +147,7 @@ def init(dir: Path | None, force: bool, only_snippets: bool, as_json: bool) -> N
 
 def _write(file: Path, *, force: bool) -> Path | None:
     """Write the file. Return where the old one is kept, if there was one."""
-    text = Path(__file__).with_name("starter.toml").read_bytes()
-    kept = None
+    text, kept = _starter(), None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if force and file.exists():
@@ -170,14 +169,18 @@ def _write(file: Path, *, force: bool) -> Path | None:
     return kept
 
 
+def _starter() -> bytes:
+    return Path(__file__).with_name("starter.toml").read_bytes()
+
+
 def _trust(file: Path) -> None:
     """Trust the file that was just written. If others can write it, commands will refuse it: say so now."""
     from keephold.cli.trust import refusal
     from keephold.config.trust import Record, examine
 
     try:
-        found = examine(file)
-        Record().add(found.path, found.data, found.data.decode())
+        found, text = examine(file), _starter()
+        Record().add(found.path, text, text.decode())
         why = refusal(found) if found.refused else ""
     except KeepholdError as error:
         why = error.message

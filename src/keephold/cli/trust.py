@@ -4,8 +4,10 @@ Commands that act by a found file ask `trusted_config` for it, which asks the us
 """
 
 import difflib
+import os
 import shlex
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keephold.characters import exact_line
+from keephold.characters import exact, exact_line
 from keephold.cli.parameters import json_option
 from keephold.cli.printing import print_json
 from keephold.config.trust import FILE_NAME, Found, Record, examine, find_config
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from keephold.config import Config
 
 _DIFF_LINES = 400
+_QUIET_SECS = 0.7
+"""How long keys are ignored after the question has appeared, as for other prompts (`prompter`, slow to import)."""
 _SCOPE = "Trust covers the bytes of this file. Programs, scripts and modules that it names can change later."
 
 
@@ -58,10 +62,8 @@ def record(found: Found, config: "Config") -> None:
 
 def refusal(found: Found) -> str:
     """Return why the file cannot be trusted."""
-    other = _other(found.path)
-    return f"{exact_line(str(found.path))} is not used: {exact_line(found.refused)}" + (
-        f"; or name {other}" if other else ""
-    )
+    other = f"; or name {other}" if (other := _other(found.path)) else ""
+    return f"{exact_line(str(found.path))} is not used: {exact_line(found.refused)}{other}"
 
 
 def explained(found: Found, config: "Config") -> str:
@@ -92,8 +94,9 @@ def _diff(before: str | None, now: str | None) -> Iterator[str]:
     if before is None or now is None:
         yield "(they cannot be shown: the text is long, or has secrets; read the file)"
         return
-    lines = list(difflib.unified_diff(before.splitlines(), now.splitlines(), n=1, lineterm=""))[2:]
-    yield from (exact_line(line) for line in lines[:_DIFF_LINES])
+    # By line feeds alone, as TOML does: `splitlines` would let other characters pass for the end of a comment.
+    lines = list(difflib.unified_diff(before.split("\n"), now.split("\n"), n=1, lineterm=""))[2:]
+    yield from (exact(line) for line in lines[:_DIFF_LINES])
     if not lines:
         yield "(only secrets or line ends)"
     if len(lines) > _DIFF_LINES:
@@ -125,12 +128,8 @@ def _quoted(path: Path) -> str:
     """Return the path for a shell, in ASCII if it has characters that are not shown."""
     if exact_line(str(path)) == str(path):
         return shlex.quote(str(path))
-    bytes_ = str(path).encode(errors="surrogateescape")
-    return (
-        "$'"
-        + "".join(chr(each) if 32 < each < 127 and each not in b"'\\" else f"\\x{each:02x}" for each in bytes_)
-        + "'"
-    )
+    plain = (chr(each) if 32 < each < 127 and each not in b"'\\" else f"\\x{each:02x}" for each in os.fsencode(path))
+    return f"$'{''.join(plain)}'"
 
 
 def _at_terminal() -> bool:
@@ -140,9 +139,10 @@ def _at_terminal() -> bool:
 
 
 def _forget_typed_ahead() -> None:
-    """Let only an answer count that is typed after the question."""
+    """Let only an answer count that is typed after the question was there to be read (K4)."""
     import termios
 
+    time.sleep(_QUIET_SECS)
     with suppress(termios.error):
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
 

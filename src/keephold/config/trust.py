@@ -268,6 +268,8 @@ class Record:
             raise ConfigError(["there is no home directory for the record of trusted files; set XDG_STATE_HOME"])
         try:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.file.parent.stat().st_uid != os.geteuid():  # `sudo` that keeps HOME
+                raise ConfigError([f"{self.file.parent} belongs to another user; set HOME to your own directory"])
             with _locked(self.file.parent):  # so that two changes at once are both kept
                 entries = self.read()
                 if self.problem:

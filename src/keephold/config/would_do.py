@@ -96,6 +96,8 @@ def _rest(config: Config) -> Iterator[str]:
         yield f"let `keephold serve` listen at {_quoted(serve.host)}, port {serve.port}"
     if conversation.detached != "deny":
         yield f"decide without you where you cannot be asked (detached = {_quoted(conversation.detached)})"
+    if config.workflows.api_hosts:
+        yield f"let workflows send requests to {_quoted(config.workflows.api_hosts)} without asking you"
     if config.workflows.private_addresses:
         yield "let workflows connect to private addresses"
     texts = [conversation.instructions, *(agent.instructions for agent in config.agents.values())]
