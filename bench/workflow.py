@@ -2,9 +2,11 @@
 
 Timed from `run_workflow` to its result, the check of the workflow before that excepted; for each step. Against as many
 raw journaled steps of ours: `fx.run_json` with an async function that returns what it was given, in a call like that.
-Beside it what the check takes, expressions compiled.
+Beside it what the check takes, expressions compiled, and what the worker process of the expressions adds: the same
+workflow against one whose expressions are evaluated in this process, each first in every other round.
 """
 
+import asyncio
 import tempfile
 import time
 from collections.abc import Sequence
@@ -13,10 +15,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import msgspec
+
 from bench.inside import inside, step_on
 from bench.rounds import Bar, Plan, Row, measure, seconds
 from keephold.durable.effects import Effects
+from keephold.tools import cel
 from keephold.tools.workflow import read_workflow, run_workflow
+from keephold.tools.workflow.expressions import Expressions
 
 STEPS = 1000
 
@@ -33,24 +39,35 @@ class Nowhere:
     def progress(self, done: float, total: float | None, message: str | None) -> None: ...
 
 
+class InProcess:
+    """The worker's program without the worker."""
+
+    async def request(self, body: Any) -> Any:
+        return cel.answer(msgspec.to_builtins(body))
+
+    def close(self) -> None: ...
+
+
 def definition(steps: int) -> dict[str, Any]:
     added = {"type": "transform", "config": {"expression": "data + 1"}}
     return {"workflowId": "w", "name": "W", "input": 0, "steps": [{"id": f"s{n}", **added} for n in range(steps)]}
 
 
-async def workflow(path: Path, steps: int, _: float) -> float:
+async def workflow(path: Path, steps: int, _: float, *, worker: bool = True) -> float:
     """Seconds for a step of a workflow."""
-    given, took = read_workflow(definition(steps)), 0.0
+    expressions = Expressions() if worker else Expressions(InProcess())
+    given, took = await read_workflow(definition(steps), expressions), 0.0
 
     async def work(effects: Effects) -> None:
         nonlocal took
         began = perf_counter()
-        result = await run_workflow(given, effects, Nowhere(), now=time.time)
+        result = await run_workflow(given, effects, Nowhere(), expressions=expressions, now=time.time)
         took = perf_counter() - began
         assert result["finalOutput"] == steps
 
     async with inside(path) as call:
         await call.run(work)
+    expressions.close()
     return took / steps
 
 
@@ -69,10 +86,15 @@ async def journaled(path: Path, steps: int, _: float) -> float:
     return took / steps
 
 
-def check(steps: int) -> float:
+async def check(steps: int) -> float:
+    """Seconds to check a step, with a worker that runs."""
+    expressions = Expressions()
+    await read_workflow(definition(1), expressions)
     began = perf_counter()
-    read_workflow(definition(steps))
-    return (perf_counter() - began) / steps
+    await read_workflow(definition(steps), expressions)
+    took = perf_counter() - began
+    expressions.close()
+    return took / steps
 
 
 def speed(step: float) -> str:
@@ -91,6 +113,6 @@ def run(plan: Plan) -> list[Row]:
             partial(workflow, directory / "ours.db", steps),
             show=speed,
         )
-    checks = sorted(check(steps) for _ in range(plan.rounds))
+    checks = sorted(asyncio.run(check(steps)) for _ in range(plan.rounds))
     shown = f"{seconds(checks[len(checks) // 2])} ({seconds(checks[0])}–{seconds(checks[-1])})"
     return [row, Row("… the check of such a step before anything runs", "", seconds(checks[len(checks) // 2]), shown)]

@@ -35,6 +35,7 @@ from keephold.tools.waiting import NAMES as WAIT_TOOLS
 from keephold.tools.waiting.agents import AgentFunction, Agents
 from keephold.tools.waiting.cleanup import archive_in
 from keephold.tools.waiting.measure import Measure, Metrics
+from keephold.tools.workflow.expressions import Expressions
 from keephold.turn.actions import Actions
 from keephold.turn.admission import Admission
 from keephold.turn.approvals import Approvals
@@ -110,6 +111,8 @@ class Runtime:
         _withhold(loaded)
         self._measure = Measure(metrics)
         self._guard = Guard()
+        self.expressions = Expressions()
+        """The expressions of workflows, in a worker process."""
         detached = loaded.conversation.detached if loaded else "deny"
         if store is None:
             store = (loaded.store_url if loaded else None) or "memory:"
@@ -126,6 +129,7 @@ class Runtime:
         waiting = services.tools(
             self.agent_functions,
             self._measure,
+            self.expressions,
             detached=detached,
             private_addresses=loaded is not None and loaded.workflows.private_addresses,
             api_hosts=loaded.workflows.api_hosts if loaded else (),
@@ -489,6 +493,7 @@ class Runtime:
                 await self._servers.close()
             if self._conversations is not None:
                 await self._conversations.close()
+            self.expressions.close()
             self._guard.close()
             if self._emulators is not None:
                 self._emulators.release()

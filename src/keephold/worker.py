@@ -31,6 +31,7 @@ _INHERITED = ("LD_LIBRARY_PATH", "PYTHONHOME")
 _START_SECS, _STUCK_SECS = 60.0, 30.0
 """How long a process may take to start, and how long it may be silent while it owes a reply. Only a stopped or starved
 one takes so long: the limit of processor time is the kernel's."""
+_MAX_REPLY = 64 * 1024 * 1024
 _PIECE = 256 * 1024
 
 owing: dict[int, bool] = {}
@@ -83,6 +84,14 @@ class WorkerProcess:
         return self._process.wait()  # does not take long: a process closes its descriptors at its very end
 
 
+class WorkerUnavailable(Exception):
+    """No process could be started, or the worker is closed. The message says which."""
+
+
+class RequestTooLarge(Exception):
+    """The request has more bytes than the worker takes."""
+
+
 class _Request:
     __slots__ = ("frame", "reply")
 
@@ -92,13 +101,17 @@ class _Request:
 
 
 class Worker:
-    """Requests to a process that runs `answer` of the module `role`. It is limited to that much memory (bytes of its
-    address space) and, for each request, to that many seconds of processor time. Use it on one loop."""
+    """Requests to a process that runs `answer` of the module `role`. Use it on one loop.
 
-    def __init__(self, role: str, *, memory: int, seconds: float) -> None:
+    The process is limited to `memory` bytes of address space and, for each request, to `seconds` of processor time. A
+    request has at most `most` bytes.
+    """
+
+    def __init__(self, role: str, *, memory: int, seconds: float, most: int = 16 * 1024 * 1024) -> None:
         self._role = role
         self._memory = memory
         self._seconds = seconds
+        self._most = most
         self._process: WorkerProcess | None = None
         self._socket: socket.socket
         self._loop: asyncio.AbstractEventLoop
@@ -118,13 +131,16 @@ class Worker:
         return None if self._process is None else self._process.pid
 
     async def request(self, body: Any) -> Any:
-        """Return the reply to a request, both as JSON has values. Raises `WorkerDied` or `WorkerTooSlow`.
+        """Return the reply to a request, both as JSON has values.
 
-        A body that cannot be encoded raises what msgpack raises: `TypeError`, `ValueError`, `RecursionError`, …
+        Raises `WorkerDied` or `WorkerTooSlow` if the process dies of it, `WorkerUnavailable` and `RequestTooLarge`. A
+        body that cannot be encoded raises what msgpack raises: `TypeError`, `ValueError`, `RecursionError`, …
         """
         content = _encode(body)
+        if len(content) > self._most:
+            raise RequestTooLarge(f"the request has {len(content):,} bytes, more than {self._most:,}")
         if self._closed:
-            raise WorkerDied("the worker is closed")
+            raise WorkerUnavailable("the worker is closed")
         self._loop = asyncio.get_running_loop()
         asked = _Request(HEADER.pack(len(content)) + content, self._loop.create_future())
         self._requests.append(asked)
@@ -135,7 +151,7 @@ class Worker:
         return await asked.reply
 
     def close(self) -> None:
-        """Kill the process. Requests under way get `WorkerDied`."""
+        """Kill the process. Requests under way get `WorkerUnavailable`."""
         self._closed = True
         self._end()
         self._fail_all("the worker was closed")
@@ -232,6 +248,9 @@ class Worker:
         while len(received) >= HEADER.size:
             (size,) = HEADER.unpack_from(received)
             end = HEADER.size + (size & ~LAST)
+            if end > _MAX_REPLY or (self._ready and not self._requests):  # native code in there was taken over
+                self._died()
+                return
             if len(received) < end:
                 return
             content = bytes(memoryview(received)[HEADER.size : end])
@@ -282,7 +301,7 @@ class Worker:
         while self._requests:
             reply = self._requests.popleft().reply
             if not reply.done():
-                reply.set_exception(WorkerDied(why))
+                reply.set_exception(WorkerUnavailable(why))
 
     def _look(self) -> None:
         """Kill a process that is silent for too long. The timer runs on after a reply: most replies never set one."""

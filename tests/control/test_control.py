@@ -380,7 +380,7 @@ async def test_a_handle_is_found_by_uid_or_by_id_and_conversation(place: str, tm
         if place == "sqlite":
             (entry,) = (await control.store_view.journal(await uid_of(rt, "s")))["entries"]
             assert entry == {"kind": "step", "name": "double", "ok": True, "input": {"n": 21}, "value": {"twice": 42}}
-        assert await refused(control.store_view.workflow(uid)) == "invalid_arguments"
+        assert await refused(control.runtime_view.workflow(uid)) == "invalid_arguments"
 
 
 @Stores

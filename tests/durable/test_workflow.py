@@ -12,6 +12,7 @@ import pytest
 from tests.durable.lives import HandClock, journaled, ok, power_cut, stopped, stored_in, until
 from tests.durable.workflow_program import LINES, Around, flow_tool
 from tests.turn.calls import spawn
+from tests.unit.workflow.world import inline
 
 import keephold
 from keephold import Call, Runtime, ToolError
@@ -67,9 +68,11 @@ async def test_W10_a_step_costs_one_commit(tmp_path: Path) -> None:
 
     @keephold.tool(on_crash="replay")
     async def measured(call: Call) -> None:
-        given = read_workflow(workflow(*(transform(f"s{n}", "1") for n in range(10))))
+        expressions = inline()
+        given = await read_workflow(workflow(*(transform(f"s{n}", "1") for n in range(10))), expressions)
         before = store.commits
-        await run_workflow(given, call.durable(), Around(call, nothing), now=HandClock().now)
+        around = Around(call, nothing)
+        await run_workflow(given, call.durable(), around, expressions=expressions, now=HandClock().now)
         took.append(store.commits - before)
 
     async with Runtime([measured], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.turn.calls import STATEFUL
+from tests.unit.workflow.world import inline
 
 import keephold
 from keephold import Call, Runtime, ToolCall, ToolError
@@ -53,7 +54,9 @@ def flow_tool(note: Note, now: Callable[[], float], **options: Any) -> FunctionT
     @keephold.tool(name="flow", actions=STATEFUL, on_crash="replay", **options)
     async def flow(call: Call, workflow: dict[str, Any]) -> Any:
         """Run a workflow."""
-        return await run_workflow(read_workflow(workflow), call.durable(), Around(call, note), now=now)
+        expressions = inline()
+        read = await read_workflow(workflow, expressions)
+        return await run_workflow(read, call.durable(), Around(call, note), expressions=expressions, now=now)
 
     return flow
 

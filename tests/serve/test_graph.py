@@ -13,6 +13,7 @@ from tests.unit.workflow.world import (
     cel,
     failed,
     failing,
+    inline,
     run,
     step,
     transform,
@@ -69,7 +70,7 @@ def states(shown: Workflow) -> dict[str, str]:
 async def test_W10_a_workflow_that_has_ended_tells_what_became_of_every_step() -> None:
     fx = Effects()
     await run(workflow(*RICH), around(), fx)
-    shown = await workflow_json(workflow(*RICH), journal(fx), active=False, now=NOW)
+    shown = await workflow_json(workflow(*RICH), journal(fx), inline(), active=False, now=NOW)
     found = states(shown)
     assert shown["current"] == []
     assert {id for id, state in found.items() if state == "skipped"} == {"passed", "no", "one", "over"}
@@ -87,7 +88,7 @@ async def test_W10_wherever_a_run_is_cut_off_the_current_step_is_the_one_that_it
         fx = Effects(dies_at=commit, written=False)
         with pytest.raises(Killed):
             await run(workflow(*RICH), around(), fx)
-        shown = await workflow_json(workflow(*RICH), journal(fx), active=True, now=NOW)
+        shown = await workflow_json(workflow(*RICH), journal(fx), inline(), active=True, now=NOW)
         for name in (name for name in fx.ran if name not in fx.entries):
             *outer, last = name.split("/")
             cut_at = {part.partition(":")[0] for part in (*outer[::2], last)}
@@ -99,7 +100,7 @@ async def test_W10_wherever_a_run_is_cut_off_the_current_step_is_the_one_that_it
 async def test_W10_a_step_that_ended_the_run_has_failed_and_what_was_to_come_is_skipped() -> None:
     fx, given = Effects(), workflow(transform("a", "1"), call("b", "bad"), transform("c", "2"))
     await failed(given, around(), fx)
-    shown = await workflow_json(given, journal(fx), active=False, now=NOW)
+    shown = await workflow_json(given, journal(fx), inline(), active=False, now=NOW)
     assert states(shown) == {"a": "done", "b": "failed", "c": "skipped"}
     assert shown["steps"][1]["error"] == "it is broken" and shown["steps"][1]["ended"] == NOW
 
@@ -107,18 +108,18 @@ async def test_W10_a_step_that_ended_the_run_has_failed_and_what_was_to_come_is_
 async def test_W10_a_delay_is_current_until_its_time_has_come() -> None:
     given = workflow(step("wait", "delay", {"ms": 5000}), transform("then", "1"))
     written = [entry("start", NOW, True), entry("wait:1", {"at": NOW, "result": 5000}, True)]
-    assert (await workflow_json(given, written, active=True, now=NOW + 1))["current"] == ["wait"]
-    assert (await workflow_json(given, written, active=True, now=NOW + 6))["current"] == ["then"]
+    assert (await workflow_json(given, written, inline(), active=True, now=NOW + 1))["current"] == ["wait"]
+    assert (await workflow_json(given, written, inline(), active=True, now=NOW + 6))["current"] == ["then"]
 
 
 async def test_W10_an_attempt_that_may_be_made_again_is_not_the_end_of_a_step() -> None:
     given = workflow(call("a", "bad", {"retry": {"maxAttempts": 2}}), transform("b", "1"))
     error = {"at": NOW, "error": {"message": "busy", "code": "tool_error", "transient": True}}
     written = [entry("start", NOW, True), entry("a:1", error, True)]
-    (first, _) = (await workflow_json(given, written, active=True, now=NOW))["steps"]
+    (first, _) = (await workflow_json(given, written, inline(), active=True, now=NOW))["steps"]
     assert (first["state"], first["attempt"]) == ("current", 2)
     written.append(entry("a:1~2", {"at": NOW + 1, "result": 1}, True))
-    (first, second) = (await workflow_json(given, written, active=True, now=NOW))["steps"]
+    (first, second) = (await workflow_json(given, written, inline(), active=True, now=NOW))["steps"]
     assert (first["state"], second["state"]) == ("done", "current")
 
 
@@ -126,7 +127,7 @@ async def test_W10_an_attempt_that_may_be_made_again_is_not_the_end_of_a_step() 
     "steps", [None, 7, [], [1, {"id": "a"}, {"id": 2, "type": "x"}], [{"id": "a", "type": "loop"}]]
 )
 async def test_arguments_that_are_no_workflow_are_shown_as_far_as_they_are(steps: Any) -> None:
-    shown = await workflow_json({"workflowId": 3, "steps": steps}, [], active=False, now=NOW)
+    shown = await workflow_json({"workflowId": 3, "steps": steps}, [], inline(), active=False, now=NOW)
     assert [each["id"] for each in shown["steps"]] == (["a"] if steps == [{"id": "a", "type": "loop"}] else [])
     draw(shown["steps"])
 
@@ -154,7 +155,8 @@ def within(inner: Node | Frame, outer: Frame) -> bool:
 
 async def test_steps_stand_apart_within_their_frames_and_within_the_picture() -> None:
     deep = step("outer", "loop", {"steps": [step("p", "parallel", {"branches": [RICH, [transform("z", "1")]]})]})
-    shown = await workflow_json(workflow(deep, transform("back", "1", onError="outer")), [], active=True, now=NOW)
+    given = workflow(deep, transform("back", "1", onError="outer"))
+    shown = await workflow_json(given, [], inline(), active=True, now=NOW)
     picture = draw(shown["steps"])
     assert picture is not None
     assert len(picture.nodes) == len(list(everyone(shown["steps"])))
@@ -171,10 +173,11 @@ async def test_steps_stand_apart_within_their_frames_and_within_the_picture() ->
 
 
 async def test_the_list_numbers_steps_as_the_picture_does_and_a_huge_workflow_is_only_listed() -> None:
-    shown = await workflow_json(workflow(*RICH), [], active=True, now=NOW)
+    shown = await workflow_json(workflow(*RICH), [], inline(), active=True, now=NOW)
     picture = draw(shown["steps"])
     assert picture is not None
     listed = {each["id"]: each["number"] for each in everyone(numbered(shown["steps"]))}
     assert {node.step["id"]: node.number for node in picture.nodes} == listed
-    many = await workflow_json(workflow(*(transform(f"s{n}", "1") for n in range(MOST + 1))), [], active=True, now=NOW)
+    given = workflow(*(transform(f"s{n}", "1") for n in range(MOST + 1)))
+    many = await workflow_json(given, [], inline(), active=True, now=NOW)
     assert draw(many["steps"]) is None and draw([]) is None

@@ -145,7 +145,7 @@ async def test_a_workflow_is_drawn_with_its_current_step() -> None:
         await seen.turn.run([keephold.ToolCall("1", "execute_workflow_async", arguments)])
         (fact,) = (await seen.control.store_view.handles(kind="workflow"))["handles"]
         async with asyncio.timeout(20):
-            while (await seen.control.store_view.workflow(fact["uid"]))["current"] != ["slow"]:  # noqa: ASYNC110 (nobody tells)
+            while (await seen.control.runtime_view.workflow(fact["uid"]))["current"] != ["slow"]:  # noqa: ASYNC110 (nobody tells)
                 await asyncio.sleep(0.005)
         page = await seen.page(f"/handles/{fact['uid']}")
         drawn = {each.attributes["class"].split()[1]: each.text for each in page.all("g")}

@@ -16,7 +16,7 @@ import pytest
 
 from keephold import worker as worker_module
 from keephold.testing import VirtualClock
-from keephold.worker import Worker, WorkerDied, WorkerTooSlow
+from keephold.worker import RequestTooLarge, Worker, WorkerDied, WorkerTooSlow, WorkerUnavailable
 
 ROOT = Path(__file__).parents[2]
 MIB = 1024 * 1024
@@ -102,12 +102,20 @@ async def test_K6_it_has_no_environment_no_descriptors_and_cannot_write(monkeypa
             Path("/tmp/keephold-worker-writes").unlink()
 
 
+async def test_K6_a_request_that_is_too_large_is_not_sent() -> None:
+    worker = Worker("tests.unit.worker_role", memory=256 * MIB, seconds=1, most=100)
+    with pytest.raises(RequestTooLarge, match="203 bytes, more than 100"):
+        await worker.request("x" * 200)
+    assert worker.pid is None
+    worker.close()
+
+
 async def test_a_role_that_cannot_be_loaded_is_named() -> None:
     worker = Worker("tests.unit.no_such_role", memory=256 * MIB, seconds=1)
-    with pytest.raises(WorkerDied, match=r"did not start: ModuleNotFoundError: No module named 'tests.unit.no_such"):
+    with pytest.raises(WorkerUnavailable, match=r"did not start: ModuleNotFoundError: No module named"):
         await worker.request(1)
     worker.close()
-    with pytest.raises(WorkerDied, match="closed"):
+    with pytest.raises(WorkerUnavailable, match="closed"):
         await worker.request(1)
 
 
@@ -115,7 +123,7 @@ async def test_a_process_that_cannot_be_started_fails_all_requests(monkeypatch: 
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     async with working() as worker:
         first, second = await ends(worker, 1, 2)
-        assert isinstance(first, WorkerDied) and isinstance(second, WorkerDied)
+        assert isinstance(first, WorkerUnavailable) and isinstance(second, WorkerUnavailable)
         assert "could not be started (No such file or directory): make sure that /nowhere/python can" in str(first)
 
 

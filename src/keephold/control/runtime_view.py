@@ -14,6 +14,8 @@ from msgspec.structs import asdict, replace
 from keephold.control.handle_json import CallGlance, HandleGlance, Seconds, Shape, as_json, glance, live_fields
 from keephold.control.store_view import PAGE, StoreView
 from keephold.durable.keys import masked
+from keephold.errors import KeepholdError
+from keephold.handles.state import Stopped
 from keephold.runtime import Runtime
 from keephold.schema.canonical import canonical
 from keephold.store.base import HandleQuery, Record, browsable
@@ -103,6 +105,17 @@ class RuntimeView:
         found = await self.store_view.described(await self.store_view.record(uid, conversation))
         output = found["output_bytes"]
         return {**found, "output": None if output is None else {"bytes": output}}
+
+    async def workflow(self, uid: str) -> dict[str, Any]:
+        """Return a workflow's steps and how far each is."""
+        from keephold.control.workflows import workflow_json
+
+        record = await self.store_view.record(uid)
+        if record.kind != "workflow":
+            raise KeepholdError(f"Handle `{record.id}` is no workflow but a {record.kind}", code="invalid_arguments")
+        arguments, journal = masked(record.arguments), await self.store_view.whole_journal(record.uid)
+        active, now = not isinstance(record.state, Stopped), time.time()
+        return dict(await workflow_json(arguments, journal, self._runtime.expressions, active=active, now=now))
 
     async def waiters(self, uid: str) -> list[dict[str, Any]]:
         """List the calls that wait for a handle now, in any process."""

@@ -5,7 +5,6 @@ Everything is returned as JSON, in pages that the store cuts. Keys are replaced 
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, get_args
@@ -27,7 +26,7 @@ from keephold.control.handle_json import (
 from keephold.control.resolve_handle import expired
 from keephold.durable.keys import masked
 from keephold.errors import KeepholdError
-from keephold.handles.state import EndedBy, Stopped
+from keephold.handles.state import EndedBy
 from keephold.store.base import Expired, HandleQuery, Kind, Record, Status, Store, StoredEvent, WaitRow, browsable
 from keephold.turn.lineage import parent_of
 
@@ -243,18 +242,8 @@ class StoreView:
         """Count the spawned handles that have stopped since then, by tool, status and what ended them."""
         return await self._store.ended(since)
 
-    async def workflow(self, uid: str) -> dict[str, Any]:
-        """Return a workflow's steps and how far each is."""
-        from keephold.control.workflows import workflow_json
-
-        record = await self.record(uid)
-        if record.kind != "workflow":
-            raise KeepholdError(f"Handle `{record.id}` is no workflow but a {record.kind}", code="invalid_arguments")
-        active = not isinstance(record.state, Stopped)
-        journal = await self._whole_journal(record.uid)
-        return dict(await workflow_json(masked(record.arguments), journal, active=active, now=time.time()))
-
-    async def _whole_journal(self, uid: str) -> list[dict[str, Any]]:
+    async def whole_journal(self, uid: str) -> list[dict[str, Any]]:
+        """Return a call's journal, oldest first, without traces."""
         found = []
         for number, entry in enumerate(await self._store.journal(uid), 1):
             if entry.kind != "trace":

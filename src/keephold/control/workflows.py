@@ -7,7 +7,7 @@ A step is `done`, `failed`, `skipped` (by its condition, or because its list was
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -16,11 +16,12 @@ from typing import Any, TypedDict, cast
 from keephold.errors import ToolError
 from keephold.tools.workflow import read_workflow
 from keephold.tools.workflow.definition import Loop, Parallel, Step
+from keephold.tools.workflow.definition import Workflow as Definition
 from keephold.tools.workflow.engine import WorkflowRun
+from keephold.tools.workflow.expressions import Evaluated, Expression, Expressions, Values
 from keephold.tools.workflow.frame import Frame, StepEnded
+from keephold.tools.workflow.shape import EACH, nested_lists, steps_of, text_of
 
-_SHOWN = 200
-"""Characters of a text of the definition."""
 _YIELD = 100
 """Entries after which a replay yields to the loop."""
 _QUIET = 10
@@ -37,7 +38,12 @@ class Workflow(TypedDict):
 
 
 async def workflow_json(
-    arguments: Mapping[str, Any], journal: list[dict[str, Any]], *, active: bool, now: float
+    arguments: Mapping[str, Any],
+    journal: list[dict[str, Any]],
+    expressions: Expressions,
+    *,
+    active: bool,
+    now: float,
 ) -> Workflow:
     """Describe a workflow.
 
@@ -48,16 +54,16 @@ async def workflow_json(
     entries = {entry["name"]: entry for entry in journal if entry["kind"] == "step"}
     seen: dict[str, _Seen] = {}
     with suppress(ToolError):  # a call with invalid arguments has a handle, too
-        replay = _Replay(arguments, entries, now)
+        replay = _Replay(await read_workflow(arguments, expressions), entries, expressions, now)
         await replay.to_its_end()
         seen = replay.seen
     for each in seen.values():
         if each.state == "current" and not active:
             each.state = "failed"
     return {
-        "id": _text(arguments.get("workflowId")),
-        "name": _text(arguments.get("name")),
-        "steps": [_shown(step, seen, over=not active) for step in _steps(arguments.get("steps"))],
+        "id": text_of(arguments.get("workflowId")),
+        "name": text_of(arguments.get("name")),
+        "steps": [_shown(step, seen, over=not active) for step in steps_of(arguments.get("steps"))],
         "current": [id for id, each in seen.items() if each.state == "current"],
     }
 
@@ -79,7 +85,13 @@ class _Seen:
 class _Replay(WorkflowRun):
     """Replays a workflow as far as its journal goes. It is its own effects, and has no host: no step does anything."""
 
-    def __init__(self, arguments: Mapping[str, Any], entries: Mapping[str, dict[str, Any]], now: float) -> None:
+    def __init__(
+        self,
+        definition: Definition,
+        entries: Mapping[str, dict[str, Any]],
+        expressions: Expressions,
+        now: float,
+    ) -> None:
         self.seen: dict[str, _Seen] = {}
         self._entries = entries
         self._read = 0
@@ -87,17 +99,25 @@ class _Replay(WorkflowRun):
         """By the name of a visit: its step, and when it began."""
         self._latest: dict[str, float | None] = {}
         """By the name of a visit, or the prefix of a list: the latest end in it."""
-        me, definition = cast(Any, self), read_workflow(arguments)
+        self._expressions = expressions
+        self._evaluating = 0
+        self._evaluated = asyncio.Event()
+        me = cast(Any, self)
         values = (entry["value"] for entry in entries.values())
         ends = (value["at"] for value in values if isinstance(value, dict) and "at" in value)
         time = max(now, *ends, now)  # the process that runs it may have another clock
-        super().__init__(definition, me, me, cast(Any, None), lambda: time, max_steps=2**31)
+        super().__init__(definition, me, me, cast(Any, None), me, lambda: time, max_steps=2**31)
 
     async def to_its_end(self) -> None:
         """Replay until every branch has ended, or waits for an entry that the journal does not have."""
         running = asyncio.ensure_future(self.whole())
         quiet, read = 0, -1
         while quiet < _QUIET and not running.done():
+            if self._evaluating:
+                self._evaluated.clear()
+                await self._evaluated.wait()
+                quiet = 0
+                continue
             quiet, read = (quiet + 1 if read == self._read else 0), self._read
             await asyncio.sleep(0)
         running.cancel()
@@ -123,7 +143,7 @@ class _Replay(WorkflowRun):
             return self.began
         name, _, key = prefix[:-1].rpartition("/")
         step, began = self._visits[name]
-        key = _EACH if isinstance(step.kind, Loop) else key
+        key = EACH if isinstance(step.kind, Loop) else key
         entered = self.seen[step.id].entered
         entered[key] = entered.get(key, 0) + 1
         return began if isinstance(step.kind, Parallel) else self._latest[name]
@@ -135,7 +155,23 @@ class _Replay(WorkflowRun):
         self._latest[frame.prefix] = self._latest[frame.prefix[:-1].rpartition("/")[0]] = ended.at
         super().record(step, name, frame, ended)
 
+    # Its expressions
+
+    async def evaluate(
+        self, expressions: Sequence[Expression], values: Values, guards: Sequence[bool] = ()
+    ) -> Evaluated:
+        """Evaluate in the worker, and tell `to_its_end` that the replay still runs."""
+        self._evaluating += 1
+        try:
+            return await self._expressions.evaluate(expressions, values, guards)
+        finally:
+            self._evaluating -= 1
+            self._evaluated.set()
+
     # Its effects
+
+    def recorded(self, step_id: str) -> bool:
+        return step_id in self._entries
 
     async def run_json(self, step_id: str, input: Any, function: Callable[[Any], Awaitable[Any]]) -> Any:
         """Return what the journal has; without an entry, never return."""
@@ -168,53 +204,6 @@ class _Replay(WorkflowRun):
     def progress(self, done: float, total: float | None, message: str | None) -> None: ...
 
 
-_EACH = "each"
-
-
-@dataclass(frozen=True)
-class _List:
-    """A list of steps in a step: what its entries are named by, and what it is called."""
-
-    key: str
-    name: str
-    steps: list[dict[str, Any]]
-
-
-def _lists(step: Mapping[str, Any]) -> list[_List]:
-    """The lists in a step."""
-    config = _configs(step)
-    match step["type"]:
-        case "condition":
-            return [_List(key, key, _steps(config[key])) for key in ("then", "else") if config.get(key) is not None]
-        case "parallel":
-            branches = config.get("branches")
-            found = branches if isinstance(branches, list) else []
-            return [_List(str(at), f"branch {at + 1}", _steps(each)) for at, each in enumerate(found)]
-        case "loop":
-            return [_List(_EACH, "for each item", _steps(config.get("steps")))]
-        case "try_catch":
-            return [_List(key, key, _steps(config.get(key))) for key in ("try", "catch")]
-        case "switch":
-            cases = config.get("cases")
-            given = [each for each in cases if isinstance(each, Mapping)] if isinstance(cases, list) else []
-            found_cases = [
-                _List(str(at), f"= {_text(each.get('equals'))}", _steps(each.get("steps")))
-                for at, each in enumerate(given)
-            ]
-            default = config.get("default")
-            return found_cases + ([] if default is None else [_List("default", "otherwise", _steps(default))])
-    return []
-
-
-def _steps(given: Any) -> list[dict[str, Any]]:
-    """The steps of a list that can be shown: a call with wrong arguments has a handle, too."""
-    if not isinstance(given, list):
-        return []
-    return [
-        each for each in given if isinstance(each, dict) and all(isinstance(each.get(k), str) for k in ("id", "type"))
-    ]
-
-
 def _shown(step: dict[str, Any], found: Mapping[str, _Seen], *, over: bool) -> dict[str, Any]:
     """Describe a step. `over`: the enclosing step or run has ended, so a step that was not run is skipped."""
     seen = found.get(step["id"], _Seen("skipped" if over else "to come"))
@@ -230,27 +219,14 @@ def _shown(step: dict[str, Any], found: Mapping[str, _Seen], *, over: bool) -> d
         "error": seen.error,
         "on_success": step.get("onSuccess"),
         "on_error": step.get("onError"),
-        "condition": _text(step.get("condition")) or None,
-        "skip_if": _text(step.get("skipIf")) or None,
+        "condition": text_of(step.get("condition")) or None,
+        "skip_if": text_of(step.get("skipIf")) or None,
         "lists": [
             {
                 "name": inner.name,
                 "times": seen.entered.get(inner.key, 0),
                 "steps": [_shown(each, found, over=below) for each in inner.steps],
             }
-            for inner in _lists(step)
+            for inner in nested_lists(step)
         ],
     }
-
-
-def _configs(step: Mapping[str, Any]) -> Mapping[str, Any]:
-    config = step.get("config")
-    return config if isinstance(config, Mapping) else {}
-
-
-def _text(value: Any) -> str:
-    """A text of the definition, or an expression's."""
-    if isinstance(value, Mapping) and isinstance(value.get("cel"), str):
-        value = value["cel"]
-    text = "" if value is None else value if isinstance(value, str) else str(value)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

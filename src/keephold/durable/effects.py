@@ -29,6 +29,9 @@ class Effects(Protocol):
     async def run_json(self, step_id: str, input: Any, function: Callable[[Any], Awaitable[Any]]) -> Any:
         """Run the function with the input, once; a replay returns what it returned, or raises what it raised."""
 
+    def recorded(self, step_id: str) -> bool:
+        """Return whether a step of that id was recorded before this replay began."""
+
     async def external_event_key(self, name: str) -> Key:
         """Return the key with which something outside delivers the event of that name."""
 
@@ -69,6 +72,9 @@ class CallEffects:
         given = to_bytes(input, f"the input of step `{step_id}`")
         self._journal.use(step_id)
         return await self._journal.run(step_id, given, function, input)
+
+    def recorded(self, step_id: str) -> bool:
+        return self._journal.recorded("step", step_id) is not None
 
     async def external_event_key(self, name: str) -> Key:
         self._check_open()

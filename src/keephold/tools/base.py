@@ -146,6 +146,8 @@ class Launching:
     read: "Callable[[Mapping[str, Any], float, Tools | None], Launch]"
     """Returns the handle to make, from the checked arguments, the time, and the tools that the conversation is offered;
     None for a call that was made before. Raises `ToolError`."""
+    check: Callable[[Mapping[str, Any]], Awaitable[None]] | None = None
+    """Checks the arguments before the handle is made, where that takes too long for the loop. Raises `ToolError`."""
     reply: "Callable[[Handle, Durability], Awaitable[Mapping[str, Any]]]"
     """Returns the answer to the call, after its handle has started or is parked."""
     parks: bool = False

@@ -6,7 +6,7 @@ countdown: a call costs a task only if its tool is one.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -105,6 +105,10 @@ class Batch:
 
     async def begin(self) -> None:
         """Hand it to the store. Commits finish in order, so a later batch finds the handles that this one spawns."""
+        await self._check_launched(self._calls)
+        await self._register()
+
+    async def _register(self) -> None:
         await self._registry.load(self._conversation, self._ids())
         await self._name_launched()
         conflict = self._conflict()
@@ -125,6 +129,7 @@ class Batch:
 
     async def resume(self, claim: Claim, uids: Sequence[str | None]) -> list[Reply]:
         """Answer a batch that a dead process began (B9); `uids` are those of the handles that its calls made."""
+        await self._check_launched(call for call, uid in zip(self._calls, uids, strict=True) if uid is None)
         await self._registry.load(self._conversation, self._ids())
         for call, uid in zip(self._calls, uids, strict=True):
             record = await self._registry.store.handle(uid) if uid is not None else None
@@ -180,7 +185,7 @@ class Batch:
     async def _begin_again(self) -> None:
         """W12: choose another id, because another call or process was quicker with this one."""
         try:
-            await self.begin()
+            await self._register()
         except KeepholdError as error:  # the store cannot be read, or is closed
             self._names_left = 0
             self._not_begun(error)
@@ -203,6 +208,19 @@ class Batch:
             if self.resumable:
                 why += "; it is in the store, and `rt.turn(conversation, resume=True)` takes it up again"
             self._answered.set_exception(KeepholdError(why, code="runtime_closed"))
+
+    async def _check_launched(self, calls: Iterable[ActiveCall]) -> None:
+        """Refuse spawns by another name whose arguments are wrong: like those that `read_call` refuses, they make no
+        handle."""
+        for call in calls:
+            parsed = call.parsed
+            launching = None if parsed.launch is None or parsed.tool is None else parsed.tool.launching
+            if launching is None or launching.check is None:
+                continue
+            try:
+                await launching.check(parsed.arguments)
+            except ToolError as error:
+                call.parsed = replace(parsed, action=None, handle_id=None, launch=None, error=error)
 
     async def _name_launched(self) -> None:
         """W12: number the id of a spawn by another name if it is taken."""

@@ -18,6 +18,7 @@ from keephold.tools.toolbox import One
 from keephold.tools.waiting import WaitToolHost, wait_tools
 from keephold.tools.waiting.agents import Agents
 from keephold.tools.waiting.measure import Measure
+from keephold.tools.workflow.expressions import Expressions
 from keephold.turn.ending import all_stopped
 from keephold.turn.replies import CANCELLED, Replies
 from keephold.turn.tool_call import ToolCall
@@ -40,7 +41,14 @@ class ToolServices:
         self._parts, self._queues = parts, queues
 
     def tools(
-        self, agents: Agents, measure: Measure, *, detached: str, private_addresses: bool, api_hosts: Sequence[str]
+        self,
+        agents: Agents,
+        measure: Measure,
+        expressions: Expressions,
+        *,
+        detached: str,
+        private_addresses: bool,
+        api_hosts: Sequence[str],
     ) -> list[Tool]:
         """Make the wait tools of the runtime."""
         return wait_tools(
@@ -54,6 +62,7 @@ class ToolServices:
                 offered=lambda conversation: self._parts.offers.of(conversation),
                 agents=agents,
                 measure=measure,
+                expressions=expressions,
                 detached=detached,
                 private_addresses=private_addresses,
                 api_hosts=api_hosts,

@@ -4,9 +4,9 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from tests.unit.workflow.world import call, cel, refusal, step, transform, workflow
+from tests.unit.workflow.world import call, cel, read, refusal, step, transform, workflow
 
-from keephold.tools.workflow import PARAMETERS, read_workflow
+from keephold.tools.workflow import PARAMETERS
 from keephold.tools.workflow.configs import READERS
 
 UNUSABLE = "config.expression: is no expression that can be used: "
@@ -36,7 +36,7 @@ def test_there_is_an_example_of_every_type() -> None:
 @pytest.mark.parametrize("type", GOOD)
 def test_a_good_step_is_taken(type: str) -> None:
     given = workflow(step("a", type, GOOD[type]), input=1, context={"k": 1}, timeoutMs=0, priority=3)
-    made = read_workflow(given)
+    made = read(given)
     assert (made.id, made.name, made.timeout, made.priority) == ("w", "W", None, 3)
     assert made.steps.steps[0].type == type
     jsonschema_rs.validate(PARAMETERS, given)
@@ -199,6 +199,6 @@ def test_steps_are_nested_only_so_deep() -> None:
 
 
 def test_a_workflow_goes_straight_if_it_neither_jumps_nor_nests() -> None:
-    assert read_workflow(workflow(transform("a", "1"))).straight
-    assert not read_workflow(workflow(transform("a", "1", onSuccess="$end"))).straight
-    assert not read_workflow(workflow(step("a", "loop", {"steps": []}))).straight
+    assert read(workflow(transform("a", "1"))).straight
+    assert not read(workflow(transform("a", "1", onSuccess="$end"))).straight
+    assert not read(workflow(step("a", "loop", {"steps": []}))).straight

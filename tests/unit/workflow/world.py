@@ -12,7 +12,9 @@ import msgspec
 
 from keephold import Key, ToolError
 from keephold.durable.journal import to_bytes
-from keephold.tools.workflow import WorkflowFailed, read_workflow, run_workflow
+from keephold.tools import cel as cel_module
+from keephold.tools.workflow import Workflow, WorkflowFailed, read_workflow, run_workflow
+from keephold.tools.workflow.expressions import Expressions
 
 
 class Killed(BaseException):
@@ -65,6 +67,9 @@ class Effects:
             raise
         self._commit(step_id, to_bytes([input, result], "the result"))
         return msgspec.json.decode(to_bytes(result, "the result"))
+
+    def recorded(self, step_id: str) -> bool:
+        return step_id in self.entries and step_id not in self._used
 
     def _commit(self, name: str, value: bytes) -> None:
         self.commits += 1
@@ -161,7 +166,11 @@ async def run(
 ) -> dict[str, Any]:
     """Read it and run it."""
     time = now or (lambda: 1_767_225_600.0)
-    return await run_workflow(read_workflow(given), fx or Effects(), around or Around(), now=time, **options)
+    expressions = options.pop("expressions", None) or inline()
+    workflow = await read_workflow(given, expressions)
+    return await run_workflow(
+        workflow, fx or Effects(), around or Around(), expressions=expressions, now=time, **options
+    )
 
 
 async def failed(given: dict[str, Any], *rest: Any, **options: Any) -> WorkflowFailed:
@@ -173,10 +182,28 @@ async def failed(given: dict[str, Any], *rest: Any, **options: Any) -> WorkflowF
     raise AssertionError(f"it did not fail: {result}")
 
 
+class Inline:
+    """What the worker runs, without a worker: quick, and as dangerous as the expressions."""
+
+    async def request(self, body: Any) -> Any:
+        return cel_module.answer(msgspec.msgpack.decode(msgspec.msgpack.encode(body)))
+
+    def close(self) -> None: ...
+
+
+def inline() -> Expressions:
+    return Expressions(Inline())
+
+
+def read(given: dict[str, Any]) -> Workflow:
+    """Read it; outside of a loop only."""
+    return asyncio.run(read_workflow(given, inline()))
+
+
 def refusal(given: dict[str, Any]) -> str:
-    """Why it is not run at all."""
+    """Why it is not run at all; outside of a loop only."""
     try:
-        read_workflow(given)
+        read(given)
     except ToolError as error:
         assert error.code == "invalid_arguments"
         return error.message

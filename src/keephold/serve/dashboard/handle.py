@@ -62,7 +62,7 @@ class _Page:
             status = (STATUS | _GONE).get(error.code, 400)
             return await self._renderer.problem(request, error.message, status, "/handles", title)
         events = await control.store_view.timeline(uid)
-        workflow = await control.store_view.workflow(uid) if fact["kind"] == "workflow" else None
+        workflow = await control.runtime_view.workflow(uid) if fact["kind"] == "workflow" else None
         return await self._renderer.page(
             request,
             "handle.html",

@@ -6,9 +6,8 @@ of JSON: `wait_for` shows it as `partialResult`, and `read_output` reads it.
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Literal
-
-import msgspec
 
 from keephold.durable.calls import Durability
 from keephold.errors import ToolError
@@ -19,6 +18,7 @@ from keephold.ids import made_id
 from keephold.text import instant, to_json
 from keephold.tools.base import Launch, Launching, QuestionPolicy, RetryPolicy, SpawnPolicy, Tool
 from keephold.tools.call import Call
+from keephold.tools.cel import shortened
 from keephold.tools.function import Function
 from keephold.tools.signature import Signature
 from keephold.tools.toolbox import Tools, has
@@ -29,8 +29,9 @@ from keephold.tools.waiting.tool import End, WaitToolHost, function_tool, object
 from keephold.tools.waiting.view import COUNT, TEXT, came_to, reply, status, text
 from keephold.tools.waiting.wait import first, wait
 from keephold.tools.workflow import PARAMETERS as OF_WORKFLOWS
-from keephold.tools.workflow import WorkflowFailed, definition, read_workflow, run_workflow
+from keephold.tools.workflow import WorkflowFailed, read_workflow, run_workflow
 from keephold.tools.workflow.http import Http
+from keephold.tools.workflow.shape import all_steps, config_of
 
 _RETRY = object_schema(
     "maxAttempts",
@@ -38,6 +39,8 @@ _RETRY = object_schema(
     baseDelayMs=COUNT | {"description": "Pause before the second attempt; default 200."},
     maxDelayMs=COUNT | {"description": "Pauses double up to this; default 5000."},
 ) | {"description": "Try again after a transient failure, with growing pauses."}
+_SHOWN = 20
+"""Unknown tools and agents that an error names."""
 _STARTED = "async handleId status message startTime timeout?"
 
 
@@ -200,27 +203,31 @@ WORKFLOW_RETURNS = reply(f"{_STARTED} workflowId name stepCount")
 
 def execute_workflow_tool(around: WaitToolHost) -> Tool:
     def read(arguments: Mapping[str, Any], now: float, tools: Tools | None) -> Launch:
-        workflow = read_workflow(_definition(arguments))
-        missing = list(_missing(workflow.steps, around, tools))
+        missing = list(islice(_missing(arguments["steps"], around, tools), _SHOWN))
         if missing:  # refused now, and not recovered after a crash: another process may have it (R1)
             raise ToolError("; ".join(missing), code="invalid_arguments")
+        id, name, count = arguments["workflowId"], arguments["name"], len(arguments["steps"])
         return Launch(
-            id=_handle_id("workflow", workflow.id, now),
+            id=_handle_id("workflow", id, now),
             kind="workflow",
-            metadata={"workflowId": workflow.id, "name": workflow.name, "stepCount": len(arguments["steps"])},
-            priority=workflow.priority,
+            metadata={"workflowId": id, "name": name, "stepCount": count},
+            priority=arguments.get("priority") or 0,
             retry=_retry(arguments),
         )
 
+    async def check(arguments: Mapping[str, Any]) -> None:
+        await read_workflow(_definition(arguments), around.expressions)
+
     async def execute_workflow_async(call: Call, **arguments: Any) -> dict[str, Any]:
         """Execute a workflow asynchronously. Returns a handle at once; wait for its result with wait_for."""
-        workflow = read_workflow(_definition(arguments))
+        workflow = await read_workflow(_definition(arguments), around.expressions)
         conversation = _Conversation(call, around)
         try:
             return await run_workflow(
                 workflow,
                 call.durable(),
                 conversation,
+                expressions=around.expressions,
                 now=around.now,
                 http=Http(private=around.private_addresses, hosts=around.api_hosts, permit=conversation.may_ask),
             )
@@ -243,7 +250,7 @@ def execute_workflow_tool(around: WaitToolHost) -> Tool:
         returns=WORKFLOW_RETURNS,
         source="python",
         kind="workflow",
-        launching=Launching(read=read, reply=reply, numbered=True),
+        launching=Launching(read=read, check=check, reply=reply, numbered=True),
         on_crash="replay",
         spawn=SpawnPolicy(on_turn_end="keep"),
         hints={"title": "Run a workflow", "readOnlyHint": False, "destructiveHint": True, "openWorldHint": True},
@@ -254,28 +261,20 @@ def _definition(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if key != "retry"}
 
 
-def _missing(part: Any, around: WaitToolHost, tools: Tools | None, step: str = "") -> Iterator[str]:
+def _missing(steps: Any, around: WaitToolHost, tools: Tools | None) -> Iterator[str]:
     """Yield the unknown tools and agents that steps name, nested ones included. A name may also be an expression.
 
     Tools that the conversation is not offered are unknown; for a workflow that was started before, only those that this
     process does not have."""
-    match part:
-        case definition.Step(id=id, kind=kind):
-            yield from _missing(kind, around, tools, id)
-        case definition.Tool(name=definition.Value(given=str() as name)):
-            if not (around.has_tool(name) if tools is None else has(tools, name)):
-                yield f"step `{step}`: there is no tool `{name}`"
-        case definition.Agent(agent_id=definition.Value(given=str() as name)):
-            if not around.agents.has(name, tools):
-                yield f"step `{step}`: there is no agent `{name}`"
-        case definition.Value():
-            pass
-        case tuple():
-            for each in part:
-                yield from _missing(each, around, tools, step)
-        case msgspec.Struct():
-            for field in part.__struct_fields__:
-                yield from _missing(getattr(part, field), around, tools, step)
+    for step in all_steps(steps):
+        where, config = f"step `{shortened(step['id'])}`", config_of(step)
+        match step["type"], config.get("name"), config.get("agentId"):
+            case "tool", str() as name, _:
+                if not (around.has_tool(name) if tools is None else has(tools, name)):
+                    yield f"{where}: there is no tool `{shortened(name)}`"
+            case "agent", _, str() as name:
+                if not around.agents.has(name, tools):
+                    yield f"{where}: there is no agent `{shortened(name)}`"
 
 
 class _Conversation:

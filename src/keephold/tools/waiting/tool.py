@@ -21,6 +21,7 @@ from keephold.tools.signature import Signature
 from keephold.tools.toolbox import Tools
 from keephold.tools.waiting.measure import Measure
 from keephold.tools.waiting.view import Text
+from keephold.tools.workflow.expressions import Expressions
 
 if TYPE_CHECKING:
     from keephold.tools.waiting.agents import Agents
@@ -95,6 +96,8 @@ class WaitToolHost:
     """Returns the tools that a conversation is offered."""
     agents: "Agents"
     measure: Measure
+    expressions: Expressions
+    """Those of workflows."""
     detached: str = "deny"
     """The decision if no user can be asked (P2)."""
     private_addresses: bool

@@ -44,9 +44,9 @@ def _tool(fields: Fields, _: Lists) -> Kind:
 
 def _api(fields: Fields, _: Lists) -> Kind:
     url = _text(fields, "url")
-    if url.literal and url.given and not url.given.lower().startswith(("http://", "https://")):
+    if isinstance(url.given, str) and url.given and not url.given.lower().startswith(("http://", "https://")):
         fields.problems.add(fields.at("url"), "must begin with http:// or https://")
-    given = {"method": Value(fields.choice("method", METHODS), True), "url": url}
+    given = {"method": Value(fields.choice("method", METHODS)), "url": url}
     given["headers"] = fields.value("headers", dict, {})
     if "body" in fields.given:
         given["body"] = fields.value("body")
@@ -143,19 +143,20 @@ def _wait(fields: Fields, _: Lists) -> Kind:
             fields.problems.add(fields.at("handleIds"), "is empty; name at least one handle")
         return definition.WaitHandles(ids, mode)
     one = fields.value("handleId", str, "")
-    return definition.WaitHandles(Value([one.given], one.literal), mode)
+    return definition.WaitHandles(Value(definition.OpenArray([one.given]), one.expressions), mode)
 
 
 def _text(fields: Fields, key: str) -> Value:
     """Read a required string, or an expression in its place."""
     if not fields.has(key) or isinstance(fields.given[key], str):
-        return Value(fields.text(key), True)
+        return Value(fields.text(key))
     return fields.value(key, str, "")
 
 
 def _together(values: Mapping[str, Value]) -> Value:
     """Return an object of these values as one value."""
-    return Value({key: value.given for key, value in values.items()}, all(each.literal for each in values.values()))
+    given = {key: value.given for key, value in values.items()}
+    return Value(definition.OpenObject(given), tuple(each for value in values.values() for each in value.expressions))
 
 
 def _steps(fields: Fields, key: str, lists: Lists) -> Steps:
@@ -166,7 +167,7 @@ def _optional(fields: Fields, key: str, lists: Lists) -> Steps | None:
     return _steps(fields, key, lists) if fields.has(key) else None
 
 
-_NOTHING = Expression.__new__(Expression)
+_NOTHING = Expression("", in_loop=False)
 
 
 def _usable(expression: Expression | None) -> Expression:

@@ -1,17 +1,19 @@
-"""A workflow that is ready to run: checked, its expressions compiled. `reading.py` makes it from arguments."""
+"""A workflow that is ready to run: checked, its expressions included. `reading.py` makes it from arguments."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
 
-from keephold.tools.workflow.expressions import Expression
+from keephold.tools.workflow.expressions import Evaluated, Expression
 
 END = "$end"
 """The target of a jump that ends the list of its step."""
 
 MAX_STEPS = 10_000
 """Steps that one run executes, each visit of a step counted."""
+MAX_DEFINED = 2000
+"""Steps of a workflow, nested ones included."""
 MAX_NESTING = 16
 MAX_BRANCHES = 64
 MAX_CONCURRENCY = 64
@@ -25,21 +27,32 @@ class Value(msgspec.Struct, frozen=True):
     """A value of a config, with an `Expression` for each `{"cel": "…"}` in it."""
 
     given: Any
-    literal: bool
-    """Whether it has no expression."""
+    expressions: tuple[Expression, ...] = ()
 
-    def resolve(self, evaluate: Callable[[Expression], Any]) -> Any:
-        return self.given if self.literal else _resolved(self.given, evaluate)
+    def resolve(self, evaluated: Evaluated) -> Any:
+        """Return it with the values of its expressions. Raises `ToolError`."""
+        return _resolved(self.given, evaluated)
 
 
-def _resolved(given: Any, evaluate: Callable[[Expression], Any]) -> Any:
+class OpenObject(dict[str, Any]):
+    """An object of a value that has expressions in it. All others are taken as they are, however large."""
+
+
+class OpenArray(list[Any]):
+    """The same for an array."""
+
+
+_OPEN = frozenset((Expression, OpenObject, OpenArray))
+
+
+def _resolved(given: Any, evaluated: Evaluated) -> Any:
     match given:
         case Expression():
-            return evaluate(given)
-        case dict():
-            return {key: _resolved(each, evaluate) for key, each in given.items()}
-        case list():
-            return [_resolved(each, evaluate) for each in given]
+            return evaluated(given)
+        case OpenObject():
+            return {key: _resolved(part, evaluated) if type(part) in _OPEN else part for key, part in given.items()}
+        case OpenArray():
+            return [_resolved(part, evaluated) if type(part) in _OPEN else part for part in given]
     return given
 
 
@@ -147,12 +160,33 @@ Kind = (
 )  # fmt: skip
 
 
+PURE = (Transform, Merge, SetVariable, GetVariable)
+"""Kinds without effects outside: their expressions are evaluated when the step is done, which is recorded."""
+
+
+def expressions_of(part: Any) -> Iterator[Expression]:
+    """Yield the expressions of a kind, those of nested steps excepted."""
+    match part:
+        case Expression():
+            yield part
+        case Value():
+            yield from part.expressions
+        case tuple():
+            for each in part:
+                yield from expressions_of(each)
+        case msgspec.Struct() if not isinstance(part, Steps):
+            for field in part.__struct_fields__:
+                yield from expressions_of(getattr(part, field))
+
+
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One step. `kind` is its work; the other fields are common to all steps."""
 
     id: str
     type: str
     kind: Kind
+    expressions: tuple[Expression, ...] = ()
+    """Those of its kind."""
     on_success: str | None = None
     on_error: str | None = None
     condition: Expression | None = None
@@ -162,6 +196,16 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None = None
     """Seconds."""
     retry: Retry = Retry(max_attempts=1)
+
+    @property
+    def guards(self) -> tuple[Expression, ...]:
+        """The expressions that decide whether it is skipped."""
+        return tuple(each for each in (self.condition, self.skip_if) if each is not None)
+
+    @property
+    def go_on_if(self) -> tuple[bool, ...]:
+        """What each of its guards must give."""
+        return (*((True,) if self.condition is not None else ()), *((False,) if self.skip_if is not None else ()))
 
     @property
     def goes_on(self) -> bool:

@@ -3,6 +3,9 @@
 A replay runs the workflow again. The journal has the result and time of each step under the step's name: its path, with
 a number for each visit. Everything in between (which step is next, an expression's value, a passed deadline) follows
 from the journal and is computed again. So after a crash the workflow resumes at the step that was interrupted.
+
+One thing does not follow: whether an expression reaches a limit of the worker's time or memory. If it does, and the
+step itself would not record that, an entry of its own says so.
 """
 
 import asyncio
@@ -17,9 +20,11 @@ from keephold.durable.journal import NOT_THE_TOOLS
 from keephold.durable.keys import Key
 from keephold.errors import KeepholdError, ToolError
 from keephold.text import instant
+from keephold.tools.cel import shortened
 from keephold.tools.workflow.definition import (
     END,
     MAX_STEPS,
+    PURE,
     Delay,
     SetVariable,
     Step,
@@ -28,7 +33,7 @@ from keephold.tools.workflow.definition import (
     WaitHandles,
     Workflow,
 )
-from keephold.tools.workflow.expressions import shortened
+from keephold.tools.workflow.expressions import NOTHING, Evaluated, Expressions, LimitHit, Unavailable
 from keephold.tools.workflow.frame import (
     Cut,
     Deadline,
@@ -47,6 +52,8 @@ from keephold.tools.workflow.steps import NESTED, Work, leaf
 
 _AT = "ended at "
 """How the trace of a recorded error begins, which has its time."""
+_YIELD = 50
+"""Visits after which a run yields to the loop."""
 MAX_KEPT = 64 * 1024 * 1024
 """Bytes of all results of a run, as JSON."""
 
@@ -56,6 +63,7 @@ async def run_workflow(
     fx: Effects,
     around: WorkflowHost,
     *,
+    expressions: Expressions,
     now: Callable[[], float],
     max_steps: int = MAX_STEPS,
     http: Http | None = None,
@@ -65,7 +73,7 @@ async def run_workflow(
     `now` returns the time of day. It is called only where the answer is recorded, or to wait for a recorded time.
     `http` sends the requests of `api` steps (default: to no host).
     """
-    run = WorkflowRun(definition, fx, around, http or Http(), now, max_steps)
+    run = WorkflowRun(definition, fx, around, http or Http(), expressions, now, max_steps)
     try:
         return await run.whole()
     finally:
@@ -81,12 +89,14 @@ class WorkflowRun:
         fx: Effects,
         around: WorkflowHost,
         http: Http,
+        expressions: Expressions,
         now: Callable[[], float],
         max_steps: int,
     ) -> None:
         self.fx = fx
         self.around = around
         self.http = http
+        self.expressions = expressions
         self.now = now
         self._definition = definition
         self._max_steps = max_steps
@@ -124,6 +134,8 @@ class WorkflowRun:
         """Run a list to its end and return the data. Raises `Failure` or `Cut`."""
         visits: dict[str, int] = {}
         position = 0
+        if not steps.steps:
+            await self._count(frame.prefix)  # or a loop in a loop would go round without end
         while position < len(steps.steps):
             step = steps.steps[position]
             visit = visits[step.id] = visits.get(step.id, 0) + 1
@@ -135,7 +147,9 @@ class WorkflowRun:
 
     async def visit(self, step: Step, name: str, frame: Frame) -> str | None:
         """Run a step once and return the target of its jump."""
-        self._count(step)
+        await self._count(step.id)
+        total = float(len(self._definition.steps.steps)) if self._definition.straight else None
+        self.around.progress(self.executed - 1, total, f"{step.id} ({step.type})")
         try:
             ended = await self._run(step, name, frame)
         except Cut as cut:
@@ -162,16 +176,17 @@ class WorkflowRun:
             ToolError(f"step `{step.id}` failed: {error.message}", code=error.code, transient=error.transient)
         )
 
-    def _count(self, step: Step) -> None:
+    async def _count(self, next: str) -> None:
+        """Count a visit, an attempt, or a list without steps; together they are limited."""
         self.executed += 1
         if self.executed > self._max_steps:
             why = (
-                f"the workflow has executed {self._max_steps:,} steps, which is the limit; `{step.id}` was next. "
+                f"the workflow has executed {self._max_steps:,} steps, which is the limit; `{next}` was next. "
                 "Look for a jump that never ends"
             )
             raise LimitReached(ToolError(why, code="limit_exceeded"))
-        total = float(len(self._definition.steps.steps)) if self._definition.straight else None
-        self.around.progress(self.executed - 1, total, f"{step.id} ({step.type})")
+        if not self.executed % _YIELD:
+            await asyncio.sleep(0)  # recorded steps do not wait for anything
 
     def record(self, step: Step, name: str, frame: Frame, ended: StepEnded) -> None:
         """Keep the end of a visit."""
@@ -194,25 +209,52 @@ class WorkflowRun:
 
     async def _run(self, step: Step, name: str, frame: Frame) -> StepEnded:
         try:
-            reason = _reason_to_skip(step, frame)
+            evaluated = await self._evaluate(step, name, frame)
+            reason = _reason_to_skip(step, evaluated)
         except ToolError as error:
             return StepEnded(await self._time(name), error=error)
         if reason is not None:
             return StepEnded(await self._time(name), {"skipped": True, "reason": reason}, skipped=True)
         if type(step.kind) in NESTED:
-            return await self._nested(step, name, frame)
+            return await self._nested(step, name, frame, evaluated)
         if isinstance(step.kind, Delay):
-            return await self._delay(step, step.kind, name, frame)
-        return await self._leaf(step, name, frame)
+            return await self._delay(step, name, frame, evaluated)
+        return await self._leaf(step, name, frame, evaluated)
 
-    async def _nested(self, step: Step, name: str, frame: Frame) -> StepEnded:
+    async def _evaluate(self, step: Step, name: str, frame: Frame) -> Evaluated:
+        """Evaluate the guards of a step, and its other expressions in the same request.
+
+        A step without effects evaluates its own when its work is done, so that a replay does not have to. If it has
+        guards, they go along all the same.
+        """
+        wanted = step.guards if isinstance(step.kind, PURE) and not step.guards else (*step.guards, *step.expressions)
+        if not wanted:
+            return NOTHING
+        limit = f"{name}!"
+        if self.fx.recorded(limit):
+            raise ToolError(**await self.fx.run_json(limit, None, _given))
+        try:
+            return await self.expressions.evaluate(wanted, frame.values, step.go_on_if)
+        except Unavailable as error:
+            raise LimitReached(error) from None
+        except LimitHit as error:
+            hit = error
+        if self.fx.recorded(name):  # the step was done, so the values were there: another path would repeat its work
+            raise LimitReached(ToolError(f"step `{step.id}` cannot be replayed: {hit.message}", code=hit.code))
+
+        async def say(_: Any) -> dict[str, Any]:
+            return _error(hit)
+
+        raise ToolError(**await self.fx.run_json(limit, None, say))
+
+    async def _nested(self, step: Step, name: str, frame: Frame, evaluated: Evaluated) -> StepEnded:
         """Run a step with nested steps, which record themselves; this entry is written after all of them."""
         inner = frame.within("")
         inner.deadline = await self._deadline(step, name, frame)
         inner.guarded = frame.guarded or step.goes_on
         result, error = None, None
         try:
-            result = await NESTED[type(step.kind)](self, step.kind, name, inner)
+            result = await NESTED[type(step.kind)](self, step.kind, name, inner, evaluated)
         except Failure as failed:
             error = failed.error
         except Cut as cut:
@@ -228,9 +270,9 @@ class WorkflowRun:
         began = await self._time(f"{name}?")
         return nearer(frame.deadline, Deadline(began + step.timeout, name, step.timeout))
 
-    async def _delay(self, step: Step, kind: Delay, name: str, frame: Frame) -> StepEnded:
+    async def _delay(self, step: Step, name: str, frame: Frame, evaluated: Evaluated) -> StepEnded:
         """Sleep; the one entry has the start, from which the end follows."""
-        work = leaf(self, kind, name, frame)
+        work = leaf(self, step, name, frame, evaluated)
         final = not (frame.guarded or step.goes_on)
         entry = await self._entry(name, work, frame.deadline, None, final=final)
         if "result" not in entry:
@@ -242,9 +284,9 @@ class WorkflowRun:
             return StepEnded(due, error=timed_out(seconds))
         return StepEnded(due, {"delayed": ms, "timestamp": instant(due)})
 
-    async def _leaf(self, step: Step, name: str, frame: Frame) -> StepEnded:
+    async def _leaf(self, step: Step, name: str, frame: Frame, evaluated: Evaluated) -> StepEnded:
         """Run a step without nested steps: one entry for each attempt."""
-        work = leaf(self, step.kind, name, frame)
+        work = leaf(self, step, name, frame, evaluated)
         if isinstance(step.kind, WaitEvent):
             await self._announce(step.kind, name, step, frame)
         waits = isinstance(step.kind, WaitHandles | WaitEvent)
@@ -259,6 +301,7 @@ class WorkflowRun:
             if failed is None or not failed["transient"] or last:
                 return self._ended(entry)
             await self._until(entry["at"] + step.retry.pause(attempt), frame)
+            await self._count(step.id)
             attempt += 1
 
     async def event_key(self, kind: WaitEvent, name: str) -> Key:
@@ -360,16 +403,20 @@ class WorkflowRun:
         return end
 
 
-def _reason_to_skip(step: Step, frame: Frame) -> str | None:
+def _reason_to_skip(step: Step, evaluated: Evaluated) -> str | None:
     for field, expression, skips in (("condition", step.condition, False), ("skipIf", step.skip_if, True)):
         if expression is None:
             continue
-        given = frame.evaluate(expression)
+        given = evaluated(expression)
         if not isinstance(given, bool):
             raise ToolError(f"`{field}` must give true or false, and `{shortened(expression.source)}` gives neither")
         if given is skips:
             return f"{field} is {str(given).lower()}: {shortened(expression.source)}"
     return None
+
+
+async def _given(value: Any) -> Any:
+    return value
 
 
 def _error(error: ToolError) -> dict[str, Any]:

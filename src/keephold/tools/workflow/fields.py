@@ -3,25 +3,73 @@
 A wrong field reads as a harmless value; the workflow is refused in the end, so that value is never used.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
-from keephold.tools.workflow.definition import Value
-from keephold.tools.workflow.expressions import BadExpression, Expression
+from keephold.text import to_json
+from keephold.tools.cel import shortened
+from keephold.tools.workflow.definition import OpenArray, OpenObject, Value
+from keephold.tools.workflow.expressions import Expression
 
 _NAMES = {str: "a string", bool: "true or false", int: "an integer", list: "an array", dict: "an object"}
 
 
-class Problems(list[str]):
-    """Mistakes with their paths, and the expressions that were compiled on the way, with theirs."""
+_MOST = 100
+"""Problems after which reading ends: nobody fixes more at once, and each takes time to word."""
+_NAME = 100
+"""Characters of an unknown name that is shown, and compared with known ones."""
+_PARTS = 50_000
+"""Arrays and objects in values with expressions."""
+
+
+class TooManyProblems(Exception):
+    """Reading ends early."""
+
+
+class Problems:
+    """Mistakes with their paths in the order of the text. Those of expressions are found later, in a worker."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.expressions: list[tuple[str, Expression]] = []
+        self._found: list[str | Located] = []
+        self._mistakes = 0
+        self.parts = 0
+        """Arrays and objects that were searched for expressions."""
 
     def add(self, path: str, what: str) -> None:
-        self.append(f"{path}: {what}")
+        self._found.append(f"{path}: {what}")
+        self._mistakes += 1
+        if self._mistakes >= _MOST:
+            raise TooManyProblems
+
+    def expression(self, path: str, source: str, in_loop: bool) -> Expression:
+        expression = Expression(source, in_loop)
+        if expression.too_long is None:
+            self._found.append((path, expression))
+        else:
+            self.add(path, _unusable(expression.too_long))
+        return expression
+
+    @property
+    def expressions(self) -> "list[Located]":
+        return [each for each in self._found if not isinstance(each, str)]
+
+    def listed(self, wrong: Mapping[Expression, str]) -> list[str]:
+        """Return all mistakes; `wrong` are those of expressions."""
+        return [
+            each if isinstance(each, str) else f"{each[0]}: {_unusable(wrong[each[1]])}"
+            for each in self._found
+            if isinstance(each, str) or each[1] in wrong
+        ]
+
+
+Located = tuple[str, Expression]
+"""An expression with its path."""
+
+
+def _unusable(why: str) -> str:
+    return f"is no expression that can be used: {why}"
 
 
 class Fields:
@@ -35,7 +83,7 @@ class Fields:
         """Whether expressions may read `item` and `index`."""
 
     def at(self, key: str) -> str:
-        return f"{self.path}.{key}" if self.path else key
+        return _inside(self.path, f".{shortened(key, _NAME)}" if self.path else shortened(key, _NAME))
 
     def has(self, key: str) -> bool:
         return self.given.get(key) is not None
@@ -43,11 +91,8 @@ class Fields:
     def only(self, *known: str) -> None:
         """Note every other field as a mistake."""
         for key in self.given:
-            if key in known:
-                continue
-            near = get_close_matches(key, known, n=1, cutoff=0.75)
-            right = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(known)}"
-            self.problems.add(self.at(key), f"is not known here; {right}")
+            if key not in known:
+                self.problems.add(self.at(key), f"is not known here; {instead_of(key, known, 0.75)}")
 
     def text(self, key: str, *, required: bool = True) -> str:
         """Read a string that is not empty."""
@@ -99,36 +144,43 @@ class Fields:
             self.problems.add(self.at(key), "is missing; it is a CEL expression")
         if not self.has(key) or not self._is(key, str):
             return None
-        return self._compiled(self.given[key], self.at(key))
+        return self.problems.expression(self.at(key), self.given[key], self.in_loop)
 
     def value(self, key: str, kind: type | None = None, default: Any = None) -> Value:
         """Read any value, or one of a kind, with an expression for each `{"cel": "…"}`."""
         given = self.given.get(key, default)
         if key in self.given and kind is not None and not _is_expression(given) and not self._is(key, kind):
             given = default
-        made = self._with_expressions(given, self.at(key))
-        return Value(made, literal=made is given)
-
-    def _with_expressions(self, given: Any, path: str) -> Any:
-        """Replace each `{"cel": "…"}`; return the same object if there is none."""
-        if _is_expression(given):
-            return self._compiled(given["cel"], path) or given
-        if isinstance(given, dict):
-            made = {key: self._with_expressions(each, f"{path}.{key}") for key, each in given.items()}
-            return given if all(made[key] is given[key] for key in given) else made
-        if isinstance(given, list):
-            listed = [self._with_expressions(each, f"{path}[{at}]") for at, each in enumerate(given)]
-            return given if all(one is other for one, other in zip(listed, given, strict=True)) else listed
-        return given
-
-    def _compiled(self, source: str, path: str) -> Expression | None:
+        if type(given) not in _NESTS or not _may_have_expressions(given):
+            return Value(given)
+        found: list[Expression] = []
         try:
-            expression = Expression(source, in_loop=self.in_loop)
-        except BadExpression as error:
-            self.problems.add(path, f"is no expression that can be used: {error}")
-            return None
-        self.problems.expressions.append((path, expression))
-        return expression
+            return Value(self._with_expressions(given, self.at(key), found), tuple(found))
+        except _TooManyParts:
+            self.problems.add(self.at(key), f"has more than {_PARTS:,} arrays and objects beside its expressions")
+            return Value(None)
+
+    def _with_expressions(self, given: Any, path: str, found: list[Expression]) -> Any:
+        """Replace each `{"cel": "…"}`; return the same object if there is none."""
+        self.problems.parts += 1
+        if self.problems.parts > _PARTS:
+            raise _TooManyParts
+        if _is_expression(given):
+            found.append(self.problems.expression(path, given["cel"], self.in_loop))
+            return found[-1]
+        before = len(found)
+        made: Any
+        if isinstance(given, dict):
+            made = OpenObject(given)
+            for key, part in given.items():
+                if type(part) in _NESTS:
+                    made[key] = self._with_expressions(part, _inside(path, f".{shortened(key, _NAME)}"), found)
+        else:
+            made = OpenArray(given)
+            for at, part in enumerate(given):
+                if type(part) in _NESTS:
+                    made[at] = self._with_expressions(part, _inside(path, f"[{at}]"), found)
+        return given if len(found) == before else made
 
     def _is(self, key: str, kind: type) -> bool:
         given = self.given[key]
@@ -136,6 +188,37 @@ class Fields:
             return True
         self.problems.add(self.at(key), f"must be {_NAMES[kind]}, not {_shown(given)}")
         return False
+
+
+_NESTS = (dict, list)
+_PATH = 300
+"""Characters of a path; one is kept for each expression."""
+
+
+def _inside(path: str, key: str) -> str:
+    made = path + key
+    return made if len(made) <= _PATH else f"…{made[-_PATH:]}"
+
+
+class _TooManyParts(Exception):
+    pass
+
+
+def _may_have_expressions(given: Any) -> bool:
+    """Whether it is worth a search: finding a word in the JSON of a megabyte takes a hundredth of the time."""
+    return b'"cel"' in to_json(given)
+
+
+def instead_of(name: str, known: Sequence[str], cutoff: float) -> str:
+    """Return what an unknown name should be."""
+    near = get_close_matches(name, known, n=1, cutoff=cutoff) if len(name) <= _NAME else None
+    return f"did you mean `{near[0]}`?" if near else f"known are {some(known)}"
+
+
+def some(names: Iterable[str], most: int = 20) -> str:
+    """Return names for a message, the first of them if there are many."""
+    first = list(islice(names, most + 1))
+    return ", ".join([*first[:most], *(["…"] if len(first) > most else [])])
 
 
 def _is_expression(given: Any) -> bool:

@@ -8,13 +8,12 @@ The module also has the exceptions by which parts of the engine end steps and ru
 """
 
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from keephold.errors import ToolError
-from keephold.tools.workflow.definition import Value
-from keephold.tools.workflow.expressions import Expression
+from keephold.tools.workflow.expressions import Reads
 
 Record = dict[str, Any]
 Records = list[Any]
@@ -71,15 +70,11 @@ class Frame:
         self.variables.update(other.variables.maps[0])
         self.results.update(other.results.maps[0])
 
-    def evaluate(self, expression: Expression) -> Any:
-        """Return the value of an expression here. Raises `ToolError`."""
-        return expression.evaluate({name: self._seen(name, keys) for name, keys in expression.reads.names.items()})
+    def values(self, reads: Reads) -> dict[str, Any]:
+        """Return the variables that are read here."""
+        return {name: self._seen(name, keys) for name, keys in reads.items()}
 
-    def resolve(self, value: Value) -> Any:
-        """Return a value of a config with its expressions evaluated. Raises `ToolError`."""
-        return value.resolve(self.evaluate)
-
-    def _seen(self, name: str, keys: frozenset[str] | None) -> Any:
+    def _seen(self, name: str, keys: Set[str] | None) -> Any:
         """Return a variable; for an object only the keys that are read, because there may be thousands of results."""
         if name == "steps":
             return dict(self.results) if keys is None else _only(self.results, keys)
@@ -95,7 +90,7 @@ class Frame:
         """Return the input, and the result of every step as `step_<id>`."""
         return {**self.context, **{f"step_{id}": result for id, result in self.results.items()}}
 
-    def _context_at(self, keys: frozenset[str]) -> dict[str, Any]:
+    def _context_at(self, keys: Set[str]) -> dict[str, Any]:
         seen = _only(self.context, keys)
         for key in keys:
             if key.startswith("step_") and key[5:] in self.results:
@@ -103,7 +98,7 @@ class Frame:
         return seen
 
 
-def _only(value: Mapping[str, Any], keys: frozenset[str]) -> dict[str, Any]:
+def _only(value: Mapping[str, Any], keys: Set[str]) -> dict[str, Any]:
     return {key: value[key] for key in keys if key in value}
 
 

@@ -4,14 +4,24 @@ Everything is checked before anything runs: types, configs, ids, jumps, expressi
 schema (`PARAMETERS`) does not describe a `config`: `read_workflow` checks it, and reports all mistakes at once.
 """
 
-from collections.abc import Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keephold.errors import ToolError
+from keephold.tools.cel import shortened
 from keephold.tools.workflow.configs import COMMON, READERS, RETRIED
-from keephold.tools.workflow.definition import END, MAX_NESTING, Retry, Step, Steps, Workflow
-from keephold.tools.workflow.fields import Fields, Problems
+from keephold.tools.workflow.definition import (
+    END,
+    MAX_DEFINED,
+    MAX_NESTING,
+    Retry,
+    Step,
+    Steps,
+    Workflow,
+    expressions_of,
+)
+from keephold.tools.workflow.expressions import MAX_EXPRESSIONS, MAX_SOURCE, Expression, Expressions
+from keephold.tools.workflow.fields import Fields, Problems, TooManyProblems, instead_of, some
 
 _FIELDS = ("workflowId", "name", "steps", "input", "context", "timeoutMs", "priority")
 _STEP_FIELDS = ("id", "type", "config", "onSuccess", "onError", "condition", "skipIf")
@@ -20,17 +30,31 @@ _SHOWN = 20
 """Number of problems that an error names; a model would not read more."""
 
 
-def read_workflow(arguments: Mapping[str, Any]) -> Workflow:
+async def read_workflow(arguments: Mapping[str, Any], expressions: Expressions) -> Workflow:
     """Return the workflow of these arguments. Raises `ToolError` with the code `invalid_arguments`."""
     problems = Problems()
+    reading = _Reading(problems)
+    workflow = None
+    try:
+        workflow = _workflow(arguments, problems, reading)
+        wrong = await _wrong(problems, expressions)
+        reading.check_references()
+    except TooManyProblems:
+        wrong = {}
+    found = problems.listed(wrong)
+    if workflow is None or found:
+        raise ToolError(_listed(found), code="invalid_arguments")
+    return workflow
+
+
+def _workflow(arguments: Mapping[str, Any], problems: Problems, reading: "_Reading") -> Workflow:
     fields = Fields(arguments, "", problems)
     fields.only(*_FIELDS)
-    reading = _Reading(problems)
     given = fields.array("steps")
     if fields.has("steps") and not given:
         problems.add("steps", "is empty; a workflow has at least one step")
     limited = fields.has("timeoutMs") and arguments["timeoutMs"] != 0
-    workflow = Workflow(
+    return Workflow(
         id=fields.text("workflowId"),
         name=fields.text("name"),
         steps=reading(given, "steps", in_loop=False),
@@ -40,13 +64,21 @@ def read_workflow(arguments: Mapping[str, Any]) -> Workflow:
         timeout=fields.seconds("timeoutMs") if limited else None,
         priority=fields.number("priority", 0, least=-(2**31), most=2**31),
     )
-    reading.check_references()
-    if problems:
-        raise ToolError(_listed(problems), code="invalid_arguments")
-    return workflow
 
 
-def _listed(problems: Problems) -> str:
+async def _wrong(problems: Problems, expressions: Expressions) -> dict[Expression, str]:
+    """Return what is wrong with expressions, and note if they are too many to be compiled."""
+    found = [expression for _, expression in problems.expressions]
+    size = sum(len(each.source) for each in found)
+    if len(found) > MAX_EXPRESSIONS or size > MAX_SOURCE:
+        what = f"have {len(found):,} expressions with {size:,} characters together"
+        problems.add("steps", f"{what}; at most {MAX_EXPRESSIONS:,} with {MAX_SOURCE:,} characters are allowed")
+        return {}
+    said = await expressions.compile(found)
+    return {expression: why for expression, why in zip(found, said, strict=True) if why is not None}
+
+
+def _listed(problems: Sequence[str]) -> str:
     head = "The workflow cannot be run; nothing was started."
     lines = [head, *(f"- {each}" for each in problems[:_SHOWN])]
     if len(problems) > _SHOWN:
@@ -60,7 +92,7 @@ class _Reading:
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
         self._ids: dict[str, str] = {}
-        self._depth = 0
+        self._depth = self._count = 0
         self.nested = False
         self.jumps = False
 
@@ -76,7 +108,8 @@ class _Reading:
         read = [self._step(each, f"{path}[{at}]", in_loop) for at, each in enumerate(given)]
         self._depth -= 1
         steps = tuple(step for step in read if step is not None)
-        targets = [each["id"] for each in given if isinstance(each, Mapping) and isinstance(each.get("id"), str)]
+        ids = (each["id"] for each in given if isinstance(each, Mapping) and isinstance(each.get("id"), str))
+        targets = dict.fromkeys(ids)
         for at, step in enumerate(read):
             if step is not None:
                 self._check_jumps(step, targets, f"{path}[{at}]")
@@ -86,6 +119,10 @@ class _Reading:
         if not isinstance(given, Mapping):
             self._problems.add(path, 'must be an object: {"id": "a", "type": "transform", "config": {…}}')
             return None
+        self._count += 1
+        if self._count > MAX_DEFINED:
+            self._problems.add(path, f"is step {self._count:,}; a workflow has at most {MAX_DEFINED:,}")
+            raise TooManyProblems
         fields = Fields(given, path, self._problems, in_loop=in_loop)
         fields.only(*_STEP_FIELDS)
         id, type = self._id(fields), fields.text("type")
@@ -93,16 +130,17 @@ class _Reading:
         config = Fields(fields.object("config"), fields.at("config"), self._problems, in_loop=in_loop)
         if type not in READERS:
             if type:
-                near = get_close_matches(type, READERS, n=1, cutoff=0.8)
-                right = f"did you mean `{near[0]}`?" if near else f"known are {', '.join(READERS)}"
-                self._problems.add(fields.at("type"), f"no step is of type `{type}`; {right}")
+                what = f"no step is of type `{shortened(type)}`; {instead_of(type, tuple(READERS), 0.8)}"
+                self._problems.add(fields.at("type"), what)
             return None
         reader, known = READERS[type]
         config.only(*known, *COMMON, *(("retry",) if type in RETRIED else ()))
+        kind = reader(config, self)
         return Step(
             id=id,
             type=type,
-            kind=reader(config, self),
+            kind=kind,
+            expressions=tuple(expressions_of(kind)),
             on_success=fields.text("onSuccess", required=False) or None,
             on_error=fields.text("onError", required=False) or None,
             condition=condition,
@@ -120,7 +158,8 @@ class _Reading:
                 fields.at("id"), "must be 1 to 128 characters, no spaces, controls or `/`, and not `$end`"
             )
         if id in self._ids and id:
-            self._problems.add(fields.at("id"), f"`{id}` is the id of {self._ids[id]}, too; an id is given once")
+            what = f"`{shortened(id)}` is the id of {self._ids[id]}, too; an id is given once"
+            self._problems.add(fields.at("id"), what)
         self._ids.setdefault(id, fields.path)
         return id
 
@@ -135,7 +174,7 @@ class _Reading:
             fields.number("maxDelayMs", 5000, least=0, most=86_400_000),
         )
 
-    def _check_jumps(self, step: Step, targets: list[str], path: str) -> None:
+    def _check_jumps(self, step: Step, targets: Mapping[str, None], path: str) -> None:
         for key, target in (("onSuccess", step.on_success), ("onError", step.on_error)):
             if target is None:
                 continue
@@ -144,15 +183,16 @@ class _Reading:
                 continue
             elsewhere = self._ids.get(target)
             why = f"stands in another list, at {elsewhere}" if elsewhere else "is the id of no step"
-            known = ", ".join([*targets, END])
-            self._problems.add(f"{path}.{key}", f"`{target}` {why}; from here a jump may go to {known}")
+            known = some((*targets, END))
+            self._problems.add(f"{path}.{key}", f"`{shortened(target)}` {why}; from here a jump may go to {known}")
 
     def check_references(self) -> None:
         """Note expressions that read the result of an unknown step, which could only fail."""
         for path, expression in self._problems.expressions:
-            for id in sorted((expression.reads.names.get("steps") or frozenset()) - set(self._ids)):
-                known = ", ".join(each for each in self._ids if each)
-                self._problems.add(path, f"reads the result of step `{id}`, which is not there; there are {known}")
+            for id in sorted((expression.reads.get("steps") or set()) - self._ids.keys()):
+                known = some(each for each in self._ids if each)
+                what = f"reads the result of step `{shortened(id)}`, which is not there; there are {known}"
+                self._problems.add(path, what)
 
 
 _CEL = "A CEL expression over input, data, context, vars, steps.<id>, error and, in a loop, item and index."

@@ -2,16 +2,18 @@
 branches, loops, choices, and a list that may fail."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from keephold.durable.journal import to_bytes
 from keephold.errors import ToolError
+from keephold.tools.cel import shortened
 from keephold.tools.workflow import definition
-from keephold.tools.workflow.definition import Kind, Steps, Value
-from keephold.tools.workflow.expressions import shortened
+from keephold.tools.workflow.definition import Step, Steps, Value
+from keephold.tools.workflow.expressions import NOTHING, Evaluated
+from keephold.tools.workflow.fields import some
 from keephold.tools.workflow.frame import Cut, Failure, Frame
 
 if TYPE_CHECKING:
@@ -27,53 +29,64 @@ class Work:
     given: Any = None
 
 
-def leaf(run: "WorkflowRun", kind: Kind, name: str, frame: Frame) -> Work:
+def leaf(run: "WorkflowRun", step: Step, name: str, frame: Frame, evaluated: Evaluated) -> Work:
     """Return the work of a step. If it cannot be resolved, the work fails, which is recorded, too."""
     try:
-        return _work(run, kind, name, frame)
+        return _work(run, step, name, frame, evaluated)
     except ToolError as error:
-        refused = error
+        return refused(error)
+
+
+def refused(error: ToolError) -> Work:
+    """Return work that only fails."""
 
     async def refuse(entry: str) -> Any:
-        raise refused
+        raise error
 
     return Work(refuse)
 
 
-def _work(run: "WorkflowRun", kind: Kind, name: str, frame: Frame) -> Work:
-    match kind:
-        case definition.Agent():
-            return _asked(run.around.agent, frame.resolve(kind.agent_id), frame.resolve(kind.parameters), "agentId")
-        case definition.Tool():
-            return _asked(run.around.tool, frame.resolve(kind.name), frame.resolve(kind.arguments), "name")
-        case definition.Api():
-            request = frame.resolve(kind.request)
+def _work(run: "WorkflowRun", step: Step, name: str, frame: Frame, evaluated: Evaluated) -> Work:
+    match step.kind:
+        case definition.Agent() as kind:
+            whom, given = kind.agent_id.resolve(evaluated), kind.parameters.resolve(evaluated)
+            return _asked(run.around.agent, whom, given, "agentId")
+        case definition.Tool() as kind:
+            whom, given = kind.name.resolve(evaluated), kind.arguments.resolve(evaluated)
+            return _asked(run.around.tool, whom, given, "name")
+        case definition.Api() as kind:
+            request = kind.request.resolve(evaluated)
             return Work(lambda entry: run.http.request(request, entry, kind.seconds), request)
-        case definition.WaitHandles():
-            return _wait_handles(run, kind, frame)
-        case definition.WaitEvent():
+        case definition.WaitHandles() as kind:
+            return _wait_handles(run, kind, evaluated)
+        case definition.WaitEvent() as kind:
             return Work(partial(_event, run, kind, name))
-        case definition.Delay():
-            ms = _ms(frame.resolve(kind.ms))
+        case definition.Delay() as kind:
+            ms = _ms(kind.ms.resolve(evaluated))
             return Work(lambda _: _given(ms), ms)
-    return Work(lambda _: _pure(kind, frame))
+    return Work(lambda _: _pure(run, step, frame, evaluated))
 
 
 async def _given(value: Any) -> Any:
     return value
 
 
-async def _pure(kind: Kind, frame: Frame) -> Any:
+async def _pure(run: "WorkflowRun", step: Step, frame: Frame, evaluated: Evaluated) -> Any:
     """Steps without effects outside."""
+    kind = step.kind
+    if isinstance(kind, definition.GetVariable) and kind.name in frame.variables:
+        return frame.variables[kind.name]
+    if evaluated is NOTHING:
+        evaluated = await run.expressions.evaluate(step.expressions, frame.values)
     match kind:
         case definition.Transform():
-            return frame.evaluate(kind.expression)
+            return evaluated(kind.expression)
         case definition.SetVariable():
-            return frame.resolve(kind.value)
+            return kind.value.resolve(evaluated)
         case definition.GetVariable():
-            return _variable(kind, frame)
+            return _default(kind, frame, evaluated)
         case definition.Merge():
-            return _merged(kind, frame.resolve(kind.values))
+            return _merged(kind, kind.values.resolve(evaluated))
     raise AssertionError(f"no leaf: {kind}")
 
 
@@ -95,12 +108,10 @@ def _asked(
     return Work(run, [whom, given])
 
 
-def _variable(kind: definition.GetVariable, frame: Frame) -> Any:
-    if kind.name in frame.variables:
-        return frame.variables[kind.name]
+def _default(kind: definition.GetVariable, frame: Frame, evaluated: Evaluated) -> Any:
     if kind.default is not None:
-        return frame.resolve(kind.default)
-    known = ", ".join(f"`{name}`" for name in frame.variables) or "none yet"
+        return kind.default.resolve(evaluated)
+    known = some(f"`{name}`" for name in frame.variables) or "none yet"
     raise ToolError(f"no variable `{kind.name}` has been set; there are: {known}. A `default` would be taken")
 
 
@@ -123,8 +134,8 @@ def _ms(given: Any) -> float:
     return given
 
 
-def _wait_handles(run: "WorkflowRun", kind: definition.WaitHandles, frame: Frame) -> Work:
-    ids = frame.resolve(kind.ids)
+def _wait_handles(run: "WorkflowRun", kind: definition.WaitHandles, evaluated: Evaluated) -> Work:
+    ids = kind.ids.resolve(evaluated)
     if not isinstance(ids, list) or not ids or not all(isinstance(id, str) for id in ids):
         raise ToolError("a wait is for ids of handles, at least one, each a string")
 
@@ -155,12 +166,14 @@ def _kind(value: Any) -> str:
     return repr(value)
 
 
-Nested = Callable[["WorkflowRun", Any, str, Frame], Awaitable[Any]]
+Nested = Callable[["WorkflowRun", Any, str, Frame, Evaluated], Awaitable[Any]]
 
 
-async def _condition(run: "WorkflowRun", kind: definition.Condition, name: str, frame: Frame) -> Any:
+async def _condition(
+    run: "WorkflowRun", kind: definition.Condition, name: str, frame: Frame, evaluated: Evaluated
+) -> Any:
     with failing():
-        given = frame.evaluate(kind.expression)
+        given = evaluated(kind.expression)
         if not isinstance(given, bool):
             source = shortened(kind.expression.source)
             raise ToolError(f"`expression` must give true or false, and `{source}` gives neither")
@@ -169,10 +182,10 @@ async def _condition(run: "WorkflowRun", kind: definition.Condition, name: str, 
     return await _chosen(run, kind.then if given else kind.otherwise, name, frame, "then" if given else "else")
 
 
-async def _switch(run: "WorkflowRun", kind: definition.Switch, name: str, frame: Frame) -> Any:
-    value = _resolved(frame, kind.value)
+async def _switch(run: "WorkflowRun", kind: definition.Switch, name: str, frame: Frame, evaluated: Evaluated) -> Any:
+    value = _resolved(kind.value, evaluated)
     for at, (equals, steps) in enumerate(kind.cases):
-        if _same(_resolved(frame, equals), value):
+        if _same(_resolved(equals, evaluated), value):
             return await _chosen(run, steps, name, frame, str(at))
     return await _chosen(run, kind.default, name, frame, "default")
 
@@ -182,7 +195,7 @@ async def _chosen(run: "WorkflowRun", steps: Steps | None, name: str, frame: Fra
     return frame.data if steps is None else await run.run_list(steps, frame.within(f"{name}/{key}/"))
 
 
-async def _try_catch(run: "WorkflowRun", kind: definition.TryCatch, name: str, frame: Frame) -> Any:
+async def _try_catch(run: "WorkflowRun", kind: definition.TryCatch, name: str, frame: Frame, _: Evaluated) -> Any:
     tried = frame.within(f"{name}/try/")
     tried.guarded = True
     try:
@@ -193,11 +206,13 @@ async def _try_catch(run: "WorkflowRun", kind: definition.TryCatch, name: str, f
         return await run.run_list(kind.caught, caught)
 
 
-async def _parallel(run: "WorkflowRun", kind: definition.Parallel, name: str, frame: Frame) -> Any:
-    frames = [frame.beside(f"{name}/{at}/") for at in range(len(kind.branches))]
-    for each in frames:
-        each.guarded = True
-    ends = await _side_by_side(run, list(zip(kind.branches, frames, strict=True)), kind.concurrency, frame)
+async def _parallel(run: "WorkflowRun", kind: definition.Parallel, name: str, frame: Frame, _: Evaluated) -> Any:
+    def branch(at: int) -> Frame:
+        made = frame.beside(f"{name}/{at}/")
+        made.guarded = True
+        return made
+
+    ends = await _side_by_side(run, kind.branches, branch, kind.concurrency, frame)
     results = [
         {"success": False, "error": end.message} if isinstance(end, ToolError) else {"success": True, "result": end}
         for end in ends
@@ -207,8 +222,8 @@ async def _parallel(run: "WorkflowRun", kind: definition.Parallel, name: str, fr
     return {"type": "parallel", "results": results, **counts}
 
 
-async def _loop(run: "WorkflowRun", kind: definition.Loop, name: str, frame: Frame) -> Any:
-    items = frame.data if kind.items is None else _resolved(frame, kind.items)
+async def _loop(run: "WorkflowRun", kind: definition.Loop, name: str, frame: Frame, evaluated: Evaluated) -> Any:
+    items = frame.data if kind.items is None else _resolved(kind.items, evaluated)
     with failing():
         if not isinstance(items, list):
             raise ToolError("Loop step requires array data")
@@ -226,8 +241,8 @@ async def _loop(run: "WorkflowRun", kind: definition.Loop, name: str, frame: Fra
     if kind.concurrency == 1:
         results = [await run.run_list(kind.steps, body(at, frame.within)) for at in range(len(items))]
     else:
-        frames = [body(at, frame.beside) for at in range(len(items))]
-        results = await _side_by_side(run, [(kind.steps, each) for each in frames], kind.concurrency, frame)
+        lists = [kind.steps] * len(items)
+        results = await _side_by_side(run, lists, lambda at: body(at, frame.beside), kind.concurrency, frame)
         for at, end in enumerate(results):
             if isinstance(end, ToolError):
                 raise Failure(ToolError(f"item {at}: {end.message}", code=end.code, transient=end.transient))
@@ -235,21 +250,23 @@ async def _loop(run: "WorkflowRun", kind: definition.Loop, name: str, frame: Fra
 
 
 async def _side_by_side(
-    run: "WorkflowRun", lists: list[tuple[Steps, Frame]], concurrency: int, frame: Frame
+    run: "WorkflowRun", lists: Sequence[Steps], make: Callable[[int], Frame], concurrency: int, frame: Frame
 ) -> list[Any]:
     """Run all of them to their ends and return what each ended with, data or error.
 
-    If an enclosing deadline passes, each of them notices it by itself.
+    If an enclosing deadline passes, each of them notices it by itself. A frame is made when its list begins: a loop in
+    a loop could have a million of them, and reaches the limit of steps long before.
     """
     ends: list[Any] = [None] * len(lists)
+    frames: dict[int, Frame] = {}
     cuts: list[Cut] = []
     waiting = iter(range(len(lists)))
 
     async def worker() -> None:
         for at in waiting:
-            steps, own = lists[at]
+            own = frames[at] = make(at)
             try:
-                ends[at] = await run.run_list(steps, own)
+                ends[at] = await run.run_list(lists[at], own)
             except Failure as failed:
                 ends[at] = failed.error
             except Cut as cut:
@@ -266,16 +283,16 @@ async def _side_by_side(
         for each in workers:
             each.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-    for _, own in lists:
-        frame.join(own)
+    for at in range(len(frames)):
+        frame.join(frames[at])
     if cuts:
         raise cuts[0]
     return ends
 
 
-def _resolved(frame: Frame, value: Value) -> Any:
+def _resolved(value: Value, evaluated: Evaluated) -> Any:
     with failing():
-        return frame.resolve(value)
+        return value.resolve(evaluated)
 
 
 class failing:  # noqa: N801 (reads as a statement)
