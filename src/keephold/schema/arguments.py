@@ -82,9 +82,10 @@ class ArgumentCheck:
         try:
             if self._is_valid(arguments):
                 return self._with_defaults(arguments)
-            arguments = self._with_defaults(self._as_meant(arguments, self._schema.root))
-            if self._is_valid(arguments):
-                return arguments
+            if not _has_more_parts(arguments, _MAX_CORRECTED):
+                arguments = self._with_defaults(self._as_meant(arguments, self._schema.root))
+                if self._is_valid(arguments):
+                    return arguments
             faults = _Faults(self._schema).of(arguments, self._schema.root, ())
             reasons = [_sentence(fault, self._tool) for fault in itertools.islice(faults, _MAX_FAULTS + 1)]
         except ConfigError as error:  # a schema with its own ids, which only the validator can follow
@@ -367,7 +368,20 @@ _BLAMED = (
     ("oneOf",),
 )
 _MAX_FAULTS = 5
+_MAX_CORRECTED = 20_000
+"""Parts of arguments that are still corrected: half a million would hold the loop up for a second."""
 _MAX_SHOWN = 10
+
+
+def _has_more_parts(value: Any, most: int) -> bool:
+    parts = [value]
+    for _ in range(most):
+        if not parts:
+            return False
+        part = parts.pop()
+        if isinstance(part, dict | list):
+            parts.extend(part.values() if isinstance(part, dict) else part)
+    return True
 
 
 def _message(tool: str, reasons: Sequence[str]) -> str:

@@ -175,7 +175,7 @@ def shortened(text: str, length: int = 120) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
-# What it reads
+# Tokens
 
 _TOKEN = re.compile(
     r"(?P<text>[rRbB]{0,2}(?:'''.*?'''|\"\"\".*?\"\"\"|'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"))"

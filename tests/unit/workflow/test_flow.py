@@ -107,7 +107,7 @@ async def test_W10_ten_thousand_steps_are_the_limit_by_itself() -> None:
 async def test_W10_results_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "MAX_KEPT", 50)
     caught = await failed(workflow(transform("a", "'x' + data", onSuccess="a"), input=""))
-    assert "are over 64 MiB, with that of `a`" in caught.message and len(caught.partial["steps"]) == 8
+    assert "are over 16 MiB, with that of `a`" in caught.message and len(caught.partial["steps"]) == 8
 
 
 async def test_W10_a_value_of_the_workflow_that_is_no_json_fails_its_step() -> None:

@@ -3,6 +3,7 @@
 An error of the call is an object, too: `{"error": …, "isError": true}` (W7).
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -34,6 +35,10 @@ WRITES: dict[str, Any] = {"readOnlyHint": False, "destructiveHint": False, "open
 ENDS: dict[str, Any] = {"readOnlyHint": False, "destructiveHint": True, "openWorldHint": False}
 
 
+_YIELD = 100
+"""Handles that are looked up before others may run."""
+_NAMED = 100
+"""Unknown handles after which no others are looked for."""
 _OURS = "call:"
 """How the ids of one-shot calls begin, those of `sleep` among them (S6, W1)."""
 
@@ -139,14 +144,18 @@ class WaitToolHost:
             raise _in_our_words(id, error) from None
 
     async def find_all(self, call: Call, ids: Sequence[str]) -> dict[str, Handle]:
-        """Return the handles of these ids, each once. Raises one error that names every unknown id (W4)."""
+        """Return the handles of these ids, each once. Raises one error that names the unknown ids (W4)."""
         found: dict[str, Handle] = {}
         wrong: list[ToolError] = []
-        for id in dict.fromkeys(ids):
+        for number, id in enumerate(dict.fromkeys(ids)):
+            if number and not number % _YIELD:
+                await asyncio.sleep(0)  # a store in memory does not wait
             try:
                 found[id] = await self.find(call, id)
             except ToolError as error:
                 wrong.append(error)
+                if len(wrong) == _NAMED:
+                    break
         if wrong:
             code = wrong[0].code if len(wrong) == 1 else "handle_not_found"
             raise ToolError(". ".join(error.message for error in wrong), code=code)

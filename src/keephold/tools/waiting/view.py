@@ -5,7 +5,7 @@ times are floored.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -95,16 +95,17 @@ def fitting(value: Any, room: int = 12_000) -> Any:
     encoded = to_json(value)
     if len(encoded) <= room or isinstance(value, str):
         return value
-    structure = len(encoded) - sum(len(to_json(string)) for string in _strings(value))
-    return value if structure <= room else encoded.decode()
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _strings(each)
+    structure = len(encoded)
+    parts = [value]
+    for _ in range(room):  # each part takes a byte at least: a comma or a bracket
+        if not parts:
+            return value if structure <= room else encoded.decode()
+        part = parts.pop()
+        if isinstance(part, str):
+            structure -= len(to_json(part))
+        elif isinstance(part, dict | list):
+            parts.extend(part.values() if isinstance(part, dict) else part)
+    return encoded.decode()
 
 
 def wants(handle: Handle) -> dict[str, Any]:

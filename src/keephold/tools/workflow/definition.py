@@ -17,6 +17,8 @@ MAX_DEFINED = 2000
 MAX_NESTING = 16
 MAX_BRANCHES = 64
 MAX_CONCURRENCY = 64
+MAX_TASKS = 128
+"""Lists that run concurrently in one run. Inside others, one of each step runs in any case."""
 MAX_ITERATIONS = 10_000
 MAX_DELAY_MS = 365 * 24 * 3600 * 1000
 
@@ -204,7 +206,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def go_on_if(self) -> tuple[bool, ...]:
-        """What each of its guards must give."""
+        """The values that its guards must have, each."""
         return (*((True,) if self.condition is not None else ()), *((False,) if self.skip_if is not None else ()))
 
     @property

@@ -54,8 +54,8 @@ _AT = "ended at "
 """How the trace of a recorded error begins, which has its time."""
 _YIELD = 50
 """Visits after which a run yields to the loop."""
-MAX_KEPT = 64 * 1024 * 1024
-"""Bytes of all results of a run, as JSON."""
+MAX_KEPT = 16 * 1024 * 1024
+"""Bytes of all results of a run, as JSON. Its result has most of them twice, and is written at once."""
 
 
 async def run_workflow(
@@ -102,6 +102,8 @@ class WorkflowRun:
         self._max_steps = max_steps
         self.executed = 0
         self._kept = 0
+        self.tasks = 0
+        """Lists that run concurrently, in all steps."""
         self.began = self._last = 0.0
 
     async def whole(self) -> dict[str, Any]:
@@ -204,7 +206,7 @@ class WorkflowRun:
         self._kept += len(msgspec.json.encode(result))
         if self._kept > MAX_KEPT:
             raise LimitReached(
-                ToolError(f"the results of the steps are over 64 MiB, with that of `{step.id}`", code="limit_exceeded")
+                ToolError(f"the results of the steps are over 16 MiB, with that of `{step.id}`", code="limit_exceeded")
             )
 
     async def _run(self, step: Step, name: str, frame: Frame) -> StepEnded:

@@ -26,7 +26,7 @@ _AT_ONCE = 8
 """Requests under way. More would not be quicker, and each is a copy of its variables."""
 
 _NOT_ENCODED = (TypeError, ValueError, OverflowError, RecursionError, NotImplementedError)
-"""What is raised for text that is not Unicode, for values nested too deeply, for integers of more than 64 bits."""
+"""Raised for text that is not Unicode, for values nested too deeply, for integers of more than 64 bits."""
 
 Reads = Mapping[str, Set[str] | None]
 """The variables that an expression reads; for an object the keys, or None for all of it."""
@@ -71,7 +71,7 @@ class Unavailable(ToolError):
 
 
 class Evaluated:
-    """What expressions gave."""
+    """The values of expressions, or why they have none."""
 
     __slots__ = ("results",)
 

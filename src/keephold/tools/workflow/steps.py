@@ -272,14 +272,16 @@ async def _side_by_side(
             except Cut as cut:
                 cuts.append(cut)
 
-    workers = [asyncio.create_task(worker()) for _ in range(min(concurrency, len(lists)))]
+    count = max(1, min(concurrency, len(lists), definition.MAX_TASKS - run.tasks))
+    workers = [asyncio.create_task(worker()) for _ in range(count)]
+    run.tasks += count
     try:
-        if workers:
-            await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+        await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
         for each in workers:
             if each.done():
                 each.result()
     finally:
+        run.tasks -= count
         for each in workers:
             each.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
