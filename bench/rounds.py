@@ -72,6 +72,21 @@ def measure(
     )
 
 
+def added(what: str, plan: Plan, limit: float, bare: Round, ours: Round) -> Row:
+    """Measure both in turns, and how many seconds ours takes more; at most `limit` meets the bar."""
+    pairs = _alternate(plan, bare, ours)
+    more = [b - a for a, b in pairs]
+    middle = statistics.median(more)
+    return Row(
+        what=what,
+        bare=seconds(statistics.median(a for a, _ in pairs)),
+        ours=seconds(statistics.median(b for _, b in pairs)),
+        result=f"+ {seconds(middle)} ({seconds(min(more))}–{seconds(max(more))})",
+        bar=f"≤ + {seconds(limit)}",
+        met=middle <= limit,
+    )
+
+
 def _alternate(plan: Plan, bare: Round, ours: Round) -> list[tuple[float, float]]:
     for warm_up in (bare, ours):  # imports and caches
         _round(warm_up, plan.seconds / 5)

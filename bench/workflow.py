@@ -3,7 +3,7 @@
 Timed from `run_workflow` to its result, the check of the workflow before that excepted; for each step. Against as many
 raw journaled steps of ours: `fx.run_json` with an async function that returns what it was given, in a call like that.
 Beside it what the check takes, expressions compiled, and what the worker process of the expressions adds: the same
-workflow against one whose expressions are evaluated in this process, each first in every other round.
+workflow against one whose expressions are evaluated in this process.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from bench.inside import inside, step_on
-from bench.rounds import Bar, Plan, Row, measure, seconds
+from bench.rounds import Bar, Plan, Row, added, measure, seconds
 from keephold.durable.effects import Effects
 from keephold.tools import cel
 from keephold.tools.workflow import read_workflow, run_workflow
@@ -113,6 +113,14 @@ def run(plan: Plan) -> list[Row]:
             partial(workflow, directory / "ours.db", steps),
             show=speed,
         )
+        worker = added(
+            "… with expressions in the worker, against in this process",
+            plan,
+            200e-6,
+            partial(workflow, directory / "inline.db", steps, worker=False),
+            partial(workflow, directory / "worker.db", steps),
+        )
     checks = sorted(asyncio.run(check(steps)) for _ in range(plan.rounds))
     shown = f"{seconds(checks[len(checks) // 2])} ({seconds(checks[0])}–{seconds(checks[-1])})"
-    return [row, Row("… the check of such a step before anything runs", "", seconds(checks[len(checks) // 2]), shown)]
+    check_row = Row("… the check of such a step before anything runs", "", seconds(checks[len(checks) // 2]), shown)
+    return [row, worker, check_row]

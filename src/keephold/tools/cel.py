@@ -122,7 +122,7 @@ def compiled(source: str, in_loop: bool) -> "Compiled":
 class Compiled:
     """A compiled expression."""
 
-    __slots__ = ("_builds", "_program", "reads")
+    __slots__ = ("_builds", "_optionals", "_program", "reads")
 
     def __init__(self, source: str, in_loop: bool) -> None:
         """Raises `BadExpression`."""
@@ -130,6 +130,9 @@ class Compiled:
         tokens = _tokens(source)
         self._builds = any(text in ("map", "filter") and after == "(" for (_, text), (_, after) in pairwise(tokens))
         """It makes lists of lists; the library needs the square of the length for that."""
+        self._optionals = any(text == "optional" for _, text in tokens) or any(
+            before in (".", "[", "{", ",") and text == "?" for (_, before), (_, text) in pairwise(tokens)
+        )
         self.reads = _reads(tokens, names)
         """The variables it reads, as far as its text shows."""
         try:
@@ -148,7 +151,7 @@ class Compiled:
             raise Failed(f"`map` and `filter` go over lists of at most {MAX_LIST:,} elements; use a `loop` step")
         try:
             value = self._program.eval(data=values)
-            kind, made = value.type().name(), value.plain_value()
+            kind, made = value.type().name(), _converted(value) if self._optionals else value.plain_value()
         except MemoryError:
             raise
         except Exception as error:
@@ -156,6 +159,17 @@ class Compiled:
         if kind == "ERROR":
             raise Failed(_words(made))
         return _json(made)
+
+
+def _converted(value: Any) -> Any:
+    """Return a value of the library as Python's, part by part. The library itself converts a whole value quicker, but
+    crashes if there is an optional in a map."""
+    kind = value.type().name()
+    if kind.startswith("LIST"):
+        return [_converted(part) for part in value.value()]
+    if kind.startswith("MAP"):
+        return {key: _converted(part) for key, part in value.value().items()}
+    return value.plain_value()
 
 
 def _json(made: Any) -> tuple[Any, int]:
