@@ -55,8 +55,8 @@ def _work(run: "WorkflowRun", step: Step, name: str, frame: Frame, evaluated: Ev
             whom, given = kind.name.resolve(evaluated), kind.arguments.resolve(evaluated)
             return _asked(run.around.tool, whom, given, "name")
         case definition.Api() as kind:
-            request = kind.request.resolve(evaluated)
-            return Work(lambda entry: run.http.request(request, entry, kind.seconds), request)
+            request, secs = kind.request.resolve(evaluated), kind.seconds
+            return Work(lambda entry: run.http.request(request, entry, secs), request)
         case definition.WaitHandles() as kind:
             return _wait_handles(run, kind, evaluated)
         case definition.WaitEvent() as kind:
