@@ -348,17 +348,16 @@ async def test_B9_a_resumed_batch_that_is_cut_off_again_is_resumed_again(tmp_pat
     cut = await cut_in([work], [call("work")], story, tmp_path)
     story.dies = True
     store = cut.store
-    for life in (2, 3):
-        async with Runtime([work], store=store) as rt:
-            turn = await rt.turn("main", resume=True).__aenter__()
-            resuming = asyncio.create_task(turn.resume())
-            await until(lambda life=life: len(ran) == life)  # type: ignore[misc]
-            await asyncio.sleep(0.05)
-            store = power_cut(store)
-        with pytest.raises(KeepholdError):
-            await resuming
+    async with Runtime([work], store=store) as rt:
+        turn = await rt.turn("main", resume=True).__aenter__()
+        resuming = asyncio.create_task(turn.resume())
+        await until(lambda: len(ran) == 2)
+        await asyncio.sleep(0.05)
+        store = power_cut(store)
+    with pytest.raises(KeepholdError):
+        await resuming
     story.dies = False
     async with Runtime([work], store=store) as rt, rt.turn("main", resume=True) as turn:
         (response,) = await turn.resume()
-        assert response.result == "attempt 4"
-    assert ran == [1, 2, 3, 4] and story.did == ["once"]
+        assert response.result == "attempt 3"
+    assert ran == [1, 2, 3] and story.did == ["once"]

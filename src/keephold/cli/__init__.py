@@ -44,6 +44,7 @@ GROUPS = {
         "allow": ("keephold.cli.requests:allow", "Allow a call, or let the model see its result."),
         "deny": ("keephold.cli.requests:deny", "Deny a call, or withhold its result."),
         "abort": ("keephold.cli.abort:abort", "Abort handles, in any process."),
+        "retry": ("keephold.cli.retry:retry", "Repeat a call that was stopped because it ended its process."),
         "wait": ("keephold.cli.wait:wait", "Wait until handles have stopped."),
         "complete": ("keephold.cli.complete:complete", "Complete a parked call by its key."),
         "revoke": ("keephold.cli.complete:revoke", "Invalidate the open keys of a conversation."),

@@ -161,6 +161,13 @@ PAGES = {
         ("ps", "send", "wait"),
         ((0, "all of them have stopped"), (1, "one of them could not be aborted"), _REFUSED),
     ),
+    "retry": Page(
+        (
+            ("Repeat a call that was stopped with code crash_loop:", "keephold retry deploy"),
+            ("Wait for the new handle:", "keephold retry deploy && keephold wait deploy"),
+        ),
+        ("show", "abort", "wait"),
+    ),
     "wait": Page(
         (
             ("Wait until both have stopped:", "keephold wait build test"),

@@ -102,6 +102,11 @@ def _facts(found: dict[str, Any], now: float) -> Iterator[tuple[str, Any]]:
         from keephold.control.handle_json import allowed_text
 
         yield "allowed by", allowed_text(found["allowed_by"])
+    if found["deaths"]:
+        turn = "; it waits for its turn" if found["standing"] == "queued" and found["state"] != "stopped" else ""
+        yield "deaths", f"{found['deaths']}, of the processes that ran it{turn}"
+    if found["retry_of"] is not None:
+        yield "retry of", found["retry_of"]
     yield "arguments", found["arguments"]
     if found["question"] is not None:
         yield from _question(found["question"])

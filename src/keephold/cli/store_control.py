@@ -109,6 +109,9 @@ class Stored:
     async def revoke_permission(self, id: str) -> dict[str, Any]:
         return dict(await self._control.revoke_permission(id))
 
+    async def retry(self, uid: str) -> dict[str, Any]:
+        return dict(await self._control.retry(uid))
+
     async def wait_for(self, facts: Sequence[dict[str, Any]], *, any: bool, timeout: float | None) -> dict[str, Any]:
         uids = [fact["uid"] for fact in facts]
         return dict(await self._control.wait(all=() if any else uids, any=uids if any else (), timeout=timeout))

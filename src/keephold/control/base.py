@@ -44,6 +44,9 @@ class Controls(Protocol):
     async def abort(self, uid: str) -> dict[str, Any]:
         """Abort a handle as the user, and return the reply."""
 
+    async def retry(self, uid: str) -> dict[str, Any]:
+        """Repeat a call that was stopped with code `crash_loop`: `{"id", "uid", "retry_of"}` of the new handle."""
+
     async def wait_for(self, facts: Sequence[dict[str, Any]], *, any: bool, timeout: float | None) -> dict[str, Any]:
         """Wait until all of them, or any, have stopped, and return the answer of `await`."""
 

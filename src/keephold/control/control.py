@@ -40,6 +40,14 @@ class WaitResult(TypedDict):
     needs_input: NotRequired[bool]
 
 
+class RetriedCall(TypedDict):
+    """The new handle of a repeated call, and the uid of the first one."""
+
+    id: str
+    uid: str
+    retry_of: str
+
+
 class Revoked(TypedDict):
     """How many keys were revoked."""
 
@@ -125,6 +133,12 @@ class Control:
         if reply.is_error and handle.active:
             raise KeepholdError(reply.result, code=reply.code or "tool_error")
         return _decoded(reply)
+
+    async def retry(self, uid: str) -> RetriedCall:
+        """Repeat a call that was stopped because it ended its process (R8). The new handle has its journal."""
+        await self.store_view.record(uid)
+        again = await self.runtime.recovery.retry(uid)
+        return {"id": again.id, "uid": again.uid, "retry_of": again.retry_of or uid}
 
     async def _known(self, uid: str) -> Handle:
         """Return this runtime's handle of that uid. Raises `KeepholdError` if there is none."""

@@ -147,6 +147,11 @@ class HandleDetails(HandleGlance, kw_only=True):
     waits: list[OpenWait]
     keys: dict[str, str] | UnsetType = UNSET
     waits_for_resume: Annotated[bool, msgspec.Meta(description="Its process died; resuming its turn runs it again.")]
+    deaths: Annotated[int, msgspec.Meta(description="Processes that died while they ran it, without progress since.")]
+    standing: Annotated[
+        str | None, msgspec.Meta(description="`queued`: resumed calls start one at a time, and it is not its turn yet.")
+    ]
+    retry_of: Annotated[str | None, msgspec.Meta(description="The uid of the call that it repeats.")]
     journal: list[JournalEntry]
     journal_entries: int
     output: OutputSize | UnsetType | None = UNSET
@@ -258,6 +263,9 @@ def details(
         on_timeout=parking.on_timeout if parking is not None else None,
         on_cancel=parking.on_cancel if parking is not None else None,
         waits=[open_wait(row) for row in waits],
+        deaths=record.deaths,
+        standing=record.standing,
+        retry_of=record.retry_of,
         journal=[journal_entry(entry) for entry in journal],
         journal_entries=entries,
         **more,

@@ -349,6 +349,9 @@ class RemoteControl(Requests):
     async def abort(self, uid: str) -> Any:
         return await self.post(f"/api/handles/{_part(uid)}/abort", {}, timeout=None)
 
+    async def retry(self, uid: str) -> Any:
+        return await self.post(f"/api/handles/{_part(uid)}/retry", {})
+
     async def wait_for(self, facts: Sequence[dict[str, Any]], *, any: bool, timeout: float | None) -> dict[str, Any]:
         uids = [fact["uid"] for fact in facts]
         until = None if timeout is None else time.monotonic() + timeout

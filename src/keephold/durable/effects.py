@@ -90,6 +90,7 @@ class CallEffects:
                 resolution = await self._waits.wait(key)
         finally:
             self.waiting -= 1
+        await self._woken()
         match resolution.status:
             case "ok":
                 return resolution.payload
@@ -116,6 +117,7 @@ class CallEffects:
                     await asyncio.sleep(left)  # again if the time of day and the loop's disagree
         finally:
             self.waiting -= 1
+        await self._woken()
 
     async def emit_process_event(self, type: str, payload: Any = None) -> None:
         self._check_open()
@@ -123,6 +125,10 @@ class CallEffects:
         name = self._journal.number("event")
         if self._journal.recorded("event", name) is None:
             await self._journal.record("event", name, b"null", also=(event,))
+
+    async def _woken(self) -> None:
+        if self._registry.on_woken is not None:
+            await self._registry.on_woken(self._uid)
 
     def _traced(self, what: str) -> AbstractContextManager[object]:
         traces = self._registry.traces

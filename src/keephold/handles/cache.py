@@ -108,6 +108,8 @@ class Cache:
         """Gets the records that the store is about to delete; if it raises, none is deleted (W8)."""
         self.shorter: Mapping[Status, float] = {}
         """Retentions of wait handles by status, where they are shorter than the usual one (W8)."""
+        self.on_woken: Callable[[str], Awaitable[None]] | None = None
+        """Awaited with the uid of a call that waited in its durable effects, before it continues (R8)."""
         self.followers: dict[str, list[Callable[[Handle], None]]] = {}
         """By conversation: callbacks for every handle that was made or has changed its state."""
         self.waiting: set[asyncio.Future[None]] = set()
@@ -339,6 +341,12 @@ class Cache:
         """Give every commit to `observer` before the store: it returns the operations and callbacks to use instead."""
         self._commit_observers.append(observer)
         self.commit = self._observed_commit
+
+    def stop_observing(self, observer: CommitObserver) -> None:
+        """Undo `observe_commits`."""
+        self._commit_observers.remove(observer)
+        if not self._commit_observers:
+            self.commit = self.store.commit
 
     def _observed_commit(self, ops: Sequence[Op], done: Done, failed: Failed, *, keep: bool = False) -> None:
         for observer in self._commit_observers:

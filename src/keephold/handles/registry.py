@@ -21,6 +21,7 @@ from keephold.handles.state import (
     Event,
     Failure,
     Outcome,
+    Pending,
     Started,
     State,
     Stopped,
@@ -111,6 +112,31 @@ class Registry(Cache):
         set back."""
         self._made = max(self._made + 1, int(now * 1000) << 16)
         return f"{self._made:016x}{secrets.token_hex(8)}"
+
+    def repeated(self, record: Record, first: str) -> Record:
+        """Return a new handle that repeats a stopped call; `first` is the uid of the first call of its kind. A one-shot
+        call is repeated as a handle, because nobody waits for its response any more."""
+        now = self.clock.now()
+        return Record(
+            uid=self._new_uid(now),
+            id=record.id if record.stateful else call_id(record.call_id),
+            tool=record.tool,
+            conversation=record.conversation,
+            turn=record.turn,
+            batch=0,  # no batch waits for it
+            position=0,
+            call_id=record.call_id,
+            stateful=True,
+            state=Pending(now),
+            arguments=record.arguments,
+            kind=record.kind,
+            priority=record.priority,
+            metadata=record.metadata,
+            resources=record.resources,
+            owner=self.store.owner,
+            retry_of=first,
+            allowed=record.allowed,
+        )
 
     def register(
         self,

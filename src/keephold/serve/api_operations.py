@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from keephold.control.control import Forgot, ReplyJson, Revoked, RevokedPermission, WaitResult
+from keephold.control.control import Forgot, ReplyJson, RetriedCall, Revoked, RevokedPermission, WaitResult
 from keephold.control.handle_json import CallGlance, HandleDetails
 from keephold.control.output import PIECE, OutputPiece
 from keephold.control.posted_requests import ListedPermission, OpenRequest
@@ -162,6 +162,15 @@ OPERATIONS = (
         body=_body(),
         returns=ReplyJson,
         errors=(409, 504),
+    ),
+    Operation(
+        id="retry",
+        path=f"{_ONE}/retry",
+        method="POST",
+        summary="Repeat a call that was stopped with code `crash_loop`, as a new handle with a copy of its journal.",
+        body=_body(),
+        returns=RetriedCall,
+        errors=(409,),
     ),
     Operation(
         id="wait",

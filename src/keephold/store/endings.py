@@ -2,6 +2,7 @@
 
 from functools import cache
 
+from keephold.errors import KeepholdError
 from keephold.handles.state import Ended, EndedBy, Failure, Ok, Outcome, State, Stopped, Waiting
 from keephold.store.rows import CARRIERS, Carrier, Notice, Parking, Resolution
 from keephold.text import strip_controls, to_utf8
@@ -22,6 +23,11 @@ NOTIFICATION_CHARACTERS = 4000
 def hook_is_due(parking: Parking, ended_by: EndedBy) -> bool:
     """Whether the end of a parked call is a cancel for which its hook must be called (D2)."""
     return parking.hook and parking.on_cancel == "cancel_external_work" and ended_by in CANCELS
+
+
+def gone(uid: str) -> KeepholdError:
+    """Return the refusal to repeat a call that the store does not have any more."""
+    return KeepholdError(f"handle `{uid}` was deleted, so it cannot be repeated", code="handle_expired")
 
 
 def resolution_of(outcome: Outcome) -> Resolution:

@@ -100,7 +100,7 @@ def _state(uid: str, state: State) -> Draft:
     return ("handle.running" if isinstance(state, Running) else "handle.changed"), None, uid, {}
 
 
-def _registered(op: ops.Registered, result: State | None) -> Sequence[Draft]:
+def _registered(op: ops.Registered | ops.Retried, result: State | None) -> Sequence[Draft]:
     record = op.record
     state = record.state if result is None else result
     data = {
@@ -174,6 +174,7 @@ def _forgotten(op: ops.Forgotten, result: bool) -> Sequence[Draft]:
 
 _TELLS: dict[type, Callable[[Any, Any], Sequence[Draft]]] = {
     ops.Registered: _registered,
+    ops.Retried: _registered,
     ops.Changed: lambda op, _: (_state(op.uid, op.state),),
     ops.Rewritten: _rewritten,
     ops.Annotated: _edited("annotated"),

@@ -26,6 +26,7 @@ from keephold.store.rows import (
     Record,
     Resolution,
     Shown,
+    Standing,
     Status,
 )
 
@@ -114,10 +115,36 @@ class Claimed(msgspec.Struct, frozen=True):
     or was between two attempts. The result is its `Record`, or None if another process was first.
 
     `was` is the owner it was seen with. Claiming a waiting call withdraws its question: the call is running.
+
+    A death is counted for a call that was running (R8): not for one whose standing is `queued` or `released`, nor, like
+    the attempt, for one that had not started or was between two attempts. The standing is that of `queued` afterwards.
     """
 
     uid: str
     was: str | None
+    queued: bool = False
+    """It is not started at once: then a death before its start counts neither as an attempt nor as a death."""
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """Set the number of deaths that count against a call, and its standing (R8). A call that has stopped, or has
+    another fencing number by now, stays as it is: this is written along with operations on other calls.
+
+    `Parked` and `Released` set both back, too.
+    """
+
+    uid: str
+    fence: int
+    deaths: int
+    standing: Standing | None = None
+
+
+class Retried(msgspec.Struct, frozen=True):
+    """Register a handle that repeats the call `of`, with a copy of the call's journal (R8). Refused as `Registered`
+    is, and with `handle_expired` if the store does not have that call any more."""
+
+    record: Record
+    of: str
 
 
 class Released(msgspec.Struct, frozen=True):
@@ -406,8 +433,8 @@ class Collected(msgspec.Struct, frozen=True):
 
 
 Op = (
-    TurnBegan | TurnEnded | Opened | Registered | Changed | Rewritten | Annotated | Claimed | Released | Attempted
-    | Journaled | Wrote | WaitOpened | Parked | Resolved | Revoked | Emitted | Exposed | Responded | HookCalled
-    | Notified | TakenBack | Delivered | HandedOut | Inquired | TranscriptAppended | Described | Forgotten
-    | Requested | Replied | RequestClosed | Posted | TakenDown | SecretAdded | Collected
+    TurnBegan | TurnEnded | Opened | Registered | Retried | Changed | Rewritten | Annotated | Claimed | Counted
+    | Released | Attempted | Journaled | Wrote | WaitOpened | Parked | Resolved | Revoked | Emitted | Exposed
+    | Responded | HookCalled | Notified | TakenBack | Delivered | HandedOut | Inquired | TranscriptAppended | Described
+    | Forgotten | Requested | Replied | RequestClosed | Posted | TakenDown | SecretAdded | Collected
 )  # fmt: skip

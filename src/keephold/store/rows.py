@@ -26,6 +26,9 @@ Carrier = Literal["response", "message", "turn"]
 """Where a notification may be delivered (N4): with a tool response, a user's message in the turn, the start of the next
 turn."""
 CARRIERS: tuple[Carrier, ...] = ("response", "message", "turn")
+Standing = Literal["queued", "alone", "released"]
+"""How a recovered call stands with its process (R8): not started yet; started, and nothing else runs; released by a
+process that closed in order. None: it runs beside others."""
 Shown = Literal["running", "waiting", "asked", "stopped"]
 """How a reply showed a handle (N3); `asked`: its question, and nothing else."""
 
@@ -102,6 +105,11 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
     fence: int = 1
     attempt: int = 1
     next_attempt_at: float | None = None
+    deaths: int = 0
+    """How many processes have died while they ran it, without progress in between (R8)."""
+    standing: Standing | None = None
+    retry_of: str | None = None
+    """The uid of the call that it repeats: the first one, if that was repeated more than once."""
     parking: Parking | None = None
     cursor: int = 0
     output: KeptOutput | None = None

@@ -249,6 +249,8 @@ class Invocation:
     durability: "Durability | None" = None
     """Keys and journals; None in a test of a runtime alone."""
     attempt: int = 1
+    retry_of: str | None = None
+    """The uid of the call that it repeats."""
     fence: int = 1
     entries: "Sequence[Entry]" = ()
     """The call's journal when the attempt begins."""

@@ -84,8 +84,8 @@ class Call:
 
     @property
     def idempotency_key(self) -> str:
-        """The same in every attempt of this call, and different for every other call."""
-        return self._invocation.uid
+        """The same in every attempt of this call and in its retries, and different for every other call."""
+        return self._invocation.retry_of or self._invocation.uid
 
     @property
     def attempt(self) -> int:

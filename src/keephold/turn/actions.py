@@ -489,6 +489,8 @@ def _check_takes_input(handle: Handle) -> None:
         what = name(state)
         if isinstance(state, Running | Waiting):  # its end is decided, and not visible yet
             what = "being ended" if run is not None and run.ending else "over"
+            if run is None and not isinstance(handle.decided, Stopped):
+                what = "resumed after a crash, and it is not its turn yet"
         raise ToolError(
             f"Handle `{handle.id}` is {what}; only a running or waiting one takes input", code="not_running"
         )

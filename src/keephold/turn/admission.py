@@ -17,6 +17,7 @@ from keephold.store.endings import CANCELLED
 from keephold.tools.base import Invocation, Tool
 from keephold.tools.run import Run
 from keephold.tools.toolbox import Toolbox
+from keephold.turn.crash_loops import CrashLoops
 from keephold.turn.permission import Permission
 from keephold.turn.prompt_queue import Asking
 from keephold.turn.questions import Questions
@@ -34,6 +35,7 @@ class Admission:
         self._questions = questions
         self._permission = permission
         self._replies = replies
+        self.loops = CrashLoops(registry)
         self._deliveries: dict[str, Asking] = {}
         """By uid: open prompts for results that the user has to release."""
 
@@ -83,6 +85,10 @@ class Admission:
             )  # it has moved to another queue, perhaps behind a blocked handle (A6)
 
     def _start(self, handle: Handle, invocation: Invocation) -> None:
+        if not self.loops.active or not self.loops.holds(handle, partial(self._run, handle, invocation)):
+            self._run(handle, invocation)
+
+    def _run(self, handle: Handle, invocation: Invocation) -> None:
         if isinstance(handle.decided, Stopped) or self._registry.closing:
             return
         Run(self._registry, handle, self).start(invocation)

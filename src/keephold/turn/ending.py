@@ -385,6 +385,7 @@ async def end_calls(registry: Registry, admission: Admission, recovery: Recovery
         [each for each in live if _survives(each, registry, batches) or await _completed(each, recovery)]
     )
     ended = [handle for handle in live if handle not in kept]
+    admission.loops.release(list(kept))
     grace = max((handle.tool.spawn.abort_grace_ms for handle in ended), default=0) / 1000
     admission.end_all(ended, Failure("Ended: the runtime was closed.", "aborted"), "shutdown")
     let_go = [handle.run for handle in kept if handle.run is not None]

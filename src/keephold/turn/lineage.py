@@ -6,6 +6,7 @@ The conversation of a sub-agent is named `<conversation of its caller>/<agent>@<
 import re
 
 _OWN = re.compile(r"/([^/]+)@([0-9a-f]{32})\Z")
+_STEP = re.compile(r"([0-9a-f]{32}):")
 
 
 def conversation_of(caller: str, agent: str, uid: str) -> str:
@@ -23,6 +24,13 @@ def agent_of(conversation: str) -> tuple[str, str] | None:
     """Return the id of the agent that the conversation belongs to, and the uid of its handle; None if to no agent."""
     own = _OWN.search(conversation)
     return None if own is None else (own[1], own[2])
+
+
+def caller_of(conversation: str, call_id: str) -> str | None:
+    """Return the uid of the call that made a call: of the workflow whose step it is, or of the agent whose conversation
+    it is in. None: a model or a client made it."""
+    step, agent = _STEP.match(call_id), agent_of(conversation)
+    return step[1] if step is not None else None if agent is None else agent[1]
 
 
 def root_of(conversation: str) -> str:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from keephold.durable.calls import Durability
-from keephold.errors import ToolError
+from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle, OnStop
 from keephold.handles.registry import Registry, notice
 from keephold.handles.state import Ended, EndedBy, Failure, Outcome, Pending, Stopped, transition
@@ -28,13 +28,15 @@ from keephold.store.base import (
     Record,
     Released,
     Resolution,
+    Retried,
     TakenBack,
 )
-from keephold.store.endings import ended, timed_out
+from keephold.store.endings import end_notice, ended, gone, timed_out
 from keephold.tools import marks
 from keephold.tools.base import Invocation, Tool
 from keephold.tools.toolbox import Toolbox
 from keephold.turn.admission import Admission
+from keephold.turn.crash_loops import in_order
 
 if TYPE_CHECKING:
     from keephold.turn.actions import Actions
@@ -68,6 +70,7 @@ class Recovery:
         self._durability = durability
         self._admission = admission
         self._hooks: set[str] = set()
+        self._taking = asyncio.Lock()
         self.actions: Actions
         self.leaves_calls = False
         """Whether calls are left to a runtime that has the tools of their own program (R1)."""
@@ -81,13 +84,28 @@ class Recovery:
     async def sweep(self) -> None:
         """Recover the calls of owners that have died, and those without an owner that need one."""
         store = self._registry.store
-        for owner in await store.owners():
-            if not store.alive(owner):
-                await self.take(owner)
+        await self.take(*[owner for owner in await store.owners() if not store.alive(owner)])
         await self.unowned()
 
-    async def take(self, owner: str) -> None:
-        """Recover the calls of a dead owner whose tools this runtime has."""
+    async def take(self, *owners: str) -> None:
+        """Recover the calls of dead owners whose tools this runtime has."""
+        async with self._taking:  # when this returns, calls that another sweep has claimed are admitted, too
+            tools, claimed = dict[str, Tool](), list[Record]()
+            for owner in owners:
+                claimed += await self._claim_all(owner, tools)
+            if not claimed:
+                return
+            loops = self._admission.loops
+            await loops.resuming(claimed)
+            try:
+                for record in in_order(claimed):
+                    await self.run_again(record, tools[record.uid])
+            finally:
+                loops.resumed()
+
+    async def _claim_all(self, owner: str, tools: dict[str, Tool]) -> list[Record]:
+        """Claim the calls of a dead owner. Return those to be run again, and add the tool of each to `tools`."""
+        resumed = list[Record]()
         after, turns, reaped = "", dict[str, OpenTurn | None](), False
         while records := await self._registry.store.owned(owner, after=after):
             for record in records:
@@ -100,7 +118,11 @@ class Recovery:
                 if tool is not None and not (
                     waits_for_resume(record, tool.source) and await self._is_open(record, turns)
                 ):
-                    await self._recover(record, tool)
+                    claimed = await self._recover(record, tool)
+                    if claimed is not None:
+                        resumed.append(claimed)
+                        tools[claimed.uid] = tool
+        return resumed
 
     def _tool(self, record: Record) -> Tool | None:
         """Return the tool of a call, with the policies that the call itself chose."""
@@ -134,31 +156,37 @@ class Recovery:
                 if claimed is not None:
                     await self._end(claimed, record.attempt)
 
-    async def claim(self, record: Record) -> Record | None:
-        """Claim a dead owner's call; None if another process was first, or it has stopped."""
+    async def claim(self, record: Record, *, queued: bool = False) -> Record | None:
+        """Claim a dead owner's call; None if another process was first, or it has stopped. `queued`: as in
+        `Claimed`."""
         asked = TakenBack(record.conversation, ((record.uid, "asked"),))  # its question died with its process
         claimed: Record | None
-        claimed, _ = await self._registry.write((Claimed(record.uid, record.owner), asked))
+        claimed, _ = await self._registry.write((Claimed(record.uid, record.owner, queued), asked))
         if claimed is not None and self._registry.traces is not None:
             await self._registry.traces.taken(claimed)
         return claimed
 
-    async def _recover(self, record: Record, tool: Tool) -> None:
+    async def _recover(self, record: Record, tool: Tool) -> Record | None:
+        """Claim a call, and end or park it, or return it to be run again."""
         if isinstance(record.state, Stopped):
             self._call_hook(record)
-            return
-        claimed = await self.claim(record)
+            return None
+        was_alone = record.standing == "alone"
+        claimed = await self.claim(record, queued=True)
         if claimed is None:
-            return
+            return None
         if claimed.parking is not None:
             await self._release(claimed)
-            return
+            return None
         # R5: if repeating is harmless, a crash counts as a transient failure.
         repeats = tool.retry.policy == "idempotent" and claimed.attempt <= tool.retry.max_attempts
-        if tool.on_crash == "replay" or claimed.next_attempt_at is not None or repeats:
-            await self.run_again(claimed, tool)
-        else:
+        if tool.on_crash != "replay" and claimed.next_attempt_at is None and not repeats:
             await self._end(claimed, record.attempt)
+        elif was_alone:
+            await self._end(claimed, record.attempt, self._admission.loops.stopped(claimed))
+        else:
+            return claimed
+        return None
 
     async def end_left(self, uid: str, owner: str, error: Failure) -> None:
         """End a dead owner's call although its tool is not here, because it is aborted (C7)."""
@@ -186,6 +214,8 @@ class Recovery:
         same = Attempted(record.uid, record.fence, attempt, None)  # the claim began none
         tool = self._toolbox.get(record.tool)
         notification = notice(tool, state) if tool is not None and record.stateful else None
+        if error.code == "crash_loop" and isinstance(state, Stopped):
+            notification = end_notice(state)  # also if the tool's settings want no notification
         await self._registry.write((same, Changed(record.uid, record.fence, event, state, notice=notification)))
         self._registry.changed_elsewhere(record.uid, state)
 
@@ -193,8 +223,9 @@ class Recovery:
         """Run a claimed call again: with its journal in hand, or when its next attempt is due."""
         handle = self._registry.take_over(record)
         handle.tool = tool
-        if isinstance(record.state, Pending):  # it may wait for permission, and nobody has given that
-            self.actions.start_again(handle, record)
+        self._admission.loops.watch(handle, record.deaths)
+        if isinstance(record.state, Pending) and record.retry_of is None:
+            self.actions.start_again(handle, record)  # it may wait for permission, and nobody has given that
             return
         entries = await self._durability.entries(record.uid) if tool.on_crash == "replay" else ()
         invocation = Invocation(
@@ -208,10 +239,45 @@ class Recovery:
             handles=Handles(self._registry, record.conversation),
             durability=self._durability,
             attempt=record.attempt,
+            retry_of=record.retry_of,
             fence=record.fence,
             entries=entries,
         )
         self._admission.admit(handle, invocation)
+
+    async def retry(self, uid: str) -> Record:
+        """Repeat a call that was stopped because it ended its process (R8), and return the new handle.
+
+        Raises `KeepholdError` if the handle stopped otherwise, or its tool is not here."""
+        store = self._registry.store
+        record = await store.handle(uid)
+        if record is None:
+            raise gone(uid)
+        outcome = record.state.outcome if isinstance(record.state, Stopped) else None
+        if not isinstance(outcome, Failure) or outcome.code != "crash_loop":
+            raise KeepholdError(
+                f"handle `{record.id}` did not stop with code crash_loop, so it cannot be retried; make a new call",
+                code="not_retryable",
+            )
+        tool = self._tool(record)
+        if tool is None and not self.leaves_calls:
+            raise KeepholdError(
+                f"there is no tool `{record.tool}` here; retry handle `{record.id}` where its tool is, or with "
+                "`keephold retry --store`",
+                code="not_retryable",
+            )
+        first = record.retry_of or uid
+        again = self._registry.repeated(record, first)
+        newest = await store.named(record.conversation, again.id)
+        if isinstance(newest, Record) and newest.retry_of == first and newest.uid != uid:
+            raise KeepholdError(
+                f"handle `{record.id}` was retried before; its newest retry has the uid {newest.uid}",
+                code="not_retryable",
+            )
+        await self._registry.write((Retried(again, uid),), keep=False)
+        if tool is not None:
+            await self.run_again(again, tool)
+        return again
 
     async def completed(self, handle: Handle) -> bool:
         """Return whether the store has the completion of a call that runs here: recovery ends the call with it (R4)."""

@@ -142,9 +142,12 @@ class ToolServices:
 
 
 def _counts(state: Stopped) -> bool:
-    """Return whether the call ended by itself or from outside, and not by its caller; a transient error is retried."""
-    failed = isinstance(state.outcome, Failure) and state.outcome.transient
-    return state.ended_by in ("self", "timeout", "cancel") and not failed
+    """Return whether the call ended by itself or from outside, and not by its caller; a transient error is retried, and
+    a call that ended its process is not."""
+    failure = state.outcome if isinstance(state.outcome, Failure) else None
+    if failure is not None and failure.code == "crash_loop":
+        return True
+    return state.ended_by in ("self", "timeout", "cancel") and not (failure is not None and failure.transient)
 
 
 def _value(handle: Handle | None, response: "Response | Reply") -> Any:

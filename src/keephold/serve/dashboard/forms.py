@@ -1,4 +1,5 @@
-"""The actions of the dashboard's forms: answer, abort, send, revoke, log out. Each redirects to the page with the form.
+"""The actions of the dashboard's forms: answer, abort, retry, send, revoke, log out. Each redirects to the page with the
+form; `retry` redirects to the new handle.
 
 A refusal is a page that says why. The door checks who may send forms (K1), not this module.
 """
@@ -27,6 +28,8 @@ _STATUS = {
     "handle_expired": 410,
     "already_stopped": 409,
     "not_running": 409,
+    "not_retryable": 409,
+    "batch_rejected": 409,
     "limit_exceeded": 413,
 }
 _DONE = {
@@ -63,6 +66,7 @@ def routes(renderer: Renderer, control: "Control", sessions: "Sessions", home: H
     return [
         post("/do/requests/{id}", forms.decide),
         post("/do/handles/{uid}/abort", forms.abort),
+        post("/do/handles/{uid}/retry", forms.retry),
         post("/do/handles/{uid}/apply", forms.apply),
         post("/do/keys/revoke", forms.revoke),
         post("/do/sessions/end", forms.end_session),
@@ -115,6 +119,11 @@ class Forms:
             return _back(fields, "stopped", fact["id"])
         await self._control.abort(uid)
         return _back(fields, "aborted", fact["id"])
+
+    async def retry(self, request: Request, fields: Fields) -> Response:
+        """Repeat a call that was stopped because it ended its process."""
+        made = await self._control.retry(request.path_params["uid"])
+        return _back({"next": f"/handles/{made['uid']}"}, "retried", made["id"])
 
     async def apply(self, request: Request, fields: Fields) -> Response:
         """Send a handle a text, or the answer to its question."""

@@ -40,6 +40,7 @@ SAID = {
     "cancelled": ("Not answered: the call ends.", "{} gets no answer: the call ends."),
     "gone": ("Nobody needs an answer to that any more.", "{} does not need an answer any more."),
     "aborted": ("Aborted.", "{} is aborted."),
+    "retried": ("Retried: this is the new handle.", "{} is retried: this is the new handle."),
     "stopped": ("It had stopped before.", "{} had stopped before."),
     "sent": ("Sent.", "Sent to {}."),
     "revoked": (

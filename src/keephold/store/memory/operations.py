@@ -29,7 +29,7 @@ from keephold.store.base import (
     TurnRow,
     WaitRow,
 )
-from keephold.store.endings import REVOKED, end_notice, ended, hook_is_due, resolution_of
+from keephold.store.endings import REVOKED, end_notice, ended, gone, hook_is_due, resolution_of
 from keephold.store.memory.notification_queue import SORTED_AT_ONCE, Queue
 from keephold.store.memory.retention import delete_expired
 from keephold.store.memory.tables import ConversationTables, Tables, awaits, completion, is_parked, is_resolved
@@ -62,6 +62,13 @@ def registered(t: Tables, op: base.Registered) -> None:
     record.owner = t.owner
     if type(record.state) is Stopped:
         stop(t, record, record.state)
+
+
+def retried(t: Tables, op: base.Retried) -> None:
+    if op.of not in t.records:
+        raise gone(op.of)
+    registered(t, base.Registered(op.record))
+    t.put(t.journals, op.record.uid, dict(t.journals.get(op.of, {})))
 
 
 def check_free(t: Tables, known: ConversationTables, id: str) -> None:
@@ -148,11 +155,20 @@ def claimed(t: Tables, op: base.Claimed) -> Record | None:
     t.save(record)
     record.owner = t.owner
     record.fence += 1
-    if record.next_attempt_at is None and not isinstance(record.state, Pending):
+    if record.next_attempt_at is None and not isinstance(record.state, Pending) and record.standing != "queued":
         record.attempt += 1  # an attempt was cut short
+        record.deaths += record.standing != "released"
+    record.standing = "queued" if op.queued else None
     if isinstance(record.state, Waiting):
         record.state = Running(record.state.created, record.state.started)
     return record
+
+
+def counted(t: Tables, op: base.Counted) -> None:
+    record = t.records.get(op.uid)
+    if record is not None and record.fence == op.fence and type(record.state) is not Stopped:
+        t.save(record)
+        record.deaths, record.standing = op.deaths, op.standing
 
 
 def released(t: Tables, op: base.Released) -> State:
@@ -160,7 +176,8 @@ def released(t: Tables, op: base.Released) -> State:
     if record is None or record.fence != op.fence:
         record = own(t, op.uid, op.fence)
     t.save(record)
-    record.owner = None
+    record.owner = record.standing = None
+    record.deaths = 0
     return park(t, record, completion(t, op.uid), None)
 
 
@@ -277,6 +294,7 @@ def parked(t: Tables, op: base.Parked) -> State:
         )
     t.save(record)
     record.parking, record.owner, record.next_attempt_at = op.parking, None, None
+    record.deaths, record.standing = 0, None
     if op.output is not None:
         record.output = op.output
     return park(t, record, row, op.at)
@@ -625,10 +643,12 @@ OPERATIONS: dict[type, tuple[Callable[[Tables, Any], Any], str | None]] = {
     base.TurnEnded: (turn_ended, TELLS),
     base.Opened: (opened, BESIDES),
     base.Registered: (registered, COMES),
+    base.Retried: (retried, TELLS),
     base.Changed: (changed, CHANGES),
     base.Rewritten: (rewritten, TELLS),
     base.Annotated: (annotated, TELLS),
     base.Claimed: (claimed, TELLS),
+    base.Counted: (counted, BESIDES),
     base.Released: (released, TELLS),
     base.Attempted: (attempted, TELLS),
     base.Journaled: (journaled, TELLS),

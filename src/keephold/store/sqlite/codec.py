@@ -75,7 +75,8 @@ def decode_state(state: bytes) -> State:
 def record(row: Row) -> Record:
     """A row of the query `records`."""
     (uid, id, tool, conversation, turn, batch, position, call_id, stateful, state, arguments, kind, priority, metadata,
-     progress, resources, owner, fence, attempt, next_attempt_at, parking, cursor, kept, allowed) = row  # fmt: skip
+     progress, resources, owner, fence, attempt, next_attempt_at, deaths, standing, retry_of, parking, cursor, kept,
+     allowed) = row  # fmt: skip
     return Record(
         uid=uid,
         id=id,
@@ -97,6 +98,9 @@ def record(row: Row) -> Record:
         fence=fence,
         attempt=attempt,
         next_attempt_at=next_attempt_at,
+        deaths=deaths,
+        standing=standing,
+        retry_of=retry_of,
         parking=None if parking is None else decode_parking(parking),
         cursor=cursor,
         output=None if kept is None else _decode_kept(kept),

@@ -26,7 +26,7 @@ from keephold.store.base import (
     Shown,
     status_of,
 )
-from keephold.store.endings import REVOKED, end_notice, ended, hook_is_due, resolution_of, words
+from keephold.store.endings import REVOKED, end_notice, ended, gone, hook_is_due, resolution_of, words
 from keephold.store.metadata import merged
 from keephold.store.notifications import CONTENT, DROPS, TAKES, dropped, in_order
 from keephold.store.sqlite.codec import (
@@ -61,7 +61,7 @@ def registered(tx: Transaction, op: base.Registered) -> None:
         new.priority, new.stateful, name(state), status_of(state), stopped_at, None if nobodys else tx.owner, new.fence,
         new.attempt, new.next_attempt_at, new.cursor, None if parking is None else parking.deadline,
         _encoded(parking), encode(new.resources) if new.resources else None, _encoded(new.metadata),
-        _encoded(new.progress), encode(state), encode(new.arguments), _encoded(new.allowed),
+        _encoded(new.progress), encode(state), encode(new.arguments), _encoded(new.allowed), new.retry_of,
     )  # fmt: skip
     if op.once and tx.row(SQL["named"], (new.conversation, new.id)) is not None:
         raise _taken(tx, new.uid, new.conversation, new.id)
@@ -74,6 +74,13 @@ def registered(tx: Transaction, op: base.Registered) -> None:
     if new.output is not None:
         tx.keep_output(new.uid, new.output)
     tx.touched.add(new.uid)
+
+
+def retried(tx: Transaction, op: base.Retried) -> None:
+    if tx.call(op.of) is None:
+        raise gone(op.of)
+    registered(tx, base.Registered(op.record))
+    tx.run(SQL["copy_journal"], (op.record.uid, op.of))
 
 
 def _encoded(value: object) -> bytes | None:
@@ -155,9 +162,13 @@ def claimed(tx: Transaction, op: base.Claimed) -> Record | None:
     state = call.state
     if isinstance(state, Waiting):
         state = Running(state.created, state.started)
-    tx.run(SQL["claim"], (tx.owner, name(state), encode(state), call.number))
+    tx.run(SQL["claim"], (tx.owner, name(state), encode(state), "queued" if op.queued else None, call.number))
     tx.touched.add(op.uid)
     return _read(tx, op.uid)
+
+
+def counted(tx: Transaction, op: base.Counted) -> None:
+    tx.run(SQL["count_deaths"], (op.deaths, op.standing, op.uid, op.fence))
 
 
 def released(tx: Transaction, op: base.Released) -> State:
@@ -593,10 +604,12 @@ _WRITE: dict[type, Callable[[Transaction, Any], Any]] = {
     base.TurnEnded: turn_ended,
     base.Opened: opened,
     base.Registered: registered,
+    base.Retried: retried,
     base.Changed: changed,
     base.Rewritten: rewritten,
     base.Annotated: annotated,
     base.Claimed: claimed,
+    base.Counted: counted,
     base.Released: released,
     base.Attempted: attempted,
     base.Journaled: _one_line,

@@ -85,8 +85,8 @@ UPDATE handles SET cursor = ?2 WHERE uid = ?1 AND cursor < ?2;
 INSERT INTO handles (
     uid, id, tool, conversation, turn, batch, position, call_id, kind, priority, stateful, state_name, status,
     stopped_at, owner, fence, attempt, next_attempt_at, cursor, deadline, parking, resources, metadata, progress, state,
-    arguments, allowed
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    arguments, allowed, retry_of
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: named
 -- Whether an id was ever used, as far as is known.
@@ -145,13 +145,25 @@ WHERE number = ?1;
 -- name: claim
 -- Take over a call. An attempt was cut short unless it had not started, or was between two.
 UPDATE handles
-SET owner = ?, fence = fence + 1, attempt = attempt + (state_name <> 'pending' AND next_attempt_at IS NULL),
-    state_name = ?, state = ?
+SET owner = ?, fence = fence + 1,
+    attempt = attempt + (state_name <> 'pending' AND next_attempt_at IS NULL AND standing IS NOT 'queued'),
+    deaths = deaths + (state_name <> 'pending' AND next_attempt_at IS NULL AND coalesce(standing, 'alone') = 'alone'),
+    state_name = ?, state = ?, standing = ?
 WHERE number = ?;
+
+-- name: count_deaths
+-- Set how many deaths count against a call, and its standing (R8).
+UPDATE handles SET deaths = ?, standing = ? WHERE uid = ? AND fence = ? AND stopped_at IS NULL;
+
+-- name: copy_journal
+-- Copy the journal of a call for the handle that repeats it.
+INSERT INTO journal (handle, kind, name, digest, value, ok, input)
+SELECT (SELECT number FROM handles WHERE uid = ?), kind, name, digest, value, ok, input FROM journal
+WHERE handle = (SELECT number FROM handles WHERE uid = ?) ORDER BY number;
 
 -- name: release
 -- Remove the owner.
-UPDATE handles SET owner = NULL WHERE number = ?;
+UPDATE handles SET owner = NULL, deaths = 0, standing = NULL WHERE number = ?;
 
 -- name: attempt
 -- Plan or begin another attempt.
@@ -178,7 +190,9 @@ WHERE number = ?1;
 
 -- name: park
 -- Park the call, without an owner.
-UPDATE handles SET owner = NULL, parking = ?, deadline = ?, next_attempt_at = NULL WHERE number = ?;
+UPDATE handles
+SET owner = NULL, parking = ?, deadline = ?, next_attempt_at = NULL, deaths = 0, standing = NULL
+WHERE number = ?;
 
 -- name: completion
 -- How a call's completion key was resolved, if it has one.

@@ -18,6 +18,7 @@ from keephold.store.base import (
     Browse,
     Changed,
     Claimed,
+    Counted,
     Entry,
     HandleQuery,
     Journaled,
@@ -28,13 +29,14 @@ from keephold.store.base import (
     Record,
     Registered,
     Released,
+    Retried,
     Revoked,
     Rewritten,
     WaitOpened,
     Wrote,
 )
 from keephold.store.endings import REVOKED
-from keephold.testing.conformance.suite import NOON, Suite, record, uids
+from keephold.testing.conformance.suite import NOON, Suite, record, uid, uids
 
 
 class FencingChecks(Suite):
@@ -142,6 +144,67 @@ class FencingChecks(Suite):
         for of, attempt in ((waiting.uid, 1), (planned, 2), (cut_short, 2)):
             (claimed,) = await self.commit(store, Claimed(of, store.owner))
             assert isinstance(claimed, Record) and (claimed.attempt, claimed.fence) == (attempt, 2), claimed
+
+    async def check_R8_a_claim_counts_the_death_of_a_process_that_ran_the_call(self, store: Browse) -> None:
+        """Not of one that had not started it, or released it when it closed."""
+        of = await self.begin(store, 1)
+        for op, deaths, attempt, standing in (
+            (None, 1, 2, None),
+            (Counted(of, 2, 1, "alone"), 2, 3, None),
+            (Counted(of, 3, 2, "released"), 2, 4, None),
+            (Counted(of, 4, 2, "queued"), 2, 4, "queued"),
+            (None, 2, 4, None),
+            (None, 3, 5, None),
+        ):
+            ops = () if op is None else (op,)
+            *_, claimed = await self.commit(store, *ops, Claimed(of, store.owner, standing == "queued"))
+            found = await self.found(store, of)
+            for each in (claimed, found):
+                assert (each.deaths, each.attempt, each.standing) == (deaths, attempt, standing), each
+        waiting, planned = record(2), await self.begin(store, 3)
+        await self.commit(store, Registered(waiting), Attempted(planned, 1, 2, NOON))
+        for other in (waiting.uid, planned):
+            (claimed,) = await self.commit(store, Claimed(other, store.owner))
+            assert claimed.deaths == 0, claimed
+
+    async def check_R8_parking_sets_the_count_back(self, store: Browse) -> None:
+        parks: tuple[Op, ...] = (Parked(uid(1), 1, Parking(), NOON), Released(uid(2), 1))
+        for number, park in enumerate(parks, 1):
+            of = await self.begin(store, number)
+            await self.take_key(store, of, Parking())
+            await self.commit(store, Counted(of, 1, 3, "alone"))
+            await self.commit(store, park)
+            found = await self.found(store, of)
+            assert (found.deaths, found.standing) == (0, None), found
+
+    async def check_R8_a_count_is_never_refused(self, store: Browse) -> None:
+        """It is written with operations on other calls, which must not fail because of it."""
+        of, other = await self.begin(store, 1), await self.begin(store, 2)
+        await self.commit(store, Counted(of, 1, 2, "alone"))
+        await self.end(store, other)
+        before = await self.dump(store)
+        await self.commit(store, Counted(of, 2, 0), Counted(other, 1, 7), Counted("unknown", 1, 1))
+        assert await self.dump(store) == before
+        await self.refused(store, "already_stopped", Counted(of, 1, 5), Journaled(other, 1, "step", "a", b"", b""))
+
+    async def check_R8_a_retry_has_a_copy_of_the_journal(self, store: Browse) -> None:
+        of = await self.begin(store, 1)
+        entries = [Entry("step", "a", b"1", b"1", True, b"0"), Entry("step", "b", b"2", b"2", False)]
+        for each in entries:
+            op = Journaled(of, 1, each.kind, each.name, each.digest, each.value, each.ok, each.input)
+            await self.commit(store, op)
+        again = record(2, id="h1", retry_of=of)
+        await self.refused(store, "batch_rejected", Retried(again, of))
+        await self.end(store, of)
+        await self.commit(store, Retried(again, of))
+        await self.commit(store, Journaled(again.uid, 1, "step", "c", b"", b"3"))
+        found = await self.found(store, again.uid)
+        assert (found.retry_of, found.owner, found.deaths) == (of, store.owner, 0), found
+        assert [each.name for each in await store.journal(again.uid)] == ["a", "b", "c"]
+        assert (await store.journal(again.uid))[:2] == await store.journal(of) == entries
+        named = await store.named("main", "h1")
+        assert isinstance(named, Record) and named.uid == again.uid
+        await self.refused(store, "handle_expired", Retried(record(3), "unknown"))
 
     async def check_E10_what_a_call_has_printed_so_far_is_found_again(self, store: Browse) -> None:
         of = await self.begin(store, 1)
