@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from tests.turn.calls import STATEFUL, call, spawn
+from tests.wait_tools import with_wait_tools
 
 import keephold
 from keephold import Call, Runtime, Tool
@@ -82,7 +83,7 @@ def wanted(names: list[str]) -> list[str]:
 
 
 async def main(store: str, directory: Path, *names: str) -> None:
-    async with Runtime(tools(directory), store=store) as rt:
+    async with with_wait_tools(tools(directory), store=store) as rt:
         await make(rt, list(names))
         print("ready", flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):

@@ -28,6 +28,7 @@ from keephold.handles.state import (
     Waiting,
     transition,
 )
+from keephold.ids import call_id
 from keephold.store.base import (
     Changed,
     Exposed,

@@ -1,5 +1,5 @@
-"""The actions of the dashboard's forms: answer, abort, retry, send, revoke, log out. Each redirects to the page with the
-form; `retry` redirects to the new handle.
+"""The actions of the dashboard's forms: answer, abort, retry, send, revoke, log out. Each redirects to the page with
+the form; `retry` redirects to the new handle.
 
 A refusal is a page that says why. The door checks who may send forms (K1), not this module.
 """
