@@ -53,6 +53,13 @@ _log = logging.getLogger("keephold.agent")
 
 PARK_AFTER_SECS = 30.0
 """How long a batch waits for a one-shot call whose completion comes from outside (D10)."""
+_TOO_SHORT = "the answer was cut off: the model may not say more at once (max_tokens)"
+_CUT_SHORT = {
+    "length": "Not run: your response was cut off at the limit of its length, so this call may be incomplete. Send it "
+    "again in a shorter response, with less text or fewer calls.",
+    "content_filter": "Not run: the provider's filter stopped the response, so this call may be incomplete.",
+}
+"""What the calls of a response that did not come to its own end are answered, by its finish reason."""
 Content = str | Sequence[UserContent]
 Stop = tuple[StopReason, str | None]
 """How a turn ends, and the reason if it did not complete."""
@@ -155,7 +162,8 @@ class TurnLoop:
             if not isinstance(transcript.last, ModelResponse):
                 stop = await self._ask(turn)
             elif calls := transcript.open_calls():
-                stop = await self._batch(turn, calls)
+                cut = _CUT_SHORT.get(transcript.last.finish_reason or "")
+                stop = await self._batch(turn, calls) if cut is None else await self._not_run(turn, calls, cut)
             elif said := self._take():
                 stop = await self._open(turn, said)
             else:
@@ -172,7 +180,7 @@ class TurnLoop:
         if last.finish_reason == "content_filter":
             return "refusal", "the provider refused to go on"
         if last.finish_reason == "length":
-            return "max_tokens", "the answer was cut off: the model may not say more at once (max_tokens)"
+            return "max_tokens", _TOO_SHORT
         ending = await turn.end()
         if not ending.again:
             return "end_turn", None
@@ -188,7 +196,7 @@ class TurnLoop:
         """Write the user's messages, after the notifications that wait (N4)."""
         parts = [*self._notification_parts(await turn.notifications()), *self._user(said)]
         if parts:
-            await self._transcript.add(turn.id, request(parts, taken=self._conversation.seen))
+            await self._transcript.add(turn.id, request(parts, taken=self._conversation.seen, user=len(said)))
         return None
 
     def _user(self, said: Sequence[Content]) -> list[ModelRequestPart]:
@@ -224,6 +232,18 @@ class TurnLoop:
         await self._transcript.add(turn.id, request(results, batch=turn.batches))
         said = self._take() if turn.failed is None and (not self._cancelled or not self._begun) else []
         return await self._open(turn, said) if said else None
+
+    async def _not_run(self, turn: Turn, calls: Sequence[ToolCallPart], why: str) -> Stop | None:
+        """Refuse the calls of a response that was cut short: the arguments of any of them may be incomplete."""
+        self._cut_off = False
+        before = self._transcript.spent[-2:-1]
+        await self._transcript.add(turn.id, interrupted(calls, why))
+        last = self._transcript.spent[-1].finish_reason
+        if last == "content_filter":
+            return "refusal", "the provider refused to go on"
+        if before and before[0].finish_reason == last:  # it was told, and did the same again
+            return "max_tokens", _TOO_SHORT
+        return None
 
     async def _responses(self, turn: Turn, calls: Sequence[ToolCall]) -> list[Response]:
         """Run a batch. Of one that was cut off, return the recorded responses or resume it (B9).

@@ -1,13 +1,15 @@
 """One request to a model: streamed in pieces, and retried where that can help (G1). Also the built-in instructions.
 
 A retry never runs a tool again: nothing of a response counts before it is complete. Rate limits, an unavailable or
-silent provider, a broken stream and an empty answer are retried.
+silent provider, an incomplete response and an empty answer are retried.
 """
 
 import asyncio
+import json
 import logging
 import random
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,8 @@ from pydantic_ai.direct import model_request, model_request_stream
 from pydantic_ai.exceptions import (
     AgentRunError,
     ContentFilterError,
+    FallbackExceptionGroup,
+    ModelAPIError,
     ModelConnectionError,
     ModelContextWindowExceededError,
     ModelRateLimitError,
@@ -33,10 +37,14 @@ from pydantic_ai.messages import (
     TextPartDelta,
     ThinkingPart,
     ThinkingPartDelta,
+    ToolCallPart,
 )
 from pydantic_ai.models import ModelRequestParameters, StreamedResponse
 
 from keephold.agent.events import Event, Restarted, Retrying, Text, Thought
+from keephold.agent.history import History
+from keephold.agent.provider_errors import sentence
+from keephold.agent.stream_end import StreamEnd
 from keephold.agent.transcript import response_text
 from keephold.errors import KeepholdError
 from keephold.schema.shared import USE, Presentation
@@ -50,6 +58,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("keephold.agent")
 
 ATTEMPTS = 6
+INCOMPLETE_RETRIES = 3
+"""A response that began is paid for, so it is retried less often than a refused request."""
 BASE_DELAY_SECS = 1.0
 MAX_DELAY_SECS = 30.0
 PATIENCE_SECS = 120.0
@@ -61,7 +71,6 @@ _WORTH_ANOTHER = (
     ModelServerError,
     ModelConnectionError,
     ModelRequestTimeout,
-    UnexpectedModelBehavior,  # an invalid stream
 )
 
 
@@ -99,7 +108,8 @@ class ModelCall:
     ) -> None:
         """Without `tell` the request is not streamed."""
         self._assistant = assistant
-        self._messages = messages
+        offered = {tool.name for tool in parameters.function_tools}
+        self._history = History(messages, offered, assistant.dialect)
         self._parameters = parameters
         self._tell = tell
         self._stream: StreamedResponse | None = None
@@ -110,31 +120,35 @@ class ModelCall:
 
     async def answer(self) -> ModelResponse:
         """Return the whole response. Raises `RequestFailed`."""
+        incomplete = 0
         for attempt in range(1, ATTEMPTS + 1):
+            began = True
             try:
                 response = await self._traced()
             except ModelContextWindowExceededError as error:
-                raise RequestFailed(_words(error), too_long=True) from error
+                raise RequestFailed(sentence(error), too_long=True) from error
             except ContentFilterError as error:
-                _log.info("refused: %s", _words(error))
+                _log.info("refused: %s", sentence(error))
                 return ModelResponse([], finish_reason="content_filter", model_name=self._assistant.name)
-            except _WORTH_ANOTHER as error:
-                why, wanted = _words(error), getattr(error, "retry_after", None)
+            except (AgentRunError, UserError, FallbackExceptionGroup) as error:
+                if not _worth_another(error):
+                    raise RequestFailed(sentence(error)) from error
+                why, wanted = sentence(error), getattr(error, "retry_after", None)
+                began = self._stream is not None or _is_unreadable(error)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                why, wanted = "its client cancelled the request", None  # not by us
-            except (AgentRunError, UserError) as error:
-                raise RequestFailed(_words(error)) from error
+                why, wanted, began = "its client cancelled the request", None, False  # not by us
             except Exception as error:  # from the model's own code, or a client that pydantic-ai does not wrap
                 _log.exception("a request to %s failed", self._assistant.name)
-                raise RequestFailed(f"{type(error).__name__}: {error}") from error
+                raise RequestFailed(sentence(error)) from error
             else:
-                if response.parts or response.finish_reason == "content_filter":
+                if not _is_empty(response):
                     return response
                 why, wanted = "the model's answer was empty", None
-            await self._pause(attempt, why, wanted)
+            incomplete += began
+            await self._pause(attempt, why, wanted, last=attempt == ATTEMPTS or incomplete > INCOMPLETE_RETRIES)
         raise AssertionError("the last pause raises")
 
     async def _traced(self) -> ModelResponse:
@@ -153,9 +167,14 @@ class ModelCall:
             "model_request_parameters": self._parameters,
             "instrument": False,
         }
+        messages, end = self._history.messages, StreamEnd()
         if self._tell is None:
-            return _well_formed(await model_request(assistant.model, self._messages, **options))
-        async with model_request_stream(assistant.model, self._messages, **options) as stream:
+            return self._history.new(_well_formed(await model_request(assistant.model, messages, **options)))
+        with end.expected(assistant.model):
+            return await self._streamed(model_request_stream(assistant.model, messages, **options), end)
+
+    async def _streamed(self, request: AbstractAsyncContextManager[StreamedResponse], end: StreamEnd) -> ModelResponse:
+        async with request as stream:
             self._stream = stream
             async for event in stream:
                 match event:
@@ -167,10 +186,10 @@ class ModelCall:
                         self._show(Text, text)
                     case PartStartEvent(part=ThinkingPart(content=text)) if text:
                         self._show(Thought, text)
-            response = _well_formed(stream.get())
-        if response.state == "incomplete":
-            raise UnexpectedModelBehavior("the stream ended before the answer did")
-        return response
+            response = stream.get()
+        if not end.complete(stream, response):
+            raise UnexpectedModelBehavior("the model's response ended before it was complete")
+        return self._history.new(_well_formed(response))
 
     def _show(self, event: type[Text | Thought], text: str) -> None:
         self._shown = True
@@ -180,8 +199,8 @@ class ModelCall:
         if text and self._tell is not None:
             self._tell(event(well_formed(text)))
 
-    async def _pause(self, attempt: int, why: str, wanted: float | None) -> None:
-        if attempt == ATTEMPTS or (wanted is not None and wanted > PATIENCE_SECS):
+    async def _pause(self, attempt: int, why: str, wanted: float | None, *, last: bool) -> None:
+        if last or (wanted is not None and wanted > PATIENCE_SECS):
             later = f"; it wants to be asked again in {wanted:.0f} s" if wanted is not None else ""
             raise RequestFailed(f"{why} (asked {attempt} times{later})" if attempt > 1 else why + later)
         tell = self._tell or (lambda _: None)
@@ -208,11 +227,38 @@ def _well_formed(response: ModelResponse) -> ModelResponse:
 def _part(part: Any) -> Any:
     given = {field: getattr(part, field, None) for field in ("content", "args", "tool_name", "tool_call_id")}
     made = {field: well_formed(text) for field, text in given.items() if isinstance(text, str)}
+    if isinstance(part, ToolCallPart) and isinstance(part.args, dict) and not _is_json(part.args):
+        made["args"] = json.dumps(part.args, default=str)  # refused as a call: `NaN` and lone surrogates are not JSON
     return part if all(text is given[field] for field, text in made.items()) else replace(part, **made)
 
 
-def _words(error: Exception) -> str:
-    return getattr(error, "message", None) or str(error) or type(error).__name__
+def _is_json(arguments: dict[str, Any]) -> bool:
+    try:
+        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _is_empty(response: ModelResponse) -> bool:
+    """Whether there is no answer: thoughts alone are none, unless the response was cut off or refused."""
+    if response.finish_reason == "content_filter" or (response.finish_reason == "length" and response.parts):
+        return False
+    return all(
+        isinstance(part, ThinkingPart) or (isinstance(part, TextPart) and not part.content.strip())
+        for part in response.parts
+    )
+
+
+def _worth_another(error: Exception) -> bool:
+    if isinstance(error, FallbackExceptionGroup):
+        return any(map(_worth_another, error.exceptions))
+    return isinstance(error, _WORTH_ANOTHER) or _is_unreadable(error)
+
+
+def _is_unreadable(error: Exception) -> bool:
+    """Whether a response came that is not valid. pydantic-ai has no category for a body that is not JSON."""
+    return isinstance(error, UnexpectedModelBehavior) or type(error) is ModelAPIError
 
 
 TEACHING = """\

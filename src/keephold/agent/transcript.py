@@ -33,16 +33,17 @@ _log = logging.getLogger("keephold.agent")
 _MESSAGE: TypeAdapter[ModelMessage] = TypeAdapter(ModelMessage)
 _PAGE = 10_000
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.1, 5.0
-_TAKEN, _BATCH = "keephold/taken", "keephold/batch"
+_TAKEN, _BATCH, _USER = "keephold/taken", "keephold/batch", "keephold/user"
 """Metadata keys of requests."""
 INTERRUPTED = "Tool execution was interrupted; nobody knows how far it came."
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """A text that replaces the lines up to number `upto`."""
+    """A text that replaces the lines up to number `upto`, but not what the user has said in `said`."""
 
     upto: int
     text: str
+    said: tuple[int, ...] = ()
 
 
 class TurnStop(msgspec.Struct, frozen=True):
@@ -72,6 +73,8 @@ class Transcript:
         """The responses of that turn."""
         self.ended: TurnStop | None = None
         """How that turn ended, if it did not complete."""
+        self._said: dict[int, list[ModelRequestPart]] = {}
+        """The user's messages of that turn, by the number of their line."""
         self._known = 0
         """The number of the newest line that was read."""
 
@@ -89,23 +92,26 @@ class Transcript:
     def _take(self, lines: Sequence[TranscriptLine]) -> None:
         summaries = [msgspec.json.decode(line.body, type=Summary) for line in lines if line.kind == "summary"]
         self.messages, self._numbers, upto = [], [], 0
-        self.turn, self.batch, self.spent, self.ended, self.taken = None, 0, [], None, 0
+        self.turn, self.batch, self.spent, self.ended, self.taken, self._said = None, 0, [], None, 0, {}
+        kept: tuple[int, ...] = ()
         if summaries:
-            upto = summaries[-1].upto
+            upto, kept = summaries[-1].upto, summaries[-1].said
             self._append(ModelRequest([UserPromptPart(summaries[-1].text)]), upto)
-        self._add(lines, upto)
+        self._add(lines, upto, kept)
 
-    def _add(self, lines: Sequence[TranscriptLine], upto: int) -> None:
-        """Add lines; those up to `upto` are in the summary."""
+    def _add(self, lines: Sequence[TranscriptLine], upto: int, kept: Sequence[int] = ()) -> None:
+        """Add lines; those up to `upto` are in the summary, except the user's messages in `kept`."""
         for line in lines:
             self._known = line.number
             if line.kind == "ended":
                 self.ended = msgspec.json.decode(line.body, type=TurnStop)
             if line.kind in ("request", "response"):
                 message = _MESSAGE.validate_json(line.body)
-                self._count(message, line.turn)
+                self._count(message, line.turn, line.number)
                 if line.number > upto:
                     self._append(message, line.number)
+                elif line.number in kept:
+                    self._append(ModelRequest(_of_user(message)), upto)
 
     async def read(self, after: int = 0) -> list[TranscriptLine]:
         store, lines = self._registry.store, list[TranscriptLine]()
@@ -125,9 +131,9 @@ class Transcript:
         (last,) = await self._registry.write(
             (TranscriptAppended(self._conversation, turn, self._registry.clock.now(), lines),)
         )
-        for at, message in enumerate(messages):
-            self._count(message, turn)
-            self._append(message, last - len(messages) + 1 + at)
+        for number, message in enumerate(messages, last - len(messages) + 1):
+            self._count(message, turn, number)
+            self._append(message, number)
         self._known = max(self._known, last)
 
     async def note(self, turn: str, kind: str, body: Any) -> None:
@@ -136,22 +142,25 @@ class Transcript:
         await self._registry.write((TranscriptAppended(self._conversation, turn, self._registry.clock.now(), (line,)),))
 
     async def summarise(self, turn: str, kept: int, text: str) -> None:
-        """Replace all but the last `kept` messages by `text`."""
+        """Replace all but the last `kept` messages by `text`, and by what the user has said in this turn."""
         upto = self._numbers[-kept - 1] if kept else self._numbers[-1]
-        await self.note(turn, "summary", Summary(upto, text))
+        said = {number: parts for number, parts in self._said.items() if number <= upto}
+        await self.note(turn, "summary", Summary(upto, text, tuple(said)))
         tail, numbers = (self.messages[-kept:], self._numbers[-kept:]) if kept else ([], [])
         self.messages, self._numbers = [], []
-        self._append(ModelRequest([UserPromptPart(text)]), upto)
+        self._append(ModelRequest([UserPromptPart(text), *(part for parts in said.values() for part in parts)]), upto)
         for message, number in zip(tail, numbers, strict=True):
             self._append(message, number)
 
-    def _count(self, message: ModelMessage, turn: str) -> None:
+    def _count(self, message: ModelMessage, turn: str, number: int) -> None:
         if turn != self.turn:
-            self.turn, self.batch, self.spent, self.ended = turn, 0, [], None
+            self.turn, self.batch, self.spent, self.ended, self._said = turn, 0, [], None, {}
         said = message.metadata or {}
         self.taken, self.batch = said.get(_TAKEN, self.taken), said.get(_BATCH, self.batch)
         if isinstance(message, ModelResponse):
             self.spent.append(message)
+        elif _USER in said:
+            self._said[number] = _of_user(message)
 
     def _append(self, message: ModelMessage, number: int) -> None:
         last = self.messages[-1] if self.messages else None
@@ -184,10 +193,15 @@ async def until_readable(read: Callable[[], Awaitable[T]]) -> T:
         pause = min(pause * 2, _LONGEST_PAUSE_SECS)
 
 
-def request(parts: Sequence[ModelRequestPart], *, taken: int = 0, batch: int = 0) -> ModelRequest:
-    """Return a request that records how many sent messages it includes, and its batch."""
-    said = {key: value for key, value in ((_TAKEN, taken), (_BATCH, batch)) if value}
+def request(parts: Sequence[ModelRequestPart], *, taken: int = 0, batch: int = 0, user: int = 0) -> ModelRequest:
+    """Return a request that records how many sent messages it includes, its batch, and how many of its last parts are
+    the user's."""
+    said = {key: value for key, value in ((_TAKEN, taken), (_BATCH, batch), (_USER, user)) if value}
     return ModelRequest(parts, metadata=said or None)
+
+
+def _of_user(message: ModelMessage) -> list[Any]:
+    return list(message.parts[-(message.metadata or {})[_USER] :])
 
 
 def response_text(response: ModelResponse) -> str:
@@ -199,8 +213,6 @@ def _in_order(parts: Sequence[Any]) -> list[Any]:
     return sorted(parts, key=lambda part: not isinstance(part, ToolReturnPart))
 
 
-def interrupted(calls: Iterable[ToolCallPart]) -> ModelRequest:
-    """Return results for calls whose fate is unknown."""
-    return ModelRequest(
-        [ToolReturnPart(call.tool_name, INTERRUPTED, call.tool_call_id, outcome="failed") for call in calls]
-    )
+def interrupted(calls: Iterable[ToolCallPart], why: str = INTERRUPTED) -> ModelRequest:
+    """Return results for calls whose fate is unknown, or that did not run."""
+    return ModelRequest([ToolReturnPart(call.tool_name, why, call.tool_call_id, outcome="failed") for call in calls])

@@ -145,13 +145,14 @@ class Toolbox:
         if tool is not None and may_use(tool):
             return tool
         offered = [each.name for each in listed]
-        near = difflib.get_close_matches(name, offered, 1)
+        near = _near(name, offered)
         known = ", ".join(f"`{each}`" for each in offered) or "none"
         right = f"did you mean `{near[0]}`?" if near else f"known tools: {known}"
         if self.unlisted:
             servers = ", ".join(f"`{each}`" for each in self.unlisted)
             right += f"; MCP servers that are not connected yet may have it: {servers}"
-        raise ToolError(f"unknown tool `{name[:100]}`; {right}", code="unknown_tool")
+        what = f"unknown tool `{name[:100]}`" if name else "the call names no tool"
+        raise ToolError(f"{what}; {right}", code="unknown_tool")
 
     def get(self, name: str) -> Tool | None:
         """Return the tool of that name, or None. The tools for handles are there if a tool is stateful (K10)."""
@@ -195,6 +196,12 @@ class Toolbox:
         if slots_of is not None:
             names.update(slots_of(invocation.arguments))
         return names
+
+
+def _near(name: str, offered: list[str]) -> list[str]:
+    """Return the tool that was meant, if any. Models prefix names: `functions.measure`, `default_api:measure`."""
+    parts = [each for each in re.split("[^A-Za-z0-9_-]", name) if each in offered]
+    return parts[-1:] or difflib.get_close_matches(name[:100], offered, 1)
 
 
 class _Absent:

@@ -149,8 +149,9 @@ class Anthropic(Wire):
             yield {"type": "thinking", "thinking": reply.thinking, "signature": rules.signature(reply.thinking)}
         if reply.text:
             yield {"type": "text", "text": reply.text, "citations": None}
-        for name, given in reply.calls:
-            yield {"type": "tool_use", "id": self.number("toolu_"), "name": name, "input": as_object(given)}
+        for index, (name, given) in enumerate(reply.calls):
+            id = self.call_id(reply, index, "toolu_")
+            yield {"type": "tool_use", "id": id, "name": name, "input": as_object(given)}
 
 
 def _begun(block: Block) -> Block:
@@ -177,7 +178,9 @@ def _deltas(block: Block, given: str, size: int) -> Iterator[dict[str, Any]]:
                 yield {"type": "input_json_delta", "partial_json": piece}
 
 
-def _stop(reply: Reply) -> str:
+def _stop(reply: Reply) -> str | None:
+    if reply.finish == "none":
+        return None
     return _STOPS.get(reply.finish) or ("tool_use" if reply.calls else "end_turn")
 
 

@@ -1,7 +1,8 @@
 """What Anthropic refuses: schemas of tools and of structured output, and histories in which calls and results differ.
 
-No live call was made. Found in public reports: the words for a union at the root, and for calls without results. The
-others are written from memory; that some models cannot be forced is known from pydantic-ai, in what words is not.
+No live call was made. Found in public reports: the words for a union at the root, for calls without results, and for
+ids of calls. The others are written from memory; that some models cannot be forced is known from pydantic-ai, in what
+words is not.
 """
 
 import base64
@@ -110,6 +111,11 @@ def _check_content(message: dict[str, Any], at: int, *, last: bool) -> None:
                 raise invalid("messages: text content blocks must contain non-whitespace text")
             case "tool_use" if not _ID.match(block["id"]):
                 raise invalid(f"{where}.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'")
+            case "tool_use" if not _NAME.match(block["name"]):
+                raise invalid(f"{where}.tool_use.name: String should match pattern '^[a-zA-Z0-9_-]{{1,128}}$'")
+            case "tool_result":
+                if any(each["type"] == "text" and not each["text"].strip() for each in blocks(block.get("content"))):
+                    raise invalid("messages: text content blocks must contain non-whitespace text")
             case "tool_use" if not isinstance(block["input"], dict):
                 raise invalid(f"{where}.tool_use.input: Input should be a valid dictionary")
             case "thinking" if block["signature"] != signature(block["thinking"]):

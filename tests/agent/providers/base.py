@@ -71,6 +71,9 @@ class Wire(ABC):
         """An id that was not given out before."""
         return f"{prefix}{next(self._numbers):024d}"
 
+    def call_id(self, reply: Reply, index: int, prefix: str) -> str:
+        return reply.ids[index] if index < len(reply.ids) else self.number(prefix)
+
     @abstractmethod
     def authorise(self, headers: Mapping[str, str]) -> None:
         """Raise the refusal of a request without the right key."""
@@ -116,6 +119,8 @@ class Provider:
         self.script = script
         self.requests: list[Asked] = []
         self.overruns: list[str] = []
+        self.malformed: list[str] = []
+        """Why bodies could not be read."""
         self.port = 0
         self._record = record
         self._closing = asyncio.Event()
@@ -140,7 +145,11 @@ class Provider:
         self._closing.set()
 
     async def _post(self, request: Request) -> Response:
-        body = json.loads(await request.body())
+        try:
+            body = strict_json(await request.body())
+        except ValueError as error:
+            self.malformed.append(str(error))
+            return JSONResponse(self.wire.error(Refusal(400, f"The body of the request is not JSON: {error}")), 400)
         model, stream = self.wire.address(request, body)
         asked = Asked(self.wire.format, model, stream, body, dict(request.headers))
         self.requests.append(asked)
@@ -239,6 +248,18 @@ async def running(provider: Provider) -> AsyncIterator[Provider]:
             async with asyncio.timeout(PATIENCE):
                 await serving
     assert not provider.overruns, f"requests beyond the script: {provider.overruns}"
+
+
+def strict_json(body: bytes) -> Any:
+    """JSON as it is specified: Python's own takes `NaN` and halves of surrogate pairs. Raises `ValueError`."""
+    read = json.loads(body, parse_constant=_no_number)
+    if b"\\u" in body:
+        json.dumps(read, ensure_ascii=False).encode()
+    return read
+
+
+def _no_number(constant: str) -> Any:
+    raise ValueError(f"{constant} is not a number")
 
 
 def pieces(text: str, size: int) -> Iterator[str]:

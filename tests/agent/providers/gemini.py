@@ -130,7 +130,7 @@ class Gemini(Wire):
         if parts:
             candidate["content"] = {"parts": parts, "role": "model"}
         if last:
-            candidate["finishReason"] = _FINISHES[reply.finish]
+            candidate |= {"finishReason": _FINISHES[reply.finish]} if reply.finish in _FINISHES else {}
         usage = _usage(reply.usage, last=last)
         return {"candidates": [candidate], "usageMetadata": usage, "modelVersion": asked.model, "responseId": id}
 
@@ -144,6 +144,8 @@ def _parts(reply: Reply, size: int | None) -> Iterator[Part]:
     signature = base64.b64encode(reply.thinking.encode()).decode()
     for number, (name, given) in enumerate(reply.calls):
         call: Part = {"functionCall": {"name": name, "args": as_object(given)}}
+        if number < len(reply.ids):
+            call["functionCall"]["id"] = reply.ids[number]
         yield {**call, "thoughtSignature": signature} if signature and number == 0 else call
 
 

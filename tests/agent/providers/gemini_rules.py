@@ -2,9 +2,9 @@
 
 `parameters` is a message of a protocol buffer: a field it does not have fails the whole request. `parametersJsonSchema`
 takes JSON Schema; what it does with a union at the root is not known, so it is refused here, which is the safe side.
-No live call was made. Found in public reports: the words for unknown fields, for lists as `type`, and for numbers of
-responses that differ. The others are written from memory; those about `parametersJsonSchema`, siblings of `anyOf`,
-functions that are not declared and the last turn are ours.
+No live call was made. Found in public reports: the words for unknown fields, for lists as `type`, for names, and for
+numbers of responses that differ. The others are written from memory; those about `parametersJsonSchema`, siblings of
+`anyOf`, functions that are not declared and the last turn are ours.
 """
 
 import re
@@ -27,7 +27,7 @@ _FORMATS = {
     "number": {"float", "double"},
 }
 _DATA = {"functionCall", "functionResponse", "inlineData", "fileData"}
-_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.:-]{0,127}\Z")
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.:-]{0,63}\Z")
 
 
 def invalid(message: str) -> Refusal:
@@ -43,12 +43,7 @@ def check_declarations(declarations: list[dict[str, Any]]) -> None:
     wrong: list[str] = []
     for at, own in enumerate(declarations):
         place = f"tools[0].function_declarations[{at}]"
-        if not _NAME.match(own["name"]):
-            raise invalid(
-                f"* GenerateContentRequest.{place}.name: Invalid function name. Must start with a letter or an "
-                "underscore. Must be alphameric (a-z, A-Z, 0-9), underscores (_), dots (.), colons (:), or dashes (-), "
-                "with a maximum length of 128."
-            )
+        _check_name(own["name"], f"{place}.name")
         json_schema = own.get("parametersJsonSchema", own.get("parameters_json_schema"))
         if "parameters" in own:
             if json_schema is not None:
@@ -64,6 +59,17 @@ def check_declarations(declarations: list[dict[str, Any]]) -> None:
     names = [own["name"] for own in declarations]
     if twice := [name for name in names if names.count(name) > 1]:
         raise invalid(f"Duplicate function declaration found: {twice[0]}")
+
+
+def _check_name(name: str, place: str) -> None:
+    if not name:
+        raise invalid(f"* GenerateContentRequest.{place}: Name cannot be empty.")
+    if not _NAME.match(name):
+        raise invalid(
+            f"* GenerateContentRequest.{place}: Invalid function name. Must start with a letter or an underscore. Must "
+            "be alphameric (a-z, A-Z, 0-9), underscores (_), dots (.), colons (:), or dashes (-), with a maximum "
+            "length of 64."
+        )
 
 
 def check_json_schema(schema: Schema, place: str) -> None:
@@ -136,6 +142,9 @@ def check_contents(contents: list[dict[str, Any]]) -> None:
         if not content.get("parts"):
             raise invalid(f"* GenerateContentRequest.contents[{at}].parts: contents.parts must not be empty.\n")
         for place, part in enumerate(content["parts"]):
+            for kind, field in (("functionCall", "function_call"), ("functionResponse", "function_response")):
+                if kind in part:
+                    _check_name(part[kind].get("name", ""), f"contents[{at}].parts[{place}].{field}.name")
             if not part.get("text") and not part.keys() & _DATA:
                 raise invalid(
                     f"* GenerateContentRequest.contents[{at}].parts[{place}].data: required oneof field 'data' must "

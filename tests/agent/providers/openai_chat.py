@@ -93,11 +93,11 @@ class OpenAIChat(Wire):
         if reply.calls:
             message["tool_calls"] = [
                 {
-                    "id": self.number("call_"),
+                    "id": self.call_id(reply, index, "call_"),
                     "type": "function",
                     "function": {"name": name, "arguments": as_text(given)},
                 }
-                for name, given in reply.calls
+                for index, (name, given) in enumerate(reply.calls)
             ]
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(reply)}
         return {**self._head(asked, "chat.completion"), "choices": [choice], "usage": _usage(reply.usage)}
@@ -113,8 +113,8 @@ class OpenAIChat(Wire):
         for piece in pieces(reply.text, reply.piece):
             yield chunk({"content": piece})
         for index, (name, given) in enumerate(reply.calls):
-            begun = {"id": self.number("call_"), "type": "function", "function": {"name": name, "arguments": ""}}
-            yield chunk({"tool_calls": [{"index": index, **begun}]})
+            begun = {"type": "function", "function": {"name": name, "arguments": ""}}
+            yield chunk({"tool_calls": [{"index": index, "id": self.call_id(reply, index, "call_"), **begun}]})
             for piece in pieces(as_text(given), reply.piece):
                 yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
         yield chunk({}, _finish(reply))
@@ -143,10 +143,10 @@ def _choice(choice: Any) -> str:
     return str(choice["function"]["name"])
 
 
-def _finish(reply: Reply) -> str:
+def _finish(reply: Reply) -> str | None:
     if reply.finish == "stop":
         return "tool_calls" if reply.calls else "stop"
-    return {"length": "length", "filter": "content_filter"}[reply.finish]
+    return {"length": "length", "filter": "content_filter", "none": None}[reply.finish]
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
@@ -182,7 +182,13 @@ def _check_messages(messages: list[dict[str, Any]]) -> None:
             text = "Invalid value for 'content': expected a string, got null."
             raise Refusal(400, text, param=f"messages.[{at}].content")
         for number, call in enumerate(message.get("tool_calls") or []):
-            rules.check_length(call["id"], f"messages[{at}].tool_calls[{number}].id", 40)
+            where = f"messages[{at}].tool_calls[{number}]"
+            rules.check_length(call["id"], f"{where}.id", 40)
+            rules.check_name(call["function"]["name"], f"{where}.function.name")
+            rules.check_arguments(call["function"]["arguments"], f"{where}.function.arguments")
+            if call["id"] in unanswered:
+                text = f"Invalid parameter: Duplicate value for 'tool_call_id' of '{call['id']}'."
+                raise Refusal(400, text, param=f"{where}.id")
             unanswered[call["id"]] = None
     _all_answered(unanswered, len(messages))
 

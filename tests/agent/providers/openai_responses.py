@@ -100,6 +100,8 @@ class OpenAIResponses(Wire):
                 yield from _arguments(item, place, reply.piece)
             yield "response.output_item.done", {"output_index": index, "item": item}
             done.append(item)
+        if reply.finish == "none":
+            return
         ended = self._response(asked, id, done, reply)
         yield f"response.{ended['status']}", {"response": ended}
 
@@ -114,9 +116,9 @@ class OpenAIResponses(Wire):
                 part = {"type": "output_text", "text": content, "annotations": [], "logprobs": []}
                 item = {"id": self.number("msg_"), "type": "message", "status": status}
                 return {**item, "role": "assistant", "content": [part]}
-        name, given = content
-        call = {"id": self.number("fc_"), "type": "function_call", "status": status, "call_id": self.number("call_")}
-        return {**call, "name": name, "arguments": as_text(given)}
+        index, (name, given) = content
+        call = {"id": self.number("fc_"), "type": "function_call", "status": status}
+        return {**call, "call_id": self.call_id(reply, index, "call_"), "name": name, "arguments": as_text(given)}
 
     def _response(self, asked: Asked, id: str, items: list[Item], reply: Reply | None) -> dict[str, Any]:
         """The object itself; without a reply, as it is before there is one."""
@@ -153,7 +155,7 @@ def _contents(reply: Reply) -> Iterator[tuple[str, Any]]:
         yield "reasoning", reply.thinking
     if reply.text:
         yield "message", reply.text
-    for call in reply.calls:
+    for call in enumerate(reply.calls):
         yield "function_call", call
 
 
@@ -251,6 +253,8 @@ def _check_input(items: list[Item]) -> None:
         match item.get("type", "message"):
             case "function_call":
                 rules.check_length(item["call_id"], f"input[{at}].call_id", 64)
+                rules.check_name(item["name"], f"input[{at}].name")
+                rules.check_arguments(item["arguments"], f"input[{at}].arguments")
                 _once(item["call_id"], calls, "function call")
             case "function_call_output":
                 if item["call_id"] not in calls:

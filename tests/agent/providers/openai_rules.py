@@ -3,15 +3,15 @@
 Rules about schemas hold for tools and for structured output; the strict ones only where `strict` is set.
 
 No live call was made. Found in public reports: the words for a union at the root, for calls and outputs that do not
-match, for a `tool_call_id` twice. The others are written from memory; those for nesting and for a second output of
-one call (responses) are ours.
+match, for a `tool_call_id` twice, for names in the history. The others are written from memory; those for nesting, for
+arguments in the history and for a second output of one call (responses) are ours.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from tests.agent.providers.base import KEY, Refusal
+from tests.agent.providers.base import KEY, Refusal, strict_json
 
 Schema = dict[str, Any]
 Path = tuple[str, ...]
@@ -88,7 +88,20 @@ def check_name(name: str, where: str) -> None:
     check_length(name, where, 64)
 
 
+def check_arguments(text: str, where: str) -> None:
+    """OpenAI takes any text; servers that speak its format read it as an object to fill in their templates."""
+    try:
+        read = strict_json(text.encode())
+    except ValueError:
+        read = None
+    if not isinstance(read, dict):
+        raise Refusal(400, f"Invalid '{where}': expected a JSON object.", code="invalid_value", param=where)
+
+
 def check_length(text: str, where: str, most: int) -> None:
+    if not text:
+        message = f"Invalid '{where}': empty string. Expected a string with minimum length 1."
+        raise Refusal(400, message, code="empty_string", param=where)
     if len(text) > most:
         raise Refusal(
             400,

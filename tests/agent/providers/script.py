@@ -15,7 +15,8 @@ from typing import Any, Literal
 import msgspec
 from tests.agent.providers.neutral import Asked
 
-Finish = Literal["stop", "length", "filter"]
+Finish = Literal["stop", "length", "filter", "none"]
+"""`none`: the reason is left out, as some local servers do."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -30,14 +31,15 @@ class Usage(msgspec.Struct, frozen=True):
 class Reply(msgspec.Struct, frozen=True, tag="reply", kw_only=True):
     """An answer of the model. One without text and calls is the empty response that providers give now and then.
 
-    `calls` are names with arguments; arguments that are text are sent as they are, where the format can. `answer` is
-    structured output: it is sent as the request wants it, as a call of the tool it forces or as JSON text. `piece` is
-    how many characters a streamed piece has.
+    `calls` are names with arguments; arguments that are text are sent as they are, where the format can. `ids` are the
+    ids of the first calls; the provider makes the others. `answer` is structured output: it is sent as the request
+    wants it, as a call of the tool it forces or as JSON text. `piece` is how many characters a streamed piece has.
     """
 
     text: str = ""
     thinking: str = ""
     calls: list[tuple[str, dict[str, Any] | str]] = []
+    ids: list[str] = []
     answer: Any = msgspec.UNSET
     usage: Usage = Usage()
     finish: Finish = "stop"

@@ -1,0 +1,154 @@
+"""The history in a form that providers accept, whatever the model has sent (G1).
+
+A model may call a tool by an impossible name, use the id of a call twice, or send arguments that are not JSON.
+Providers answer 400 to every later request that repeats such a call, which ends the conversation for good. The
+transcript keeps what the model sent, and the call is answered with what was wrong; only the history of a request is
+mended.
+"""
+
+import json
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+
+from keephold.schema.dialects import Dialect
+
+T = TypeVar("T")
+M = TypeVar("M", ModelRequest, ModelResponse)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+"""Names that every provider accepts. A tool that is offered may have another one that this provider accepts."""
+_STRICT = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_IDS: dict[Dialect, re.Pattern[str]] = {
+    "anthropic": _STRICT,
+    "bedrock": _STRICT,
+    "mistral": re.compile(r"[A-Za-z0-9]{9}"),
+}
+_OTHER_IDS = re.compile(r"[!-{}~]{1,40}|.*__thought__.*")
+"""OpenAI's limit is 40. pydantic-ai splits ids at `|`. LiteLLM keeps Gemini's signature in ids of any length, which it
+wants back. Others stay as they are: Kimi, for one, is trained on ids such as `functions.measure:0`."""
+_NOT_JSON = re.compile("NaN|Infinity")
+_BLANK = "(blank)"
+
+
+class History:
+    """The messages of one request. `messages` is what is sent."""
+
+    def __init__(self, messages: Sequence[ModelMessage], offered: Collection[str], dialect: Dialect) -> None:
+        self._offered = offered
+        self._id = _IDS.get(dialect, _OTHER_IDS)
+        self._used: set[str] = set()
+        """Ids of all calls: as they were made, and as they are sent."""
+        self._sent: dict[str, list[str]] = {}
+        """Of the newest response: the ids under which its calls are sent, by their own ids."""
+        self.messages: list[ModelMessage] = [
+            self._response(each) if isinstance(each, ModelResponse) else self._request(each) for each in messages
+        ]
+
+    def new(self, response: ModelResponse) -> ModelResponse:
+        """Return a new response with ids that no other call has. They are stored: a batch is resumed by them (B9)."""
+        parts = list(response.parts)
+        for at, part in enumerate(parts):
+            if isinstance(part, ToolCallPart):
+                id = part.tool_call_id
+                id = self._free_id() if not id or id in self._used else id
+                self._used.add(id)
+                parts[at] = _with(part, tool_call_id=id)
+        return _with_parts(response, parts)
+
+    def _response(self, message: ModelResponse) -> ModelResponse:
+        self._sent = {}
+        parts: list[Any] = [self._call(part) if isinstance(part, ToolCallPart) else part for part in message.parts]
+        if any(isinstance(part, TextPart) and _is_blank(part.content) for part in parts):
+            parts = [part for part in parts if not isinstance(part, TextPart) or not _is_blank(part.content)]
+        if all(isinstance(part, ThinkingPart) for part in parts):  # an answer needs something besides thoughts
+            parts.append(TextPart(_BLANK))
+        return _with_parts(message, parts)
+
+    def _call(self, part: ToolCallPart) -> ToolCallPart:
+        id = part.tool_call_id
+        if id in self._used or not self._id.fullmatch(id):
+            self._used.add(id)
+            id = self._free_id()
+        self._used.add(id)
+        self._sent.setdefault(part.tool_call_id, []).append(id)
+        return _with(part, tool_name=self._name(part.tool_name), tool_call_id=id, args=_arguments(part.args))
+
+    def _free_id(self) -> str:
+        """Return an id that no call has: nine characters, as Mistral wants; the same for the same history."""
+        number = len(self._used)
+        while (id := f"k{number:08d}") in self._used:
+            number += 1
+        return id
+
+    def _request(self, message: ModelRequest) -> ModelRequest:
+        return _with_parts(message, [self._told(part) for part in message.parts])
+
+    def _told(self, part: Any) -> Any:
+        if isinstance(part, ToolReturnPart):
+            sent = self._sent.get(part.tool_call_id)
+            id = sent.pop(0) if sent else part.tool_call_id
+            return _with(part, tool_name=self._name(part.tool_name), tool_call_id=id, content=_filled(part.content))
+        if isinstance(part, UserPromptPart):
+            content = part.content
+            if not isinstance(content, str):
+                filled = [_filled(each) for each in content]
+                content = content if all(map(_same, filled, content)) else filled
+            return _with(part, content=_filled(content))
+        return part
+
+    def _name(self, name: str) -> str:
+        if name in self._offered or _NAME.fullmatch(name):
+            return name
+        name = re.sub("[^A-Za-z0-9_-]", "_", name)[:63] or "unnamed"
+        return name if name[0].isalpha() or name[0] == "_" else f"_{name}"
+
+
+def _is_blank(content: str) -> bool:
+    return not content or content.isspace()
+
+
+def _filled(content: Any) -> Any:
+    """Return the content, but a text for one that is blank: Anthropic refuses blank texts."""
+    return _BLANK if isinstance(content, str) and _is_blank(content) else content
+
+
+def _arguments(given: Any) -> Any:
+    """Return the arguments, wrapped if they have numbers that JSON does not have; pydantic-ai wraps other nonsense."""
+    if not isinstance(given, str) or not _NOT_JSON.search(given):
+        return given
+    try:
+        json.loads(given, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return {"INVALID_JSON": given}
+    return given
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other
+
+
+def _with(part: T, **fields: Any) -> T:
+    """Return the part with these fields: the same object if it has them, as nearly every part does."""
+    changed = {name: value for name, value in fields.items() if getattr(part, name) is not value}
+    return replace(part, **changed) if changed else part  # type: ignore[type-var]
+
+
+def _with_parts(message: M, parts: list[Any]) -> M:
+    same = len(parts) == len(message.parts) and all(map(_same, parts, message.parts))
+    return message if same else replace(message, parts=parts)
