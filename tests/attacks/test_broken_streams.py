@@ -75,7 +75,7 @@ async def house(format: str, calls: Reply = CALLS, text: Reply = TEXT) -> AsyncI
         told = asked.messages[-1]
         if told.text == "Ask.":
             return Reply(calls=[("ask", {})])
-        return calls if told.text == "Tidy up." and not told.results else text
+        return calls if told.text.endswith("Tidy up.") and not told.results else text
 
     async with cutting(format, say) as server, model_of(server) as model, Runtime([wipe, ask]) as rt:
         yield House(server, rt, model, wiped)
@@ -104,8 +104,10 @@ async def body_of(house: House, prompt: str) -> bytes:
     return house.server.bodies[0]
 
 
-def ways(way: Iterator[How]) -> tuple[How, ...]:
-    return HOWS if SOAK else (next(way),)
+def ways(way: Iterator[How], before: bytes) -> tuple[How, ...]:
+    """In how many ways to cut; between two events in one that HTTP takes for a proper end, which is the hard case."""
+    how = next(way)
+    return HOWS if SOAK else ("closed" if before.endswith(b"\n\n") else how,)
 
 
 def shown(events: list[Event]) -> list[str]:
@@ -130,7 +132,7 @@ async def test_G1_calls_that_are_cut_after_any_byte_do_not_run(format: str) -> N
         body = await body_of(home, "Tidy up.")
         assert home.wiped == WIPED
         for at in places(body):
-            for how in ways(way):
+            for how in ways(way, body[:at]):
                 events: list[Event] = []
                 talk = home.talk()
                 home.server.cuts = [(at, how)]
@@ -151,7 +153,7 @@ async def test_G1_a_text_that_is_cut_after_any_byte_is_no_answer(format: str) ->
     async with house(format) as home:
         body = await body_of(home, "Speak.")
         for at in places(body):
-            for how in ways(way):
+            for how in ways(way, body[:at]):
                 events: list[Event] = []
                 talk = home.talk()
                 home.server.cuts = [(at, how)]
@@ -176,13 +178,14 @@ async def test_Q2_an_answer_to_an_inquiry_that_is_cut_after_any_byte_is_no_answe
         await home.talk().prompt("Ask.")
         body = home.server.bodies[1]
         for at in range(0, len(body), 1 if SOAK else len(body) // 6):
-            for how in ways(way):
+            for how in ways(way, body[:at]):
                 talk = home.talk()
                 home.server.cuts = [(1 << 30, "closed"), (at, how)]
                 answer = await talk.prompt("Ask.")
                 assert (answer.stop_reason, answer.text) == ("end_turn", TEXT.text), f"{how} {at}"
                 assert [result.text for result in home.server.requests[-1].results] == ["sure: True"]
-                assert len(home.server.requests) == 4
+                complete = b'"stop_reason": "tool_use"' in body[:at]  # Anthropic's client streams this, too
+                assert len(home.server.requests) == 4 or complete
 
 
 @every
@@ -197,7 +200,7 @@ async def test_G1_a_provider_that_always_dies_ends_the_turn_and_not_the_conversa
             asked = len(home.server.requests)
             assert answer.stop_reason == "error" and is_sentence(answer.error), answer.error
             assert f"(asked {asked} times)" in (answer.error or "")
-            assert asked == ATTEMPTS - len(home.server.cuts) == (ATTEMPTS if how == "reset" else 1 + INCOMPLETE_RETRIES)
+            assert asked == ATTEMPTS - len(home.server.cuts) == 1 + INCOMPLETE_RETRIES
             assert (home.wiped, await kinds(talk)) == ([], ["request", "ended"])
             home.server.cuts = []
             assert (await talk.prompt("Tidy up.")).text == TEXT.text

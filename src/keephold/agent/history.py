@@ -1,4 +1,4 @@
-"""The history in a form that providers accept, whatever the model has sent (G1).
+"""The history in a form that providers accept, even if the model has sent nonsense (G1).
 
 A model may call a tool by an impossible name, use the id of a call twice, or send arguments that are not JSON.
 Providers answer 400 to every later request that repeats such a call, which ends the conversation for good. The
@@ -51,7 +51,7 @@ class History:
         self._used: set[str] = set()
         """Ids of all calls: as they were made, and as they are sent."""
         self._sent: dict[str, list[str]] = {}
-        """Of the newest response: the ids under which its calls are sent, by their own ids."""
+        """The ids under which the calls of the newest response are sent, by their own ids."""
         self.messages: list[ModelMessage] = [
             self._response(each) if isinstance(each, ModelResponse) else self._request(each) for each in messages
         ]

@@ -59,7 +59,7 @@ _CUT_SHORT = {
     "again in a shorter response, with less text or fewer calls.",
     "content_filter": "Not run: the provider's filter stopped the response, so this call may be incomplete.",
 }
-"""What the calls of a response that did not come to its own end are answered, by its finish reason."""
+"""The results of calls in a response that was cut short, by its finish reason."""
 Content = str | Sequence[UserContent]
 Stop = tuple[StopReason, str | None]
 """How a turn ends, and the reason if it did not complete."""
@@ -241,7 +241,7 @@ class TurnLoop:
         last = self._transcript.spent[-1].finish_reason
         if last == "content_filter":
             return "refusal", "the provider refused to go on"
-        if before and before[0].finish_reason == last:  # it was told, and did the same again
+        if before and before[0].finish_reason == last:  # the second in a row
             return "max_tokens", _TOO_SHORT
         return None
 

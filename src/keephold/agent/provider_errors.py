@@ -28,7 +28,11 @@ def sentence(error: Exception) -> str:
             what = f"the provider of {error.model_name} answered {_status(error.status_code)}"
             return _joined(what, _words(error.body))
         case ModelConnectionError():
-            return _joined(f"the connection to the provider of {error.model_name} failed", _clipped(error.message))
+            words = _clipped(error.message)
+            what = f"the connection to the provider of {error.model_name} failed"
+            return _joined(what, words if " " in words else "")  # a single word is the name of a Python class
+        case ModelAPIError() if error.body is None and isinstance(error.__cause__, ValueError):
+            return f"the response of {error.model_name} is not valid JSON"  # its text may be all of the answer
         case ModelAPIError():
             return _words(error.body) or _clipped(error.message)
         case AgentRunError() | UserError():

@@ -44,7 +44,7 @@ from pydantic_ai.models import ModelRequestParameters, StreamedResponse
 from keephold.agent.events import Event, Restarted, Retrying, Text, Thought
 from keephold.agent.history import History
 from keephold.agent.provider_errors import sentence
-from keephold.agent.stream_end import StreamEnd
+from keephold.agent.stream_end import StreamEnd, has_reason
 from keephold.agent.transcript import response_text
 from keephold.errors import KeepholdError
 from keephold.schema.shared import USE, Presentation
@@ -65,6 +65,7 @@ MAX_DELAY_SECS = 30.0
 PATIENCE_SECS = 120.0
 """A provider that asks for a longer pause is not retried."""
 
+_INCOMPLETE = "the model's response ended before it was complete"
 _WORTH_ANOTHER = (
     ModelRateLimitError,
     ModelUnavailableError,
@@ -134,7 +135,7 @@ class ModelCall:
                 if not _worth_another(error):
                     raise RequestFailed(sentence(error)) from error
                 why, wanted = sentence(error), getattr(error, "retry_after", None)
-                began = self._stream is not None or _is_unreadable(error)
+                began = self._stream is not None or _is_unreadable(error) or getattr(error, "phase", None) == "read"
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
@@ -169,7 +170,10 @@ class ModelCall:
         }
         messages, end = self._history.messages, StreamEnd()
         if self._tell is None:
-            return self._history.new(_well_formed(await model_request(assistant.model, messages, **options)))
+            response = await model_request(assistant.model, messages, **options)
+            if response.provider_name is not None and not has_reason(response):  # Anthropic's client streams this, too
+                raise UnexpectedModelBehavior(_INCOMPLETE)
+            return self._history.new(_well_formed(response))
         with end.expected(assistant.model):
             return await self._streamed(model_request_stream(assistant.model, messages, **options), end)
 
@@ -188,7 +192,7 @@ class ModelCall:
                         self._show(Thought, text)
             response = stream.get()
         if not end.complete(stream, response):
-            raise UnexpectedModelBehavior("the model's response ended before it was complete")
+            raise UnexpectedModelBehavior(_INCOMPLETE)
         return self._history.new(_well_formed(response))
 
     def _show(self, event: type[Text | Thought], text: str) -> None:

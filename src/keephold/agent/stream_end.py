@@ -20,6 +20,11 @@ _LONGEST = 32
 _expected: ContextVar["StreamEnd | None"] = ContextVar("expected_stream_end", default=None)
 
 
+def has_reason(response: ModelResponse) -> bool:
+    """Whether the provider said why the response ended."""
+    return bool(response.finish_reason or (response.provider_details or {}).get("finish_reason"))
+
+
 class StreamEnd:
     """The end of one streamed response, seen in the bytes of its event stream: no library reports it."""
 
@@ -50,13 +55,9 @@ class StreamEnd:
             return False
         if isinstance(stream, FunctionStreamedResponse | TestStreamedResponse):  # a function: it has returned
             return True
-        return _has_reason(stream, response) or (self._seen and not response.tool_calls)
-
-
-def _has_reason(stream: StreamedResponse, response: ModelResponse) -> bool:
-    """Whether the provider sent a finish reason. For OpenAI's format, pydantic-ai sets `stop` if there was none."""
-    said = bool(response.finish_reason or (response.provider_details or {}).get("finish_reason"))
-    return bool(getattr(stream, "_has_finish_reason", said))
+        # for OpenAI's chat format, pydantic-ai sets `stop` if the provider sent no reason
+        said = getattr(stream, "_has_finish_reason", has_reason(response))
+        return said or (self._seen and not response.tool_calls)
 
 
 def _http_clients(model: Any) -> Iterator[Any]:
