@@ -49,23 +49,12 @@ class History:
         self._offered = offered
         self._id = _IDS.get(dialect, _OTHER_IDS)
         self._used: set[str] = set()
-        """Ids of all calls: as they were made, and as they are sent."""
+        """The ids of calls, as they are sent."""
         self._sent: dict[str, list[str]] = {}
         """The ids under which the calls of the newest response are sent, by their own ids."""
         self.messages: list[ModelMessage] = [
             self._response(each) if isinstance(each, ModelResponse) else self._request(each) for each in messages
         ]
-
-    def new(self, response: ModelResponse) -> ModelResponse:
-        """Return a new response with ids that no other call has. They are stored: a batch is resumed by them (B9)."""
-        parts = list(response.parts)
-        for at, part in enumerate(parts):
-            if isinstance(part, ToolCallPart):
-                id = part.tool_call_id
-                id = self._free_id() if not id or id in self._used else id
-                self._used.add(id)
-                parts[at] = _with(part, tool_call_id=id)
-        return _with_parts(response, parts)
 
     def _response(self, message: ModelResponse) -> ModelResponse:
         self._sent = {}
@@ -79,18 +68,12 @@ class History:
     def _call(self, part: ToolCallPart) -> ToolCallPart:
         id = part.tool_call_id
         if id in self._used or not self._id.fullmatch(id):
-            self._used.add(id)
-            id = self._free_id()
+            number = len(self._used)
+            while (id := f"k{number:08d}") in self._used:  # nine characters, as Mistral wants
+                number += 1
         self._used.add(id)
         self._sent.setdefault(part.tool_call_id, []).append(id)
         return _with(part, tool_name=self._name(part.tool_name), tool_call_id=id, args=_arguments(part.args))
-
-    def _free_id(self) -> str:
-        """Return an id that no call has: nine characters, as Mistral wants; the same for the same history."""
-        number = len(self._used)
-        while (id := f"k{number:08d}") in self._used:
-            number += 1
-        return id
 
     def _request(self, message: ModelRequest) -> ModelRequest:
         return _with_parts(message, [self._told(part) for part in message.parts])

@@ -110,7 +110,7 @@ class ModelCall:
         """Without `tell` the request is not streamed."""
         self._assistant = assistant
         offered = {tool.name for tool in parameters.function_tools}
-        self._history = History(messages, offered, assistant.dialect)
+        self._messages = History(messages, offered, assistant.dialect).messages
         self._parameters = parameters
         self._tell = tell
         self._stream: StreamedResponse | None = None
@@ -168,14 +168,14 @@ class ModelCall:
             "model_request_parameters": self._parameters,
             "instrument": False,
         }
-        messages, end = self._history.messages, StreamEnd()
+        end = StreamEnd()
         if self._tell is None:
-            response = await model_request(assistant.model, messages, **options)
+            response = await model_request(assistant.model, self._messages, **options)
             if response.provider_name is not None and not has_reason(response):  # Anthropic's client streams this, too
                 raise UnexpectedModelBehavior(_INCOMPLETE)
-            return self._history.new(_well_formed(response))
+            return _well_formed(response)
         with end.expected(assistant.model):
-            return await self._streamed(model_request_stream(assistant.model, messages, **options), end)
+            return await self._streamed(model_request_stream(assistant.model, self._messages, **options), end)
 
     async def _streamed(self, request: AbstractAsyncContextManager[StreamedResponse], end: StreamEnd) -> ModelResponse:
         async with request as stream:
@@ -193,7 +193,7 @@ class ModelCall:
             response = stream.get()
         if not end.complete(stream, response):
             raise UnexpectedModelBehavior(_INCOMPLETE)
-        return self._history.new(_well_formed(response))
+        return _well_formed(response)
 
     def _show(self, event: type[Text | Thought], text: str) -> None:
         self._shown = True
