@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import msgspec
 from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
@@ -23,6 +24,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
+from keephold.limits import Limits, nested_deeper
 from keephold.schema.dialects import Dialect
 
 T = TypeVar("T")
@@ -38,7 +40,7 @@ _IDS: dict[Dialect, re.Pattern[str]] = {
 _OTHER_IDS = re.compile(r"[!-{}~]{1,40}|.*__thought__.*")
 """OpenAI's limit is 40. pydantic-ai splits ids at `|`. LiteLLM keeps Gemini's signature in ids of any length, which it
 wants back. Others stay as they are: Kimi, for one, is trained on ids such as `functions.measure:0`."""
-_NOT_JSON = re.compile("NaN|Infinity")
+_DEEPEST = Limits().nesting
 _BLANK = "(blank)"
 
 
@@ -108,18 +110,22 @@ def _filled(content: Any) -> Any:
 
 
 def _arguments(given: Any) -> Any:
-    """Return the arguments, wrapped if they have numbers that JSON does not have; pydantic-ai wraps other nonsense."""
-    if not isinstance(given, str) or not _NOT_JSON.search(given):
-        return given
+    """Return the arguments; as pydantic-ai sends those that are not JSON, if they are nothing that a provider takes."""
+    return {"INVALID_JSON": given} if isinstance(given, str) and given and not is_object(given) else given
+
+
+def is_object(arguments: str | dict[str, Any]) -> bool:
+    """Return whether these are a JSON object to everyone: finite numbers, whole characters, not too deep."""
     try:
-        json.loads(given, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return {"INVALID_JSON": given}
-    return given
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(constant)
+        if isinstance(arguments, str):
+            text, value = arguments, msgspec.json.decode(arguments)
+        else:
+            text, value = json.dumps(arguments, allow_nan=False, ensure_ascii=False), arguments
+            text.encode()
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+        return False
+    deep = text.count("[") + text.count("{") > _DEEPEST and nested_deeper(value, _DEEPEST)
+    return isinstance(value, dict) and not deep
 
 
 def _same(one: Any, other: Any) -> bool:

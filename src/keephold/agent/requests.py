@@ -42,7 +42,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.models import ModelRequestParameters, StreamedResponse
 
 from keephold.agent.events import Event, Restarted, Retrying, Text, Thought
-from keephold.agent.history import History
+from keephold.agent.history import History, is_object
 from keephold.agent.provider_errors import sentence
 from keephold.agent.stream_end import StreamEnd, has_reason
 from keephold.agent.transcript import response_text
@@ -231,17 +231,9 @@ def _well_formed(response: ModelResponse) -> ModelResponse:
 def _part(part: Any) -> Any:
     given = {field: getattr(part, field, None) for field in ("content", "args", "tool_name", "tool_call_id")}
     made = {field: well_formed(text) for field, text in given.items() if isinstance(text, str)}
-    if isinstance(part, ToolCallPart) and isinstance(part.args, dict) and not _is_json(part.args):
-        made["args"] = json.dumps(part.args, default=str)  # refused as a call: `NaN` and lone surrogates are not JSON
+    if isinstance(part, ToolCallPart) and isinstance(part.args, dict) and not is_object(part.args):
+        made["args"] = json.dumps(part.args, default=str)  # to be refused: `NaN` and lone surrogates are not JSON
     return part if all(text is given[field] for field, text in made.items()) else replace(part, **made)
-
-
-def _is_json(arguments: dict[str, Any]) -> bool:
-    try:
-        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _is_empty(response: ModelResponse) -> bool:
