@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
@@ -22,7 +22,7 @@ HOWS: tuple[How, ...] = ("closed", "chunked", "broken", "reset")
 class CuttingProvider(Provider):
     """A server of its own, as no real one ends so badly. `cuts` are taken by the next responses."""
 
-    def __init__(self, format: str, turns: list[Step] | Saying) -> None:
+    def __init__(self, format: str, turns: Sequence[Step] | Saying) -> None:
         super().__init__(WIRES[format](), Script(turns))
         self.cuts: list[tuple[int, How]] = []
         self.bodies: list[bytes] = []
@@ -67,7 +67,7 @@ def _fields(lines: list[str]) -> list[tuple[str, str]]:
 
 
 @asynccontextmanager
-async def cutting(format: str, turns: list[Step] | Saying) -> AsyncIterator[CuttingProvider]:
+async def cutting(format: str, turns: Sequence[Step] | Saying) -> AsyncIterator[CuttingProvider]:
     provider = CuttingProvider(format, turns)
     server = await asyncio.start_server(provider.serve, "127.0.0.1", 0)
     provider.port = server.sockets[0].getsockname()[1]
