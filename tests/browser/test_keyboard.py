@@ -32,6 +32,7 @@ async def test_a_question_is_answered_by_the_keyboard(workshop: Served) -> None:
         assert str(await tab.evaluate(FOCUSED)).startswith("Skip to the content")
         await tab.keyboard.press("Enter")
         await tab_to(tab, "production")
+        await expect(tab.get_by_role("button", name="production")).to_be_enabled()
         await tab.keyboard.press("Enter")
         assert await assistant.result("publish") == "1.0 is on production"
 

@@ -16,7 +16,7 @@ from keephold.handles.output import Output
 from keephold.handles.question import Question, question_key
 from keephold.handles.state import Failure, Outcome, Progress, Running, Stopped, Waiting
 from keephold.store.base import Allowed, Entry, Kind, Record, Store, WaitRow
-from keephold.text import as_text, plain, strip_controls, time_of_day
+from keephold.text import as_text, plain, printable, time_of_day
 
 Seconds = Annotated[float, msgspec.Meta(description="Seconds since 1970.")]
 MaybeSeconds = Annotated[float | None, msgspec.Meta(description="Seconds since 1970.")]
@@ -343,7 +343,7 @@ def journal_entry(entry: Entry) -> JournalEntry:
 
 def last_line(output: Output) -> str | None:
     """Return the last line of an output that is not blank, safe to show."""
-    text = strip_controls(output.before(output.total, _LINE_BYTES).decode("utf-8", "replace"))
+    text = printable(output.before(output.total, _LINE_BYTES).decode("utf-8", "replace"))
     for line in reversed(text.splitlines()):
         if line.strip():
             return str(masked(line.strip()))[:_LINE]

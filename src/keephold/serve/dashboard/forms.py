@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from keephold.errors import KeepholdError
-from keephold.serve.dashboard.rendering import Renderer, card_key, short_name
+from keephold.serve.dashboard.rendering import Renderer, approved_text, card_key, is_long, short_name
 from keephold.serve.operations import read_body
 
 if TYPE_CHECKING:
@@ -44,6 +44,9 @@ _DONE = {
 
 _NOTHING = {"status": "again", "problem": "nothing was chosen, so nothing is answered yet: choose one of the answers"}
 """The reply to a form sent by none of its buttons; see `no_answer` in macros.html."""
+
+_UNSEEN = {"status": "again", "problem": "nothing is approved yet: look at all of the lines, then say that you have"}
+"""The reply to an approval of a long text that was not all on the screen; see `whole` in macros.html."""
 
 Fields = dict[str, str]
 Acts = Callable[[Request, Fields], Awaitable[Response]]
@@ -91,7 +94,14 @@ class Forms:
         of = asked["tool"] if asked["kind"] in ("permission", "result") else asked["handle_id"] or asked["tool"]
         decision: dict[str, Any] = {name: fields[name] for name in ("decision", "reason", "value") if name in fields}
         decision |= {"remember": "remember" in fields, "digest": fields.get("digest") or None}
-        answer = await self._control.decide(id, decision, by="the dashboard") if _says_something(fields) else _NOTHING
+        if (text := approved_text(asked)) and fields.get("decision") == "edit" and fields.get("value") == text:
+            decision |= {"decision": "approve", "remember": False}  # unchanged: the original, not its escapes
+        if not _says_something(fields):
+            answer = _NOTHING
+        elif fields["decision"] in ("approve", "edit") and is_long(text) and "seen" not in fields:
+            answer = _UNSEEN
+        else:
+            answer = await self._control.decide(id, decision, by="the dashboard")
         if answer["status"] == "again":
             typed = None if asked["kind"] == "secret" else fields.get("value")
             draft = {"problem": answer["problem"], "text": typed, "remember": decision["remember"]}

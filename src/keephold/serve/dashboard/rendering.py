@@ -15,8 +15,9 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from keephold.characters import ISOLATE, ISOLATED, exact, exact_json, is_seen, isolated, isolated_json
 from keephold.control.handle_json import allowed_text
-from keephold.text import duration, printable, relative, time_of_day
+from keephold.text import duration, printable, relative, time_of_day, to_utf8
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -29,6 +30,8 @@ _CODE = re.compile(r"(?<!`)`(?=[^`\n]*[^`\s])[^`\n]+`(?!`)")
 """A text between two single backticks on one line."""
 _FEW, _SHORT = 6, 40
 """The most options of a question, and characters of each, for one button per option."""
+_ROWS, _COLUMNS = 20, 80
+"""A text with more rows of this many columns is long."""
 HERE = Path(__file__).parent
 
 SAID = {
@@ -116,6 +119,11 @@ def _environment() -> "Environment":
         "relative": relative,
         "clock": time_of_day,
         "pretty": pretty,
+        "exact": exact,
+        "isolated": isolated_html,
+        "verbatim": verbatim,
+        "digest": lambda text: f"{zlib.crc32(to_utf8(text)):08x}",
+        "lines": lines,
         "size": size,
         "number": number,
         "mark": mark,
@@ -128,20 +136,22 @@ def _environment() -> "Environment":
         "parameters": parameters,
         "allowed_text": allowed_text,
     }
-    environment.tests["few"] = are_few
+    environment.tests |= {"few": are_few, "long": is_long}
     return environment
 
 
 def said(word: str, of: str) -> str | None:
     """Return the message about the last form."""
     plain, named = SAID.get(word, (None, ""))
-    return named.format(of) if plain is not None and named and _NAME.fullmatch(of) else plain
+    if plain is None or not named or not _NAME.fullmatch(of):
+        return plain
+    return escape(named).format(isolated_html(of))
 
 
 def _shown(value: Any) -> Any:
     if type(value) is not str:  # `Markup` is a str too, and its text was made printable before
         return value
-    return value if value.isprintable() else printable(value)
+    return printable(value)
 
 
 def coded(text: str) -> Markup:
@@ -153,18 +163,41 @@ def coded(text: str) -> Markup:
 def are_few(options: list[str]) -> bool:
     """Whether a question gets a button for each option: few, short, visible, and unchanged when a form sends them."""
     return len(options) <= _FEW and all(
-        len(option) <= _SHORT and option.strip() and option.isprintable() for option in options
+        len(option) <= _SHORT and option.strip() and all(map(is_seen, option)) for option in options
     )
 
 
 def pretty(value: Any) -> str:
     """Return readable JSON. Invisible characters are escaped, because the user must see everything they approve."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    return "".join(each if each.isprintable() or each == "\n" else _escape(each) for each in text)
+    return exact_json(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def _escape(character: str) -> str:
-    return json.dumps(character)[1:-1]
+def isolated_html(text: str) -> Markup:
+    """Return JSON or `exact` text whose strings, or lines, cannot reorder what is beside them."""
+    marked = isolated_json(text) if text.startswith("{") else isolated(text)
+    return Markup(str(escape(marked)).replace(ISOLATE, "<bdi>").replace(ISOLATED, "</bdi>"))
+
+
+def verbatim(text: str) -> Markup:
+    """Return a text for the value of a field, which a form sends back unchanged."""
+    return Markup("".join(str(escape(each)) if is_seen(each) else f"&#{ord(each)};" for each in text))
+
+
+def lines(text: str) -> int:
+    """Return about how many lines a text takes on a small screen."""
+    return sum(1 + len(line) // _COLUMNS for line in text.split("\n"))
+
+
+def is_long(text: str) -> bool:
+    """Return whether a text may not be on the screen together with the buttons below it."""
+    return lines(text) > _ROWS
+
+
+def approved_text(asked: dict[str, Any]) -> str:
+    """Return the text that an open request wants approved, as it is shown. Nothing for a question."""
+    if asked["kind"] == "result":
+        return exact(asked["result"])
+    return pretty(asked["arguments"]) if asked["kind"] == "permission" and asked["arguments"] else ""
 
 
 def size(count: int) -> str:

@@ -1,0 +1,106 @@
+"""What is approved on a page is what the page shows: nothing hides, nothing reorders, and a long text was seen (K4)."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.attacks.test_shown import HEBREW, HIDDEN
+from tests.serve.pages import Page, dashboard
+from tests.turn.calls import call, texts
+
+import keephold
+from keephold.characters import exact, exact_json
+from keephold.serve.dashboard.rendering import isolated_html, pretty, said
+
+LONG = "\n".join(map(str, range(50)))
+
+
+@keephold.tool(run="ask")
+async def echo(text: str) -> str:
+    """Say it again."""
+    return text
+
+
+@keephold.tool(result="ask")
+async def read(text: str) -> str:
+    """Read what is there."""
+    return text
+
+
+@keephold.tool
+async def choose(call: keephold.Call, options: list[str]) -> str:
+    """Let the user choose."""
+    return str(await call.ask(keephold.Question(id="q", text="Which?", answer_type={"Select": {"options": options}})))
+
+
+TOOLS = [echo, read, choose]
+
+
+@pytest.mark.parametrize("text", [*HIDDEN, "a\x1b[8mhidden\x1b[0m", "a\rb", "\u00a0"])
+@pytest.mark.parametrize("tool", ["echo", "read"])
+async def test_K4_nothing_hides_in_what_a_page_lets_through(tool: str, text: str) -> None:
+    """The page shows escapes; the original is used, also if the form that edits is sent unchanged."""
+    shown = exact_json(pretty({"text": text})) if tool == "echo" else exact(text)
+    for fields in ({"decision": "approve"}, {"decision": "edit", "value": shown}):
+        async with dashboard(TOOLS) as seen:
+            running = asyncio.ensure_future(texts(seen.turn, call(tool, text=text)))
+            need = await seen.need()
+            page = await seen.page("/")
+            (box,) = [box for box in page.all("pre") if "data-whole" in box.attributes]
+            assert box.text == shown and page.all("textarea")[0].text.strip() == shown.strip()
+            await seen.answer(need, **fields)
+            assert await running == [text]
+
+
+async def test_K4_an_edited_result_is_delivered_as_it_was_shown() -> None:
+    async with dashboard(TOOLS) as seen:
+        running = asyncio.ensure_future(texts(seen.turn, call("read", text="a\u200bb")))
+        need = await seen.need()
+        (area,) = (each.text for each in (await seen.page("/")).all("textarea"))
+        await seen.answer(need, decision="edit", value=f"{area.strip()}!")
+        assert await running == ["a<U+200B>b!"]
+
+
+@pytest.mark.parametrize("decision", ["approve", "edit"])
+@pytest.mark.parametrize("tool", ["echo", "read"])
+async def test_P1_a_long_text_is_not_let_through_before_it_was_seen(tool: str, decision: str) -> None:
+    """Scripts say so when all of it was on the screen; without scripts the user does."""
+    async with dashboard(TOOLS) as seen:
+        running = asyncio.ensure_future(texts(seen.turn, call(tool, text=LONG if tool == "read" else LONG * 10)))
+        need = await seen.need()
+        page = await seen.page("/")
+        assert len(page.all("input", name="seen")) == 2  # in the form that approves, and in the one that edits
+        fields: dict[str, Any] = {"value": page.all("textarea")[0].text} if decision == "edit" else {}
+        refused = await seen.answer(need, decision=decision, **fields)
+        assert refused.status_code == 422 and not running.done()
+        assert "look at all of the lines" in Page(refused.text).texts("p", class_="problem")[0]
+        await seen.answer(need, decision=decision, seen="yes", **fields)
+        assert LONG in (await running)[0]
+
+
+async def test_P1_a_long_text_is_denied_without_being_read() -> None:
+    async with dashboard(TOOLS) as seen:
+        running = asyncio.ensure_future(texts(seen.turn, call("read", text=LONG)))
+        await seen.answer(await seen.need(), decision="deny")
+        assert "skipped by user" in (await running)[0]
+
+
+@pytest.mark.parametrize("count", [2, 7])  # a button for each, or a list
+async def test_Q1_an_option_with_characters_that_cannot_be_seen_can_be_chosen(count: int) -> None:
+    options = [f"yes\u200b{number}" for number in range(count)]
+    async with dashboard(TOOLS) as seen:
+        running = asyncio.ensure_future(texts(seen.turn, call("choose", options=options)))
+        need = await seen.need()
+        page = await seen.page("/")
+        assert "yes<U+200B>1" in " ".join(page.texts("span"))
+        (radio,) = [each for each in page.all("input", name="value") if each.attributes["value"] == options[1]]
+        await seen.answer(need, decision="answer", value=radio.attributes["value"])
+        assert await running == [options[1]]
+
+
+def test_K4_text_from_right_to_left_is_isolated_on_pages() -> None:
+    assert str(isolated_html(pretty({HEBREW: HEBREW}))) == (
+        f"{{\n  &#34;<bdi>{HEBREW}</bdi>&#34;: &#34;<bdi>{HEBREW}</bdi>&#34;\n}}"
+    )
+    assert str(isolated_html(f"<b>\n{HEBREW}")) == f"&lt;b&gt;\n<bdi>{HEBREW}</bdi>"
+    assert said("allowed", HEBREW) == f"<bdi>{HEBREW}</bdi> may run."
