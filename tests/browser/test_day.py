@@ -94,6 +94,7 @@ async def test_people_answer_what_an_agent_asks(workshop: Served, camera: Camera
             await expect(card(tab, "What shall it be called?")).to_have_count(0)
         assert await assistant.result("name") == "called Otter <i>&"
 
+        await needs(phone).get_by_role("region", name="Arguments of deploy").scroll_into_view_if_needed()
         await needs(phone).get_by_role("button", name="Allow").click()
         for tab in tabs.values():
             await expect(tab.get_by_text("Nothing needs you.")).to_be_visible()
