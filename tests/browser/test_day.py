@@ -188,6 +188,7 @@ async def test_what_a_person_types_is_not_lost_when_something_happens(workshop: 
         await expect(field).to_have_value("half a na")
         await field.press("End")
         await tab.keyboard.type("me")
+        await expect(tab.get_by_role("button", name="Answer")).to_be_enabled()
         await tab.keyboard.press("Enter")
         assert await assistant.result("name") == "called half a name"
 

@@ -4,7 +4,7 @@ the form; `retry` redirects to the new handle.
 A refusal is a page that says why. The door checks who may send forms (K1), not this module.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -96,6 +96,7 @@ class Forms:
         decision |= {"remember": "remember" in fields, "digest": fields.get("digest") or None}
         if (text := approved_text(asked)) and fields.get("decision") == "edit" and fields.get("value") == text:
             decision |= {"decision": "approve", "remember": False}  # unchanged: the original, not its escapes
+        answer: Mapping[str, Any]
         if not _says_something(fields):
             answer = _NOTHING
         elif fields["decision"] in ("approve", "edit") and is_long(text) and "seen" not in fields:
