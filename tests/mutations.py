@@ -161,6 +161,37 @@ MUTATIONS = [
         "\"${%d}\" if frame.quoted else '\"${%d}\"'", '"${%d}"', "tests/unit/test_template.py",
     ),
     Mutation(
+        "withheld", "children inherit API keys", "tools/environment.py",
+        "if name in named or not (name in _names or value in _values)", "if True", "tests/attacks/test_environment.py",
+    ),
+    Mutation(
+        "concealed", "a tool reads the keys in /proc of its parent", "tools/guard.py",
+        "conceal()  # before the first child can look", "pass", "tests/attacks/test_environment.py",
+    ),
+    Mutation(
+        "offered", "a model calls a built-in that it is not offered", "tools/toolbox.py",
+        "return self.one_of(self, name, lambda tool: tool.offered or tool.name in _ALWAYS)",
+        "return self.one_of(self, name, lambda tool: True)", "tests/attacks/test_offered.py",
+    ),
+    Mutation(
+        "offered-steps", "a workflow step runs a tool that its agent is refused", "turn/single_calls.py",
+        "tools = await parts.offers.of(self.conversation)", "tools = parts.toolbox", "tests/attacks/test_offered.py",
+    ),
+    Mutation(
+        "rebinding", "a name is resolved again after its address was checked", "tools/workflow/pinned.py",
+        "request.url.copy_with(host=address),", "request.url,", "tests/attacks/test_api_steps.py",
+    ),
+    Mutation(
+        "tls-name", "a connection is made without the name that TLS verifies", "tools/workflow/pinned.py",
+        'extensions["sni_hostname"] = host', "pass", "tests/attacks/test_api_steps.py",
+    ),
+    Mutation(
+        "api-hosts", "a redirect leads to a host that nobody has allowed", "tools/workflow/http.py",
+        'await self._check_host(request.url, given, f"{name}>{hop}")',
+        'await self._check_host(request.url, given, f"{name}>{hop}") if hop == 0 else None',
+        "tests/attacks/test_api_steps.py",
+    ),
+    Mutation(
         "exit-code", "a user's Ctrl-C has the exit code of success", "cli/__init__.py",
         "raise click.exceptions.Exit(128 + signal.SIGINT) from error", "raise click.exceptions.Exit(0) from error",
         "tests/unit/test_cli.py tests/e2e/test_interrupted.py",
