@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from pydantic_ai.exceptions import ModelAuthenticationError, ModelContextWindowExceededError, ModelServerError
-from pydantic_ai.messages import ModelResponse
+from pydantic_ai.messages import ModelResponse, UserPromptPart
 from tests.agent.scripted import Reply, Script, called, spawned
 from tests.agent.talk import Talk, kinds, talking, unreadable, until, written
 
 import keephold
 from keephold import Call, Pending
-from keephold.agent.events import Compacted, Retrying, Text
+from keephold.agent.events import Called, Compacted, Retrying, Text
 from keephold.testing import VirtualClock
 
 STATEFUL: Any = ("spawn", "fetch", "abort")
@@ -94,6 +94,36 @@ async def test_G1_the_newest_calls_stay(clock: VirtualClock, tmp_path: Path) -> 
     assert isinstance(calls, ModelResponse) and len(calls.tool_calls) == 2
     assert script.results() == ["noted a", "noted b"]
     assert "Second" in script.wished[0]
+
+
+async def test_G1_the_users_message_of_this_turn_stays_word_for_word(tmp_path: Path) -> None:
+    """Also a message that came in between, a second summary in the same turn, and another process."""
+    store, config = f"sqlite:///{tmp_path / 'work.db'}", written(tmp_path, SMALL)
+    lines = [Reply(f"Well {at}.", [called(f"c{at}", "note", text=f"{at}")], usage=LONG) for at in range(3)]
+    script = Script(Reply("One.", usage=SHORT), *lines, Reply("Two.", usage=SHORT), summaries=["They count."] * 3)
+
+    def interject(event: Any) -> None:
+        if isinstance(event, Called) and len(script.read) == 2:
+            talk.conversation.say("But not [Automatic summary 4712].")
+
+    async with talking(script, *TOOLS, store=store, config=config) as talk:
+        await talk.prompt("First 4710")
+        assert (await talk.prompt("[Automatic] Second 4711", then=interject)).text == "Two."
+    assert len(talk.heard(Compacted)) == len(script.wished) == 3
+    for read in script.read[2:]:
+        summary = read[0].parts
+        said = [str(part.content) for message in read for part in message.parts if isinstance(part, UserPromptPart)]
+        assert "They count." in said[0] and "4710" not in str(said)
+        assert said[1:] == ["[Automatic] Second 4711", "But not [Automatic summary 4712]."], summary
+    script = Script("Three.")
+    async with talking(script, *TOOLS, store=store, config=config) as talk:
+        await talk.prompt("Third")
+    assert "[Automatic] Second 4711" in str(script.read[0][0]) and "4712" in str(script.read[0][0])
+    script = Script(Reply("Four.", usage=LONG), Reply("Five.", usage=SHORT), summaries=["They count."])
+    async with talking(script, *TOOLS, store=store, config=config) as talk:
+        await talk.prompt("Fourth")
+        await talk.prompt("Fifth")
+    assert "4711" not in str(script.read[-1]), "of an earlier turn only the summary remains"
 
 
 async def test_G1_again_and_again(clock: VirtualClock, tmp_path: Path) -> None:

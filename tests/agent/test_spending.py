@@ -11,7 +11,8 @@ from tests.agent.talk import talking, written
 
 import keephold
 from keephold.agent.events import Usage, Used
-from keephold.agent.spending import Allowance, Spending, total, usage_of
+from keephold.agent.spending import Allowance, Spending, need_price, total, usage_of
+from keephold.errors import ConfigError
 from keephold.testing import VirtualClock
 
 
@@ -60,10 +61,33 @@ def test_G1_each_limit() -> None:
     assert by_requests.usage.context_tokens == 1500
 
 
-def test_G1_what_has_no_price_costs_nothing() -> None:
-    spending = Spending(Allowance(max_cost=0.000_1))
-    spending.add(response(1_000_000, 1_000_000))
-    assert spending.exhausted() is None
+def test_G1_an_answer_without_a_price_ends_a_turn_whose_cost_is_limited() -> None:
+    """A provider may answer with a model that was not asked for."""
+    limited, unlimited = Spending(Allowance(max_cost=100)), Spending(Allowance())
+    for spending in (limited, unlimited, Spending(Allowance(), lambda: limited)):
+        spending.add(response(1, 1))
+    assert "max_cost = 100 cannot be enforced" in (limited.exhausted() or "")
+    assert unlimited.exhausted() is None
+
+
+async def test_F1_a_limit_of_cost_needs_a_price(clock: VirtualClock, tmp_path: Path) -> None:
+    """For the model itself, for an agent under the limit of its caller, for each model of several, for an inquiry."""
+    from pydantic_ai.models.fallback import FallbackModel
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    free, provider = Script("Hello.").model, OpenAIProvider(api_key="none")
+    priced = OpenAIChatModel("gpt-4o", provider=provider)
+    config = written(tmp_path, "[conversation]\nmax_cost = 2.5")
+    async with keephold.Runtime([note], clock=clock, config=config) as rt:
+        rt.conversation(model=priced)
+        for model in (free, FallbackModel(priced, free), OpenAIChatModel("qwen3-coder", provider=provider)):
+            with pytest.raises(ConfigError, match=r"max_cost = 2.5 .* `(scripted|qwen3-coder)` .* `max_tokens`"):
+                rt.conversation(model=model)
+    under = Spending(Allowance(), lambda: Spending(Allowance(max_cost=1)))
+    assert under.max_cost == 1
+    with pytest.raises(ConfigError, match="max_cost = 1"):
+        need_price(free, under.max_cost)
 
 
 @pytest.mark.parametrize("left", [0, 1])

@@ -13,7 +13,7 @@ from keephold.agent.events import Listener, StopReason, TurnAnswer, Usage
 from keephold.agent.loop import Content, TurnLoop
 from keephold.agent.models import Assistant
 from keephold.agent.requests import instructions
-from keephold.agent.spending import Allowance, Spending, total
+from keephold.agent.spending import Allowance, Spending, need_price, total
 from keephold.agent.transcript import Transcript, response_text
 from keephold.errors import KeepholdError
 from keephold.schema.shared import presentation
@@ -61,6 +61,7 @@ class Conversation:
         self._own_instructions = own_instructions
         self._allowance = allowance or Allowance()
         self._above = above
+        need_price(assistant.model, Spending(self._allowance, above).max_cost)
         self._opening: asyncio.Lock = asyncio.Lock()
         self._opened = False
         self._loop: TurnLoop | None = None

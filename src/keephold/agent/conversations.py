@@ -12,7 +12,7 @@ from pydantic_ai.messages import ModelResponse
 from keephold.agent.conversation import Conversation
 from keephold.agent.model_inquiry import inquire
 from keephold.agent.models import Assistant, laid_over, open_assistant
-from keephold.agent.spending import Allowance, Spending
+from keephold.agent.spending import Allowance, Spending, need_price
 from keephold.agent.subagents import tools_of
 from keephold.agent.transcript import Transcript
 from keephold.config.model import AgentSettings, AssistantSettings, Config
@@ -144,6 +144,7 @@ class Conversations:
             spent = conversation.spending.spent_up()
             if spent is not None:
                 raise KeepholdError(f"the turn may not ask any more: it has taken {spent}", code="limit_exceeded")
+            need_price(assistant.model, conversation.spending.max_cost)
         await self.enter(assistant)
         return await inquire(assistant, conversation, inquiry)
 

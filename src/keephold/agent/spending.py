@@ -5,11 +5,15 @@ A sub-agent's usage counts for the turns above it, too: a limit holds for a turn
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from pydantic_ai.messages import ModelResponse
+from pydantic_ai.models import Model
+from pydantic_ai.usage import RequestUsage
 
 from keephold.agent.events import Usage
+from keephold.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,14 @@ class Spending:
         """The usage of the turn and of everything it started."""
         self._own_requests = 0
         """The turn's own requests: `max_requests` limits rounds, not those of agents."""
+        self._unpriced = False
+        """The price of an answer is not known."""
+
+    @property
+    def max_cost(self) -> float | None:
+        """The limit of cost, of this turn or of one above it."""
+        above = self._above()
+        return self._allowance.max_cost or (None if above is None else above.max_cost)
 
     def start(self, context_tokens: int) -> None:
         self.usage = msgspec.structs.replace(self.usage, context_tokens=context_tokens)
@@ -47,7 +59,7 @@ class Spending:
         """Count the usage of the turn and its agents before their process died; turns above count it themselves."""
         self._own_requests += len(own)
         for response in (*own, *of_agents):
-            self.usage = total(self.usage, usage_of(response))
+            self._take(usage_of(response))
 
     def add(self, response: ModelResponse) -> None:
         self._own_requests += 1
@@ -62,8 +74,12 @@ class Spending:
         self._on_answer(taken)
         self._count(taken)
 
-    def _count(self, taken: Usage) -> None:
+    def _take(self, taken: Usage) -> None:
         self.usage = total(self.usage, taken)
+        self._unpriced = self._unpriced or taken.cost is None
+
+    def _count(self, taken: Usage) -> None:
+        self._take(taken)
         above = self._above()
         if above is not None:
             above._count(taken)
@@ -82,7 +98,30 @@ class Spending:
             return f"{tokens} tokens in one turn (max_tokens = {allowance.max_tokens})"
         if allowance.max_cost is not None and (usage.cost or 0.0) >= allowance.max_cost:
             return f"${usage.cost:.4f} in one turn (max_cost = {allowance.max_cost:g})"
+        if allowance.max_cost is not None and self._unpriced:
+            return f"an answer whose price is not known, so max_cost = {allowance.max_cost:g} cannot be enforced"
         return above.spent_up() if above is not None else None
+
+
+def need_price(model: Model[Any], max_cost: float | None) -> None:
+    """Raise `ConfigError` if the cost is limited and the model's price is not known: the limit would not hold."""
+    if max_cost is None:
+        return
+    for each in getattr(model, "models", (model,)):  # a FallbackModel asks several
+        asked = ModelResponse(
+            [],
+            usage=RequestUsage(input_tokens=1, output_tokens=1),
+            model_name=each.model_name,
+            provider_name=each.system,
+            provider_url=each.base_url,
+        )
+        if usage_of(asked).cost is None:
+            raise ConfigError(
+                [
+                    f"max_cost = {max_cost:g} cannot be enforced: the price of model `{each.model_name}` is not known; "
+                    "limit `max_tokens` instead of `max_cost`, or choose another model"
+                ]
+            )
 
 
 def usage_of(response: ModelResponse) -> Usage:
