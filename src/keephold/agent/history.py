@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from pydantic_ai.messages import (
@@ -27,8 +27,6 @@ from pydantic_ai.messages import (
 from keephold.limits import Limits, nested_deeper
 from keephold.schema.dialects import Dialect
 
-T = TypeVar("T")
-M = TypeVar("M", ModelRequest, ModelResponse)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 """Names that every provider accepts. A tool that is offered may have another one that this provider accepts."""
 _STRICT = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -60,37 +58,51 @@ class History:
 
     def _response(self, message: ModelResponse) -> ModelResponse:
         self._sent = {}
-        parts: list[Any] = [self._call(part) if isinstance(part, ToolCallPart) else part for part in message.parts]
-        if any(isinstance(part, TextPart) and _is_blank(part.content) for part in parts):
-            parts = [part for part in parts if not isinstance(part, TextPart) or not _is_blank(part.content)]
-        if all(isinstance(part, ThinkingPart) for part in parts):  # an answer needs something besides thoughts
-            parts.append(TextPart(_BLANK))
-        return _with_parts(message, parts)
+        parts: list[Any] = []
+        answers, same = False, True
+        for part in message.parts:
+            mended: Any = part
+            if isinstance(part, ToolCallPart):
+                mended = self._call(part)
+            elif isinstance(part, TextPart) and _is_blank(part.content):
+                same = False
+                continue
+            answers = answers or not isinstance(part, ThinkingPart)
+            same = same and mended is part
+            parts.append(mended)
+        if not answers:  # an answer needs something besides thoughts
+            return replace(message, parts=[*parts, TextPart(_BLANK)])
+        return message if same else replace(message, parts=parts)
 
     def _call(self, part: ToolCallPart) -> ToolCallPart:
-        id = part.tool_call_id
+        id, name, arguments = part.tool_call_id, self._name(part.tool_name), _arguments(part.args)
         if id in self._used or not self._id.fullmatch(id):
             number = len(self._used)
             while (id := f"k{number:08d}") in self._used:  # nine characters, as Mistral wants
                 number += 1
         self._used.add(id)
         self._sent.setdefault(part.tool_call_id, []).append(id)
-        return _with(part, tool_name=self._name(part.tool_name), tool_call_id=id, args=_arguments(part.args))
+        if id is part.tool_call_id and name is part.tool_name and arguments is part.args:
+            return part
+        return replace(part, tool_name=name, tool_call_id=id, args=arguments)
 
     def _request(self, message: ModelRequest) -> ModelRequest:
-        return _with_parts(message, [self._told(part) for part in message.parts])
+        parts = [self._told(part) for part in message.parts]
+        same = all(mended is part for mended, part in zip(parts, message.parts, strict=True))
+        return message if same else replace(message, parts=parts)
 
     def _told(self, part: Any) -> Any:
         if isinstance(part, ToolReturnPart):
             sent = self._sent.get(part.tool_call_id)
-            id = sent.pop(0) if sent else part.tool_call_id
-            return _with(part, tool_name=self._name(part.tool_name), tool_call_id=id, content=_filled(part.content))
+            id, name = sent.pop(0) if sent else part.tool_call_id, self._name(part.tool_name)
+            content = _filled(part.content)
+            if id == part.tool_call_id and name is part.tool_name and content is part.content:
+                return part
+            return replace(part, tool_name=name, tool_call_id=id, content=content)
         if isinstance(part, UserPromptPart):
-            content = part.content
-            if not isinstance(content, str):
-                filled = [_filled(each) for each in content]
-                content = content if all(map(_same, filled, content)) else filled
-            return _with(part, content=_filled(content))
+            given = part.content
+            content = _filled(given) if isinstance(given, str) else [_filled(each) for each in given]
+            return part if content == given else replace(part, content=content)
         return part
 
     def _name(self, name: str) -> str:
@@ -126,18 +138,3 @@ def is_object(arguments: str | dict[str, Any]) -> bool:
         return False
     deep = text.count("[") + text.count("{") > _DEEPEST and nested_deeper(value, _DEEPEST)
     return isinstance(value, dict) and not deep
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one is other
-
-
-def _with(part: T, **fields: Any) -> T:
-    """Return the part with these fields: the same object if it has them, as nearly every part does."""
-    changed = {name: value for name, value in fields.items() if getattr(part, name) is not value}
-    return replace(part, **changed) if changed else part  # type: ignore[type-var]
-
-
-def _with_parts(message: M, parts: list[Any]) -> M:
-    same = len(parts) == len(message.parts) and all(map(_same, parts, message.parts))
-    return message if same else replace(message, parts=parts)
