@@ -78,13 +78,31 @@ MUTATIONS = [
     ),
     Mutation(
         "permission", "a call that needs permission runs where no user can be asked", "turn/permission.py",
-        'if self.detached == "auto":\n            return None', 'if self.detached != "":\n            return None',
+        'if self.detached == "auto":\n            return Al', 'if self.detached != "":\n            return Al',
         "tests/turn/test_permission.py tests/turn/test_permission_open.py",
     ),
     Mutation(
         "denied", "a remembered no is taken for a yes", "turn/permission.py",
-        "return None if known else Ok(SKIPPED_REMEMBERED)", "return None",
+        "return _standing(known) if known.value else Ok(SKIPPED_REMEMBERED)", "return _standing(known)",
         "tests/turn/test_permission_people.py tests/turn/test_permission_open.py",
+    ),
+    Mutation(
+        "self-approval", "the client of a principal approves the principal's calls", "mcp/calls.py",
+        "conversation == self._conversation or principal in self._client_prompts", "True",
+        "tests/attacks/test_self_approval.py",
+    ),
+    Mutation(
+        "unpermitted", "a call that waited for permission runs after a crash", "turn/recovery.py",
+        "if isinstance(record.state, Pending):  # it may wait", "if False:  # it may wait",
+        "tests/serve/test_requests_elsewhere.py",
+    ),
+    Mutation(
+        "digest", "a decision counts for a request that has changed", "turn/decisions.py",
+        "if digest is not None and digest != current:", "if False:", "tests/control/test_standing.py",
+    ),
+    Mutation(
+        "revoke", "a revoked permission still holds", "turn/approvals.py",
+        "        ended = known.pop(what, None)", "        ended = known.get(what)", "tests/control/test_standing.py",
     ),
     Mutation(
         "exclusive", "a model may answer a question that only a user may answer", "turn/questions.py",
@@ -97,7 +115,7 @@ MUTATIONS = [
     ),
     Mutation(
         "retry", "a call is tried again once too often after a crash", "turn/recovery.py",
-        "record.attempt <= tool.retry.max_attempts", "record.attempt <= tool.retry.max_attempts + 1",
+        "claimed.attempt <= tool.retry.max_attempts", "claimed.attempt <= tool.retry.max_attempts + 1",
         "tests/durable/test_retry.py tests/durable/test_restart.py",
     ),
     Mutation(

@@ -327,7 +327,8 @@ class Top(App[None]):
         if said is None:
             return
         try:
-            problem = await self.source.decide(request["id"], {"decision": "approve" if said else "deny"})
+            decision = {"decision": "approve" if said else "deny", "digest": request["digest"]}
+            problem = await self.source.decide(request["id"], decision)
             self.say(problem or f"{'approved' if said else 'denied'} {one_line(request['tool'])}", bad=bool(problem))
         except KeepholdError as error:
             self.say(error.message, bad=True)
