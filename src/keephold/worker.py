@@ -32,7 +32,7 @@ _START_SECS, _STUCK_SECS = 60.0, 30.0
 """How long a process may take to start, and how long it may be silent while it owes a reply. Only a stopped or starved
 one takes so long: the limit of processor time is the kernel's."""
 _MAX_REPLY = 64 * 1024 * 1024
-_PIECE = 256 * 1024
+_PIECE = 64 * 1024
 
 owing: dict[int, bool] = {}
 """By the descriptors of all workers: whether that worker owes a reply. Virtual time (`testing/clock.py`) needs it."""

@@ -1,24 +1,24 @@
 """The process of a worker (`worker.py`): `python -m keephold.worker_process ROLE SOCKET MEMORY SECONDS PARENT`.
 
 It limits itself, imports the module ROLE, and answers one request after another with its `answer`, or leaves all of it
-to its `serve`. It ends with its
-parent: at the end of the socket, or, if a fork of the parent holds that open, when the parent's pidfd says so.
-(PDEATHSIG follows the thread that started the process, which may end before the runtime.)
+to its `serve`. It ends with its parent: at the end of the socket, or, if a fork of the parent holds that open, within
+seconds, because it has another parent then. (PDEATHSIG follows the thread that started the process, which may end
+earlier.)
 
-It starts in a twentieth of a second because it imports almost nothing; this module must not import asyncio.
+It starts in a twentieth of a second because it imports almost nothing; this module must not import asyncio. A request
+costs three system calls, each of which takes some microseconds on a virtual machine.
 """
 
-import contextlib
 import gc
 import os
 import resource
-import select
 import signal
 import socket
 import struct
 import sys
 from functools import partial
 from importlib import import_module
+from time import perf_counter
 
 import msgspec
 
@@ -28,7 +28,11 @@ LAST = 1 << 31
 """Set in the header of the last reply of a process that ends to give its memory back."""
 OUT_OF_MEMORY = 99
 """Exit code of a process that an allocation failed in."""
-_PIECE = 1 << 20
+_PIECE = 1 << 16
+_LOOK_SECS = 2
+"""How often a process without work looks for its parent."""
+_LONG_SECS = 0.005
+"""Requests that take so long may have left much memory behind."""
 
 
 def main() -> None:
@@ -51,13 +55,15 @@ def main() -> None:
         return
     encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder().decode
     while (content := receive()) is not None:
-        signal.setitimer(signal.ITIMER_PROF, float(seconds))  # its signal, SIGPROF, kills
+        signal.setitimer(signal.ITIMER_PROF, float(seconds))  # its signal kills; a process that waits uses up nothing
+        began = perf_counter()
         try:
             reply = encode(answer(decode(content)))
         except MemoryError:
             os._exit(OUT_OF_MEMORY)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        last = int(os.pread(statm, 32, 0).split(maxsplit=1)[0]) > enough  # pages of its address space
+        last = False
+        if perf_counter() - began > _LONG_SECS:
+            last = int(os.pread(statm, 32, 0).split(maxsplit=1)[0]) > enough  # pages of its address space
         _send(connection, reply, LAST if last else 0)
         if last:
             return
@@ -78,12 +84,10 @@ class _Receiving:
     """Receives the frames of a socket; None at its end, or at that of the parent."""
 
     def __init__(self, connection: socket.socket, parent: int) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", _LOOK_SECS, 0))
         self._connection = connection
+        self._parent = parent
         self._received = bytearray()
-        self._poll = select.poll()
-        self._poll.register(connection, select.POLLIN)
-        with contextlib.suppress(OSError):  # not allowed here: the end of the socket must do
-            self._poll.register(os.pidfd_open(parent), select.POLLIN)
 
     def __call__(self) -> bytes | None:
         received = self._received
@@ -94,10 +98,12 @@ class _Receiving:
                     content = bytes(memoryview(received)[HEADER.size : end])
                     del received[:end]
                     return content
-            ready = self._poll.poll()
-            if all(number != self._connection.fileno() for number, _ in ready):
-                return None
-            piece = self._connection.recv(_PIECE)
+            try:
+                piece = self._connection.recv(_PIECE)
+            except BlockingIOError:  # nothing came for a while
+                if os.getppid() != self._parent:
+                    return None
+                continue
             if not piece:
                 return None
             received += piece

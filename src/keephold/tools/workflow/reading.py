@@ -189,7 +189,7 @@ class _Reading:
     def check_references(self) -> None:
         """Note expressions that read the result of an unknown step, which could only fail."""
         for path, expression in self._problems.expressions:
-            for id in sorted((expression.reads.get("steps") or set()) - self._ids.keys()):
+            for id in sorted(id for id in expression.reads.get("steps") or () if id not in self._ids):
                 known = some(each for each in self._ids if each)
                 what = f"reads the result of step `{shortened(id)}`, which is not there; there are {known}"
                 self._problems.add(path, what)
