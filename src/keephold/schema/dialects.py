@@ -16,7 +16,7 @@ than the canonical one, with these exceptions:
 import copy
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -137,10 +137,18 @@ def tool_list(tools: Iterable[Tool], dialect: Dialect, actions: Presentation | N
         {
             "name": tool.name,
             "description": tool.description if tool.summary is None else tool.summary,
-            "parameters": wire_schema(form(tool), dialect),
+            "parameters": wire_schema(form(_as_shown(tool)), dialect),
         }
         for tool in listed
     ]
+
+
+def _as_shown(tool: Tool) -> Tool:
+    """Return the tool without the parameters that are only accepted."""
+    if not tool.unshown:
+        return tool
+    shown = {name: own for name, own in tool.parameters["properties"].items() if name not in tool.unshown}
+    return replace(tool, parameters={**tool.parameters, "properties": shown})
 
 
 def wire_schema(schema: Mapping[str, Any], dialect: Dialect) -> Schema:

@@ -166,6 +166,8 @@ class Tool:
     runtime: "ToolRuntime"
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
     """JSON Schema of the tool's own arguments: `{"type": "object", "properties": …, "required": […]}`."""
+    unshown: frozenset[str] = frozenset()
+    """Names of optional parameters that are accepted and not shown to models."""
     description: str = ""
     summary: str | None = None
     examples: tuple[str, ...] = ()
@@ -190,7 +192,7 @@ class Tool:
     deadline_secs: float | None = None
     """Seconds for which a call parked by `on_crash="external"` may wait (R1)."""
     offered: bool = True
-    """Whether the tool is listed for models. It can be called either way."""
+    """Whether models are offered the tool."""
     has_cancel_hook: bool = False
     """Its runtime `SupportsCancelHook`."""
     kind: Kind = "tool"

@@ -13,7 +13,10 @@ PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {
         "question": {"type": "string", "minLength": 1, "description": "What to ask, in one sentence."},
-        "context": {"type": "string", "description": "What the person should know before they answer."},
+        "context": {
+            "type": "string",
+            "description": "What the person should know before they answer. Default: nothing.",
+        },
         "answer_type": {
             "type": "string",
             "enum": ["text", "boolean", "select"],
@@ -23,11 +26,11 @@ PARAMETERS: dict[str, Any] = {
             "type": "array",
             "items": {"type": "string"},
             "minItems": 1,
-            "description": "For `select`: what the person can choose from.",
+            "description": "What the person can choose from; needed for `select`, and only there.",
         },
         "default": {
             "type": ["string", "boolean"],
-            "description": "The answer the person gets by pressing Enter.",
+            "description": "The answer that Enter gives, of the `answer_type`. Default: none.",
         },
     },
     "required": ["question"],
@@ -38,7 +41,9 @@ def ask_user_tool() -> Tool:
     """Make the tool."""
 
     @tool(
-        description="Ask the person you work for a question, and wait for the answer.",
+        description="Ask the person you work for a question, and wait for the answer. Use it if only they can decide "
+        "or know. Do not use it to get permission for a call: they are asked without you where that is needed. Returns "
+        "their answer.",
         parameters=PARAMETERS,
         questions={QUESTION: QuestionPolicy(exclusive=True)},
     )

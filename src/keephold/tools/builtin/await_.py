@@ -13,7 +13,9 @@ from keephold.tools.function import tool
 
 DESCRIPTION = (
     "Block until stateful tool handles reach completion. Use `any` to wait for the first handle to finish, `all` to "
-    "wait for every handle to finish, or both to combine conditions."
+    "wait for every handle to finish, or both to combine conditions. Use it for tools that you started in the "
+    "background; never poll in a loop. Returns `completed` with results, and `pending`; early, with `needs_input`, if "
+    "all that is pending needs your input."
 )
 _LONGEST = 10**9
 _IDS = {"type": "array", "items": {"type": "string"}}

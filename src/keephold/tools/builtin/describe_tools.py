@@ -8,17 +8,24 @@ from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.function import tool
 
+DESCRIPTION = (
+    "Get the full description and examples of tools, before you use one you are not sure about. The list of tools may "
+    "show only their summaries. It runs nothing. Returns `name`, `description` and `examples` of each."
+)
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "tools": {"type": "array", "items": {"type": "string"}, "description": "Names of the tools, as listed."}
+    },
+    "required": ["tools"],
+}
+
 
 def describe_tools_tool(offered: Callable[[str], Iterable[Tool]]) -> Tool:
     """Make the tool; `offered` returns the tools of a conversation, which may come and go."""
 
-    @tool
+    @tool(description=DESCRIPTION, parameters=PARAMETERS)
     async def describe_tools(call: Call, tools: list[str]) -> list[dict[str, Any]]:
-        """Get the full description and examples of tools, before you use one you are not sure about.
-
-        Args:
-            tools: Names of the tools.
-        """
         known = {each.name: each for each in offered(call.conversation)}
         unknown = [name for name in tools if name not in known]
         if unknown:

@@ -27,18 +27,30 @@ _SEARCH_STEP = 8 << 20
 """A search lets others run after this many bytes."""
 _MAX_MATCHES = 100
 
+DESCRIPTION = (
+    "Read the kept output of a handle or of a call whose output was cut. Use it when a reply says that it was cut. It "
+    "does not wait for new output. Returns `content` or `matches`, and `end`, the `offset` to continue from, of "
+    "`total` bytes."
+)
 PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "id": {"type": "string", "description": "Handle ID. Give this or `call_id`."},
-        "call_id": {"type": "string", "description": "ID of a tool call whose output was cut. Give this or `id`."},
-        "offset": {"type": "integer", "minimum": 0, "description": "First byte to read; default 0."},
-        "limit": {"type": "integer", "minimum": 1, "description": "How many bytes at most."},
-        "from_end": {"type": "boolean", "description": "Count `offset` back from the end; alone: the last part."},
+        "id": {"type": "string", "description": "Handle ID; or give `call_id`."},
+        "call_id": {"type": "string", "description": "ID of a tool call, instead of `id`."},
+        "offset": {"type": "integer", "minimum": 0, "description": "First byte to read. Default: 0."},
+        "limit": {
+            "type": "integer",
+            "minimum": 1,
+            "description": "Bytes to read at most. Default: what fits into a reply.",
+        },
+        "from_end": {
+            "type": "boolean",
+            "description": "Count `offset` back from the end; alone: the last part. Default: false.",
+        },
         "pattern": {
             "type": "string",
             "minLength": 1,
-            "description": "Return the lines that contain this literal text.",
+            "description": "Return only lines that contain this literal text.",
         },
     },
 }
@@ -47,7 +59,7 @@ PARAMETERS: dict[str, Any] = {
 def read_output_tool() -> Tool:
     """Make the tool."""
 
-    @tool(parameters=PARAMETERS)
+    @tool(description=DESCRIPTION, parameters=PARAMETERS)
     async def read_output(
         call: Call,
         id: str | None = None,
@@ -57,7 +69,6 @@ def read_output_tool() -> Tool:
         from_end: bool = False,
         pattern: str | None = None,
     ) -> Reply:
-        """Read the kept output of a handle or of a call whose output was cut."""
         if (id is None) == (call_id is None):
             raise ToolError("give `id` (a handle) or `call_id` (a call): exactly one of them", code="invalid_arguments")
         handles = call.handles

@@ -25,10 +25,10 @@ _NAMED = 100
 """Number of ids that a reply names."""
 
 PARAMETERS = object_schema(
-    olderThanMs=duration("Settled longer ago than this; default 0."),
+    olderThanMs=duration("Only those that settled longer ago than this, in milliseconds. Default: 0."),
     status=one_of([*_SETTLED, "all"], "Default: all that have settled."),
     type=one_of([*TYPES, "all"], "Default: all."),
-    dryRun={"type": "boolean", "description": "Say what would go, and let nothing go."},
+    dryRun={"type": "boolean", "description": "Only say what would be removed. Default: false."},
 )
 RETURNS = reply(
     "success dryRun removedCount byStatus byType handleIds archived message?",
@@ -39,7 +39,10 @@ RETURNS = reply(
 def gc_tool(around: WaitToolHost) -> Tool:
     @wait_tool(around, PARAMETERS, RETURNS, hints=ENDS | {"title": "Remove settled wait handles"})
     async def gc_wait_handles(call: Call, arguments: Arguments) -> Reply:
-        """Remove wait handles that have settled, and their results."""
+        """Remove wait handles that have settled, and their results. Use it only to tidy up when you are asked to: old
+        ones go by themselves, and results that are removed cannot be read again. Returns how many were removed, and the
+        first ids.
+        """
         registry = around.registry
         op = _op(call, arguments, registry.clock.now())
         dry = bool(arguments.get("dryRun"))

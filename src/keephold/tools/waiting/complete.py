@@ -21,9 +21,9 @@ from keephold.tools.waiting.view import elapsed, fitting, milliseconds, reply, s
 
 PARAMETERS = object_schema(
     "handleId",
-    handleId=text("ID of the wait handle, or the whole key of a wait."),
-    result={"description": "Result data (if successful): any JSON value."},
-    error=text("Error message (if failed). If it is given, the operation failed."),
+    handleId=text("ID of a handle of `create_wait_handle`, or the key of any wait."),
+    result={"description": "Result data (if successful): any JSON value. Default: null."},
+    error=text("Error message (if failed). Leave it out on success: any text, even empty, means failure."),
 )
 RETURNS = reply("success handleId type status result? error? elapsedMs elapsedTime startTime endTime?")
 _STATUS = {"ok": "completed", "err": "failed", "timeout": "timeout", "cancelled": "failed"}
@@ -32,7 +32,10 @@ _STATUS = {"ok": "completed", "err": "failed", "timeout": "timeout", "cancelled"
 def complete_tool(around: WaitToolHost) -> Tool:
     @wait_tool(around, PARAMETERS, RETURNS, names="handleId", hints=WRITES | {"title": "Complete a wait handle"})
     async def complete_wait_handle(call: Call, arguments: Arguments) -> Reply:
-        """Manually complete or fail a wait handle (used by external systems)."""
+        """Manually complete or fail a wait handle (used by external systems). Use it when the work that the handle
+        stands for has ended; those who wait for it get the result. Agents, workflows and tools end by themselves.
+        Returns the final status.
+        """
         id, error = arguments["handleId"], arguments.get("error")
         if error is None:
             resolution = Resolution("ok", arguments.get("result"))

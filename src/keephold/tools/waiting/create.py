@@ -23,18 +23,18 @@ NAME = "create_wait_handle"
 EXISTS = "Wait handle {id} already exists"
 METADATA_BYTES = 8192
 
-TIMEOUT = duration("Timeout in milliseconds, from now; 0 or left out: none.")
+TIMEOUT = duration("Milliseconds from now after which it fails; 0 is never. Default: 0.")
 PRIORITY = {
     "type": "integer",
     "minimum": -(2**31),
     "maximum": 2**31 - 1,
-    "description": "Of handles that queue for a slot or a resource, the highest starts first; default 0.",
+    "description": "Of those that queue, the highest starts first. Default: 0.",
 }
 PARAMETERS = object_schema(
     "handleId type",
-    handleId=text("Unique identifier for the handle."),
-    type=one_of(TYPES, "What kind of operation it stands for."),
-    metadata={"type": "object", "description": "Additional metadata."},
+    handleId=text("Unique identifier for the handle, which you choose."),
+    type=one_of(TYPES, "`hook`: another system completes it by its key. The others are labels."),
+    metadata={"type": "object", "description": "Additional metadata, up to 8 KiB. Default: none."},
     timeoutMs=TIMEOUT,
     priority=PRIORITY,
 )
@@ -47,7 +47,10 @@ RETURNS = reply(
 
 def create_tool(around: WaitToolHost) -> Tool:
     async def create_wait_handle(call: Call, **arguments: Any) -> Pending:
-        """Create a wait handle for tracking an async operation."""
+        """Create a wait handle for tracking an async operation. Use it for work that somebody else does, such as a
+        webhook or a person; it starts nothing. Somebody ends it with `complete_wait_handle`, and `wait_for` gets the
+        result. Returns at once, for a `hook` with the `key` that completes it.
+        """
         await call.completion_key()
         return timed(arguments.get("timeoutMs"), around.created(call))
 
@@ -55,6 +58,7 @@ def create_tool(around: WaitToolHost) -> Tool:
         PARAMETERS,
         create_wait_handle,
         returns=RETURNS,
+        unshown=frozenset(("priority",)),  # it never queues
         launching=Launching(read=_read, reply=_reply, parks=True, once=EXISTS),
         on_crash="replay",
         spawn=SpawnPolicy(on_turn_end="keep"),

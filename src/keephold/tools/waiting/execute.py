@@ -35,10 +35,10 @@ from keephold.tools.workflow.shape import all_steps, config_of
 
 _RETRY = object_schema(
     "maxAttempts",
-    maxAttempts={"type": "integer", "minimum": 1, "maximum": 100},
-    baseDelayMs=COUNT | {"description": "Pause before the second attempt; default 200."},
-    maxDelayMs=COUNT | {"description": "Pauses double up to this; default 5000."},
-) | {"description": "Try again after a transient failure, with growing pauses."}
+    maxAttempts={"type": "integer", "minimum": 1, "maximum": 100, "description": "Attempts, with the first."},
+    baseDelayMs=COUNT | {"description": "Milliseconds before the second attempt. Default: 200."},
+    maxDelayMs=COUNT | {"description": "Pauses double up to so many milliseconds. Default: 5000."},
+) | {"description": "Try again after a transient failure. Default: never."}
 _SHOWN = 20
 """Unknown tools and agents that an error names."""
 _STARTED = "async handleId status message startTime timeout?"
@@ -95,23 +95,36 @@ class _Overdue:
 
 
 STEP = "agent_step"
-DESCRIPTION = "Execute an agent asynchronously. Returns a handle at once; wait for its result with wait_for."
+DESCRIPTION = (
+    "Execute an agent asynchronously. Returns a handle at once; wait for its result with wait_for. Use it to hand over "
+    "work that needs a model of its own; several agents run side by side. Do not use it for what one tool does. The "
+    "result has the agent's `response`."
+)
 _PROMPT_SHOWN = 100
 
+_AGENTS_OWN = "Default: the agent's own."
 _ROLE = {"type": "string", "enum": ["user", "assistant", "system"]}
 _MESSAGE = object_schema("role content", role=_ROLE, content=TEXT)
 AGENT_PARAMETERS = object_schema(
     "agentId prompt",
-    agentId={"type": "string", "minLength": 1, "description": "Which agent."},
-    prompt=text("What it is to do."),
-    model=TEXT,
-    temperature={"type": "number", "minimum": 0, "maximum": 2},
-    maxTokens={"type": "integer", "minimum": 1},
-    topP={"type": "number", "minimum": 0, "maximum": 1},
-    systemPrompt=TEXT,
-    context={"type": "array", "items": _MESSAGE, "description": "What was said before."},
-    tools={"type": "array", "items": TEXT},
-    documents={"type": "array", "items": object_schema("content", id=TEXT, content=TEXT, name=TEXT)},
+    agentId={"type": "string", "minLength": 1, "description": "The id of a registered agent."},
+    prompt=text("What it is to do. It knows only this, `context` and `documents`."),
+    model=text(f"The model's name. {_AGENTS_OWN}"),
+    temperature={"type": "number", "minimum": 0, "maximum": 2, "description": _AGENTS_OWN},
+    maxTokens={"type": "integer", "minimum": 1, "description": f"Tokens of an answer. {_AGENTS_OWN}"},
+    topP={"type": "number", "minimum": 0, "maximum": 1, "description": _AGENTS_OWN},
+    systemPrompt=text(f"Its instructions. {_AGENTS_OWN}"),
+    context={
+        "type": "array",
+        "items": _MESSAGE,
+        "description": "What was said before, oldest first. Default: nothing.",
+    },
+    tools={"type": "array", "items": TEXT, "description": "Names of the tools it may use. Default: all of its own."},
+    documents={
+        "type": "array",
+        "items": object_schema("content", id=TEXT, content=TEXT, name=TEXT),
+        "description": "Texts for it to read. Default: none.",
+    },
     timeoutMs=TIMEOUT,
     priority=PRIORITY,
     retry=_RETRY,
@@ -219,7 +232,10 @@ def execute_workflow_tool(around: WaitToolHost) -> Tool:
         await read_workflow(_definition(arguments), around.expressions)
 
     async def execute_workflow_async(call: Call, **arguments: Any) -> dict[str, Any]:
-        """Execute a workflow asynchronously. Returns a handle at once; wait for its result with wait_for."""
+        """Execute a workflow asynchronously. Returns a handle at once; wait for its result with wait_for. Use it for
+        several steps that need no decision of yours in between; they continue after a crash. Do not use it for one call
+        of a tool. The result is that of the last step; a failed workflow has the steps' results in `partialResult`.
+        """
         workflow = await read_workflow(_definition(arguments), around.expressions)
         conversation = _Conversation(call, around)
         try:

@@ -39,8 +39,8 @@ PARAMETERS = object_schema(
     status=one_of([*STATUSES, "all"], "Default: all."),
     type=one_of([*ALL_TYPES, "all"], "Default: all."),
     metadata={"type": "object", "description": "Only handles whose metadata has these keys and values."},
-    limit={"type": "integer", "minimum": 1, "maximum": 1000, "description": f"Default: {_PAGE}."},
-    cursor=text("`nextCursor` of the page before."),
+    limit={"type": "integer", "minimum": 1, "maximum": 1000, "description": f"Handles a page. Default: {_PAGE}."},
+    cursor=text("`nextCursor` of the page before. Default: the first page."),
 )
 _ENTRY = reply(
     "id type status elapsedMs elapsedTime startTime endTime? tool? hasResult hasError progress? priority? metadata?",
@@ -57,7 +57,9 @@ RETURNS = reply(
 def list_tool(around: WaitToolHost) -> Tool:
     @wait_tool(around, PARAMETERS, RETURNS, hints=READS | {"title": "List wait handles", "idempotentHint": True})
     async def list_wait_handles(call: Call, arguments: Arguments) -> Reply:
-        """List all wait handles with optional filtering."""
+        """List all wait handles with optional filtering. Use it to find an id or what is pending; `wait_for` gets
+        results. Returns counts and a page of handles, oldest first.
+        """
         registry = around.registry
         wanted = Filter(arguments)
         limit = arguments.get("limit") or _PAGE

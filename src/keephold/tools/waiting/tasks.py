@@ -181,9 +181,10 @@ async def all_tasks(store: Store, conversation: str) -> Sequence[Task]:
     return [from_metadata(record.metadata) for record in newest.values() if record.metadata is not None]
 
 
-_ID = {"type": "string", "minLength": 1, "maxLength": 100, "description": "The task's id, chosen by the caller."}
+_ID = {"type": "string", "minLength": 1, "maxLength": 100, "description": "The task's id, which you choose."}
 _NAME = {"type": "string", "minLength": 1, "description": "What is to be done."}
 _STATUS = {"type": "string", "enum": list(STATUSES)}
+_METADATA = {"type": "object", "description": "Labels, up to 8 KiB. Default: none."}
 _TIMER = "timerActive{0} isPaused{0} elapsedMs{0} elapsedTime{0} startTime? endTime?"
 _TASK = f"taskId taskName status {_TIMER.format('')} metadata"
 
@@ -191,24 +192,30 @@ CREATE_PARAMETERS = object_schema(
     "taskId taskName",
     taskId=_ID,
     taskName=_NAME,
-    initialStatus=one_of(("not-started", "in-progress"), "not-started."),
-    metadata={"type": "object"},
+    initialStatus=one_of(("not-started", "in-progress"), "`in-progress` starts the timer. Default: not-started."),
+    metadata=_METADATA,
 )
 UPDATE_PARAMETERS = object_schema(
     "taskId status",
     taskId=_ID,
-    taskName={"type": "string", "minLength": 1, "description": "Needed if the task is new."},
-    status=_STATUS,
-    metadata={"type": "object", "description": "Keys to set; others stay."},
-    autoTimer={"type": "boolean", "description": "The timer follows the status; default true."},
+    taskName={
+        "type": "string",
+        "minLength": 1,
+        "description": "What is to be done. Needed if the task is new. Default: as it is.",
+    },
+    status=one_of(STATUSES, "The new status."),
+    metadata={"type": "object", "description": "Keys to set; others stay. Default: none."},
+    autoTimer={"type": "boolean", "description": "The timer runs while the task is in progress. Default: true."},
 )
 LIST_PARAMETERS = object_schema(
     status=one_of([*STATUSES, "all"], "Default: all."),
-    sortBy={"type": "string", "enum": ["longest-running", "recently-started", "recently-completed"]},
-    includeStats={"type": "boolean", "description": "How many there are of each status; default true."},
+    sortBy=one_of(("longest-running", "recently-started", "recently-completed"), "Default: in order of creation."),
+    includeStats={"type": "boolean", "description": "Also count the tasks of each status. Default: true."},
 )
 _ONE = object_schema("taskId", taskId=_ID)
-PAUSE_PARAMETERS = object_schema("taskId action", taskId=_ID, action={"type": "string", "enum": ["pause", "resume"]})
+PAUSE_PARAMETERS = object_schema(
+    "taskId action", taskId=_ID, action=one_of(("pause", "resume"), "What to do with the timer.")
+)
 
 CREATED = reply(f"success timerInitialized? {_TASK}", status=_STATUS)
 UPDATED = reply(
@@ -237,7 +244,10 @@ def task_tools(around: WaitToolHost) -> list[Tool]:
 
     @tool(CREATE_PARAMETERS, CREATED, hints=WRITES)
     async def create_task(call: Call, arguments: Arguments) -> Reply:
-        """Create a task with a timer."""
+        """Create a task with a timer. Use it to keep track of work in several steps, and to measure it; it runs
+        nothing. To change a task, use `update_task_status`. Returns the task, whose handle `task_<taskId>` others can
+        wait for.
+        """
         id, now = arguments["taskId"], around.now()
         async with changing:
             if await load(around, call, id) is not None:
@@ -255,7 +265,10 @@ def task_tools(around: WaitToolHost) -> list[Tool]:
 
     @tool(UPDATE_PARAMETERS, UPDATED, hints=WRITES)
     async def update_task_status(call: Call, arguments: Arguments) -> Reply:
-        """Set the status of a task. Completing it completes its wait handle, task_<taskId>."""
+        """Set the status of a task. Completing it completes its wait handle, task_<taskId>. Use it when work on the
+        task begins, stops or ends; with `taskName` it also creates the task. Returns the status before and after, and
+        the time worked.
+        """
         id, status, now = arguments["taskId"], arguments["status"], around.now()
         async with changing:
             found = await load(around, call, id)
@@ -298,12 +311,14 @@ def task_tools(around: WaitToolHost) -> list[Tool]:
 
     @tool(_ONE, SHOWN, hints=READS)
     async def get_task(call: Call, arguments: Arguments) -> Reply:
-        """Get a task."""
+        """Get a task. Use it if you know the id; `list_tasks` finds it. Returns its status, timer and metadata."""
         return show((await find(call, arguments))[0].shown(around.now()))
 
     @tool(_ONE, TIMER, hints=READS)
     async def get_task_timer(call: Call, arguments: Arguments) -> Reply:
-        """How long a task has been worked on."""
+        """Get how long a task has been worked on. Use it for the time alone; `get_task` has everything. Returns the
+        milliseconds, and whether the timer runs.
+        """
         return show((await find(call, arguments))[0].shown(around.now()))
 
     async def find(call: Call, arguments: Arguments) -> tuple[Task, Handle]:
@@ -314,7 +329,9 @@ def task_tools(around: WaitToolHost) -> list[Tool]:
 
     @tool(PAUSE_PARAMETERS, TIMER, hints=WRITES)
     async def pause_resume_task_timer(call: Call, arguments: Arguments) -> Reply:
-        """Pause or resume the timer of a task."""
+        """Pause or resume the timer of a task. Use it for interruptions; when work ends, set the status instead.
+        Returns the timer. The status stays as it is.
+        """
         pause, now = arguments["action"] == "pause", around.now()
         async with changing:
             task, handle = await find(call, arguments)
@@ -330,7 +347,9 @@ def task_tools(around: WaitToolHost) -> list[Tool]:
 
     @tool(LIST_PARAMETERS, LISTED, hints=READS)
     async def list_tasks(call: Call, arguments: Arguments) -> Reply:
-        """List the tasks."""
+        """List the tasks. Use it to see what is left to do; for one task use `get_task`. Returns the tasks with their
+        timers, and counts by status.
+        """
         now, wanted = around.now(), arguments.get("status") or "all"
         every = await all_tasks(around.registry.store, call.conversation)
         chosen = [task for task in every if wanted in ("all", task.status)]

@@ -16,18 +16,25 @@ from keephold.tools.waiting.tasks import CREATE as TASK
 from keephold.tools.waiting.tool import ENDS, WRITES, Arguments, WaitToolHost, object_schema, wait_tool
 from keephold.tools.waiting.view import elapsed, milliseconds, progress_of, reply, status, text
 
-_HANDLE = text("ID of the wait handle.")
+_HANDLE = text("ID of the handle.")
 UPDATE_PARAMETERS = object_schema(
     "handleId",
     handleId=_HANDLE,
-    progress={"type": "number", "maximum": 1e300, "minimum": -1e300, "description": "How much is done."},
-    total={"type": "number", "maximum": 1e300, "minimum": -1e300, "description": "Of how much."},
+    progress={
+        "type": "number",
+        "maximum": 1e300,
+        "minimum": -1e300,
+        "description": "How much is done, in units of your choice.",
+    },
+    total={"type": "number", "maximum": 1e300, "minimum": -1e300, "description": "Of how much, in the same units."},
     message=text("What is being done."),
     priority=PRIORITY,
-    metadata={"type": "object", "description": "Keys to set; null removes a key, others stay."},
+    metadata={"type": "object", "description": "Keys to set; null removes one."},
 )
 UPDATE_RETURNS = reply("success handleId type status progress? priority? metadata?")
-CANCEL_PARAMETERS = object_schema("handleId", handleId=_HANDLE, reason=text("Why; shown to those that wait for it."))
+CANCEL_PARAMETERS = object_schema(
+    "handleId", handleId=_HANDLE, reason=text("Why, for those who wait for it. Default: none.")
+)
 CANCEL_RETURNS = reply("success handleId type status error? elapsedMs elapsedTime startTime endTime")
 
 
@@ -36,7 +43,9 @@ def update_tool(around: WaitToolHost) -> Tool:
 
     @wait_tool(around, UPDATE_PARAMETERS, UPDATE_RETURNS, names="handleId", hints=hints)
     async def update_wait_handle(call: Call, arguments: Arguments) -> Reply:
-        """Say how far an async operation is, or change its priority or metadata."""
+        """Say how far an async operation is, or change its priority or metadata. Arguments left out change nothing. To
+        end the operation, use `complete_wait_handle`. Returns the handle; one that has settled is not changed.
+        """
         handle = await around.find(call, arguments["handleId"])
         if not handle.active:
             raise settled(handle.id, status(handle))
@@ -83,7 +92,10 @@ def cancel_tool(around: WaitToolHost) -> Tool:
 
     @wait_tool(around, CANCEL_PARAMETERS, CANCEL_RETURNS, names="handleId", hints=hints)
     async def cancel_wait_handle(call: Call, arguments: Arguments) -> Reply:
-        """Cancel an async operation: a wait handle, an agent, a workflow, a timer, or a call that runs by itself."""
+        """Cancel an async operation: a wait handle, an agent, a workflow, a timer, or a call that runs by itself. Those
+        who wait for it get an error. Abort tools that you started in the background by their own action. Returns the
+        final status.
+        """
         handle, reason = await around.find(call, arguments["handleId"]), arguments.get("reason")
         if not handle.active:
             raise settled(handle.id, status(handle))

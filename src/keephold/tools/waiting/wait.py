@@ -37,14 +37,13 @@ from keephold.tools.waiting.view import (
     wants,
 )
 
-_TIMEOUT = duration("Maximum time to wait in milliseconds, of this wait alone; 0 does not wait. Left out: no limit.")
+_TIMEOUT = duration("Maximum time to wait in milliseconds; 0 does not wait. The work goes on. Default: no limit.")
 _POLL = {"type": "number", "description": "Accepted and not used: waiting is event-driven."}
-PARAMETERS_ONE = object_schema(
-    "handleId", handleId=text("ID of the wait handle."), timeoutMs=_TIMEOUT, pollIntervalMs=_POLL
-)
+_UNUSED = frozenset(("pollIntervalMs",))
+PARAMETERS_ONE = object_schema("handleId", handleId=text("ID of the handle."), timeoutMs=_TIMEOUT, pollIntervalMs=_POLL)
 PARAMETERS_MULTIPLE = object_schema(
     "handleIds mode",
-    handleIds={"type": "array", "items": {"type": "string"}, "description": "IDs of the wait handles."},
+    handleIds={"type": "array", "items": {"type": "string"}, "description": "IDs of handles."},
     mode=one_of(
         ("all", "any", "race"),
         "`all`: every operation has settled. `any`: one has succeeded, or all have failed. "
@@ -80,9 +79,14 @@ RETURNS_MULTIPLE = reply(
 def wait_for_tool(around: WaitToolHost) -> Tool:
     show, hints = around.show, READS | {"title": "Wait for an operation"}
 
-    @wait_tool(around, PARAMETERS_ONE, RETURNS_ONE, scheduling="synchronising", task="never", hints=hints)
+    @wait_tool(
+        around, PARAMETERS_ONE, RETURNS_ONE, scheduling="synchronising", task="never", hints=hints, unshown=_UNUSED
+    )
     async def wait_for(call: Call, arguments: Arguments) -> Reply:
-        """Wait for a single async operation to complete."""
+        """Wait for a single async operation to complete. Use it for a handle of `create_wait_handle`, an agent or
+        a workflow; `wait_for_multiple` for several; `await` for tools that you started in the background. Returns
+        `status` and `result` or `error`, or `needsInput`.
+        """
         began = around.now()
         handle = await around.find(call, arguments["handleId"])
         timeout = arguments.get("timeoutMs")
@@ -119,9 +123,19 @@ def wait_for_tool(around: WaitToolHost) -> Tool:
 def wait_for_multiple_tool(around: WaitToolHost) -> Tool:
     show, hints = around.show, READS | {"title": "Wait for several operations"}
 
-    @wait_tool(around, PARAMETERS_MULTIPLE, RETURNS_MULTIPLE, scheduling="synchronising", task="never", hints=hints)
+    @wait_tool(
+        around,
+        PARAMETERS_MULTIPLE,
+        RETURNS_MULTIPLE,
+        scheduling="synchronising",
+        task="never",
+        hints=hints,
+        unshown=_UNUSED,
+    )
     async def wait_for_multiple(call: Call, arguments: Arguments) -> Reply:
-        """Wait for multiple async operations: for all of them, for any success, or for the first to settle."""
+        """Wait for multiple async operations: for all of them, for any success, or for the first to settle. Use it as
+        `wait_for`, for several handles. Returns the `status` of the whole, and `results` by id.
+        """
         mode, timeout = arguments["mode"], arguments.get("timeoutMs")
         if not arguments["handleIds"]:
             raise ToolError("At least one handle ID required: `handleIds` is empty", code="invalid_arguments")
@@ -253,7 +267,9 @@ RETURNS = reply("success label? requestedDurationMs actualDurationMs startTime e
 def sleep_tool(around: WaitToolHost) -> Tool:
     @wait_tool(around, PARAMETERS, RETURNS, kind="timer", unrecorded=False, hints=READS | {"title": "Sleep"})
     async def sleep(call: Call, arguments: Arguments) -> Reply:
-        """Wait for a specified duration (simple timer/delay)."""
+        """Wait for a specified duration (simple timer/delay). Use it to pause before you try something again. Do not
+        use it to wait for work: `wait_for` returns as soon as that is done. Returns how long it took.
+        """
         start = around.created(call)
         due = start + arguments["durationMs"] / 1000
         while (left := due - around.now()) > 0:  # noqa: ASYNC110 (nobody but time can tell)

@@ -197,6 +197,10 @@ class _Reading:
 
 _CEL = "A CEL expression over input, data, context, vars, steps.<id>, error and, in a loop, item and index."
 
+_CONFIGS = "; ".join(
+    f"{name}: {', '.join(keys[:2] if name == 'agent' else keys)}" for name, (_, keys) in READERS.items() if keys
+)
+
 _STEP: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -204,13 +208,20 @@ _STEP: dict[str, Any] = {
         "type": {"type": "string", "description": f"One of {', '.join(READERS)}."},
         "config": {
             "type": "object",
-            "description": 'What the step does, by its type. Anywhere in it {"cel": "…"} stands for what the '
-            "expression gives. In every type: preserveData, continueOnError, timeoutMs.",
+            "description": f"What the step does. Keys by type: {_CONFIGS}. In every type: preserveData, "
+            'continueOnError (booleans, default false), timeoutMs. Anywhere in it, {"cel": "…"} stands for the value '
+            "of an expression. then, else, try, catch and default are lists of steps, branches a list of lists.",
         },
-        "onSuccess": {"type": "string", "description": f"Id of the step to go on with; {END} ends the list."},
-        "onError": {"type": "string", "description": "The same for when the step fails."},
-        "condition": {"type": "string", "description": f"The step is skipped unless this is true. {_CEL}"},
-        "skipIf": {"type": "string", "description": f"The step is skipped if this is true. {_CEL}"},
+        "onSuccess": {
+            "type": "string",
+            "description": f"Id of the step to continue with; {END} ends the list. Default: the next one.",
+        },
+        "onError": {"type": "string", "description": "The same for when the step fails. Default: the workflow fails."},
+        "condition": {
+            "type": "string",
+            "description": f"The step is skipped unless this is true. Default: true. {_CEL}",
+        },
+        "skipIf": {"type": "string", "description": "The step is skipped if this expression is true. Default: false."},
     },
     "required": ["id", "type"],
 }
@@ -221,10 +232,14 @@ PARAMETERS: dict[str, Any] = {
         "workflowId": {"type": "string", "description": "Names the workflow; part of the id of its handle."},
         "name": {"type": "string", "description": "What the workflow is, for people."},
         "steps": {"type": "array", "items": _STEP, "description": "Run in order, unless a step jumps."},
-        "input": {"description": "What the workflow is given: `input` in expressions, and the first `data`."},
-        "context": {"type": "object", "description": "More of it: `context` in expressions."},
-        "timeoutMs": {"type": "integer", "minimum": 0, "description": "Limit of the whole run; 0 is none."},
-        "priority": {"type": "integer", "description": "Higher starts first where runs queue. Default 0."},
+        "input": {"description": "Any value: `input` in expressions, and the first `data`. Default: null."},
+        "context": {"type": "object", "description": "Further values: `context` in expressions. Default: {}."},
+        "timeoutMs": {
+            "type": "integer",
+            "minimum": 0,
+            "description": "Milliseconds after which it fails; 0 is never. Default: 0.",
+        },
+        "priority": {"type": "integer", "description": "Of those that queue, the highest starts first. Default: 0."},
     },
     "required": ["workflowId", "name", "steps"],
 }
