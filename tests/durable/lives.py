@@ -17,8 +17,10 @@ from tests.turn.calls import STATEFUL
 
 import keephold
 from keephold import Call, Key, Pending, Response, Runtime, ToolCall, Turn
-from keephold.store.base import HandleQuery
+from keephold.handles.state import Stopped
+from keephold.store.base import HandleQuery, Record, Registered
 from keephold.tools.function import FunctionTool
+from keephold.turn.crash_loops import crash_loop
 
 START = 1_767_225_600.0
 """2026-01-01 00:00 UTC, where the virtual clock begins, too."""
@@ -145,6 +147,18 @@ async def journaled(rt: Runtime, id: str, count: int = 1) -> bool:
 
 async def in_state(rt: Runtime, id: str, state: str) -> bool:
     return (await rt.handle(id, conversation="main")).state == state
+
+
+async def crash_looped(rt: Runtime, tool: str) -> str:
+    """Write a call of that tool that was stopped because it ended its process; return its uid."""
+    stopped = Stopped(START, START, START, crash_loop(3), "crash")
+    uid = f"{next(_copies):032x}"
+    record = Record(
+        uid=uid, id="looped", tool=tool, conversation="main", turn="t", batch=1, position=0, call_id="looped",
+        stateful=True, state=stopped, arguments={},
+    )  # fmt: skip
+    await rt.registry.write((Registered(record),))
+    return uid
 
 
 def parsed(response: Response) -> Any:

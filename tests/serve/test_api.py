@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import jsonschema_rs
 import pytest
-from tests.durable.lives import approval, ok, stored_in, until
+from tests.durable.lives import approval, crash_looped, ok, stored_in, until
 from tests.serve.application import Application, application
 from tests.serve.streams import Event, events
 from tests.turn.calls import TALKING, call, spawn
@@ -101,6 +101,7 @@ async def test_L1_every_operation_answers_in_the_shape_that_it_describes(tmp_pat
             "complete": ("/api/complete", {"key": str(keys[0]), "resolution": ok(1)}),
             "revoke": ("/api/keys/revoke", {"conversation": "main"}),
             "abort": (f"/api/handles/{uid}/abort", {}),
+            "retry": (f"/api/handles/{await crash_looped(served.runtime, 'talk')}/retry", {}),
         }
         known = operations(served)
         plain = {id for id, each in known.items() if each.streams is None}

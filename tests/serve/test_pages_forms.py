@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from tests.durable.lives import approval
+from tests.durable.lives import approval, crash_looped
 from tests.serve.fake_control import FakeControl, NoScreens
 from tests.serve.pages import Page, browser, dashboard
 from tests.turn.calls import STATEFUL, TALKING, call, replies, spawn, texts, wait_all
@@ -175,6 +175,19 @@ async def test_C7_a_handle_is_aborted_once() -> None:
         assert place(await seen.http.post(f"/do/handles/{uid}/abort", data={"next": "/"})) == "/?said=aborted&of=l"
         assert (await seen.control.runtime_view.handle(uid))["ended_by"] == "abort"
         assert place(await seen.http.post(f"/do/handles/{uid}/abort", data={"next": "/"})) == "/?said=stopped&of=l"
+
+
+async def test_R8_a_call_that_killed_its_process_is_retried_once() -> None:
+    async with dashboard(TOOLS) as seen:
+        uid = await crash_looped(seen.control.runtime, "listens")
+        page = Page((await seen.http.get(f"/handles/{uid}")).text)
+        assert page.all("form", action=f"/do/handles/{uid}/retry")
+        there = place(await seen.http.post(f"/do/handles/{uid}/retry", data={"next": "/"}))
+        new = (await seen.control.store_view.handles(search="looped", state="live"))["handles"][0]["uid"]
+        assert there == f"/handles/{new}?said=retried&of=looped" and new != uid
+        assert uid in (await seen.http.get(there)).text
+        again = await seen.http.post(f"/do/handles/{uid}/retry", data={"next": "/"})
+        assert again.status_code == 409 and new in again.text
 
 
 async def test_C6_something_is_sent_to_a_handle_and_a_refusal_says_why() -> None:
