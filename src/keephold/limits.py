@@ -14,6 +14,8 @@ class Limits:
     live_handles: int = 10_000
     open_questions: int = 64
     nesting: int = 64
+    disk: int = 10 * 1024**3
+    """Bytes of stored output and results."""
     agent_depth: int = 3
     """How deep agents may start agents."""
 

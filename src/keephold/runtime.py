@@ -139,7 +139,11 @@ class Runtime:
         self.offers = Offers(self.toolbox, self._tools_of_agent)
         """The tools that each conversation may call."""
         self.registry = Registry(
-            opened, clock or SystemClock(), Spool(opened.directory), self.toolbox.known, retention=retention
+            opened,
+            clock or SystemClock(),
+            Spool(opened.directory, self.limits.disk),
+            self.toolbox.known,
+            retention=retention,
         )
         if "opentelemetry.trace" in sys.modules:  # a program that has a tracer provider has imported it
             from keephold.tracing import begin

@@ -335,6 +335,7 @@ class FakeControl:
                 "path": "work.db",
                 "bytes": 88_000_000,
                 "last_event": 240_113,
+                "disk": {"used": 3 << 30, "files": 2 << 30, "limit": 10 << 30},
                 "first_event": 1,
             },
         }

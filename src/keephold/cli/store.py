@@ -280,6 +280,7 @@ async def without_tools(url: str | None) -> "AsyncIterator[Runtime]":
 
     runtime = Runtime(store=_existing(url, acting=True))
     runtime.registry.retention = math.inf
+    runtime.registry.spool.disk.limit = None
     runtime.recovery.leaves_calls = True
     async with runtime:
         yield runtime

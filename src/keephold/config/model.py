@@ -311,6 +311,7 @@ class LimitSettings(Table):
     live_handles: Annotated[int, Field(ge=1)] = Limits().live_handles
     open_questions: Annotated[int, Field(ge=1)] = Limits().open_questions
     nesting: Annotated[int, Field(ge=1)] = Limits().nesting
+    disk: Size = Limits().disk
     agent_depth: Annotated[int, Field(ge=0)] = Limits().agent_depth
 
     def policy(self) -> Limits:

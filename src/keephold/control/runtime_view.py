@@ -48,6 +48,14 @@ class ServedTool(Shape):
     parameters: dict[str, Any]
 
 
+class DiskStats(Shape):
+    """Bytes that stored output and results take, those in output files, and `[limits] disk`."""
+
+    used: int
+    files: int
+    limit: int | None
+
+
 class StoreStats(Shape):
     """Numbers of the store; only a store in a file has a path and a size."""
 
@@ -55,6 +63,7 @@ class StoreStats(Shape):
     bytes: int | None
     first_event: int
     last_event: int
+    disk: DiskStats
 
 
 class Stats(Shape):
@@ -177,7 +186,7 @@ class RuntimeView:
     async def stats(self) -> dict[str, Any]:
         """Return the numbers of the store, and of this process since its start."""
         first, last = await self._store.events_range()
-        path = getattr(self._store, "path", None)
+        path, disk = getattr(self._store, "path", None), self._runtime.registry.spool.disk
         stats = Stats(
             handles=await self._store.count(),
             requests=await self._count_requests(),
@@ -187,6 +196,7 @@ class RuntimeView:
                 bytes=await asyncio.to_thread(_bytes_of, path) if path is not None else None,
                 first_event=first,
                 last_event=last,
+                disk=DiskStats(disk.used, disk.files, disk.limit),
             ),
         )
         return as_json(stats)

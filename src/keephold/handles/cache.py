@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.clock import Clock
+from keephold.handles.disk import Room
 from keephold.handles.gate import Gate, GateQueue
 from keephold.handles.handle import Handle, HandleInfo
 from keephold.handles.observing import CommitObserver, Meter, Traces
@@ -90,6 +91,7 @@ class Cache:
         self.spool = spool
         self.retention = retention
         self.closing = False
+        self.room = Room(self)
         self.serial = Gate()
         self.gate = Gate()
         self.on_cancelled: Listeners[[str]] = Listeners()
@@ -175,7 +177,8 @@ class Cache:
             return handle
         if known is not None and id in known.expired:
             raise ToolError(
-                f"Handle `{id}` expired: it stopped more than {self.retention:g} s ago and its result is gone",
+                f"Handle `{id}` expired: its result is deleted, {self.retention:g} s after it stopped, or earlier to "
+                "make room ([limits] disk)",
                 code="handle_expired",
             )
         raise ToolError(f"Handle `{id}` not found", code="handle_not_found")
@@ -478,7 +481,7 @@ class Cache:
             if secs < self.retention:
                 await self.delete_expired(Collected(_until(now - secs), now, kinds=WAIT_KINDS, statuses=(status,)))
         op = Collected(_until(now - self.retention), now)
-        if self.archive is not None:
+        if self.archive is not None or (not self.store.durable and self.spool.disk.files):
             await self.delete_expired(op)
         else:  # nobody needs to see the deleted records
             while (await self.write((op,), keep=False))[0] == op.limit:
@@ -491,16 +494,22 @@ class Cache:
         gone: list[Record] = []
         while True:
             records = await self.store.expiring(op)
-            if self.archive is not None and records:
-                await self.archive(records)
-            await self.write((replace(op, only=tuple(record.uid for record in records)),), keep=False)
-            for record in records:
-                handle = self._by_uid.get(record.uid)
-                if handle is not None:
-                    self._forget(handle)
+            await self.delete(op, records)
             gone += records
             if len(records) < op.limit:
                 return gone
+
+    async def delete(self, op: Collected, records: Sequence[Record]) -> None:
+        """Delete these of the records that the operation is about, archiving them first."""
+        if self.archive is not None and records:
+            await self.archive(records)
+        await self.write((replace(op, only=tuple(record.uid for record in records)),), keep=False)
+        for record in records:
+            handle = self._by_uid.get(record.uid)
+            if handle is not None:
+                self._forget(handle)
+            if not self.store.durable and record.output is not None and record.output.file is not None:
+                self.spool.remove(record.output.file)  # a durable store removes it
 
     def turn_began(self, conversation: str, turn: str) -> None:
         """Note that the conversation has an open turn, which keeps handles that have not expired yet."""
@@ -511,6 +520,7 @@ class Cache:
         known = self.conversation(conversation)
         known.turn = None
         self._forget_conversation(known)
+        self.room.turn_ended()
 
 
 def _until(at: float) -> float:

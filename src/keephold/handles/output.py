@@ -78,6 +78,7 @@ class Output:
         "_path",
         "_pending",
         "_ring",
+        "_size",
         "_spool",
         "_stored",
         "failure",
@@ -106,6 +107,7 @@ class Output:
         self._memory = bytearray()
         self._pending = bytearray()  # the latest bytes, not yet in their places
         self._path: Path | None = None
+        self._size = 0  # of the file, as the spool has counted it
         self._stored = False  # a `KeptOutput` names the file
         self._descriptor = -1
 
@@ -188,10 +190,18 @@ class Output:
             return
         if self._descriptor < 0:
             self._descriptor = self._open(0)
-        while data:
-            written = os.pwrite(self._descriptor, data, place)
-            place += written
-            data = data[written:]
+        more = max(0, place + len(data) - self._size)
+        if more:
+            self._spool.disk.take(more)
+        try:
+            while data:
+                written = os.pwrite(self._descriptor, data, place)
+                place += written
+                data = data[written:]
+        except OSError:
+            self._spool.disk.give_back(more)
+            raise
+        self._size += more
 
     def _give_up_disk(self, start: int, stop: int, error: OSError) -> None:
         """Keep what is on disk, and from `start` a ring in memory: writing the bytes from `start` to `stop` failed."""
@@ -352,7 +362,7 @@ class Output:
             ring = min(self._ring, _MEMORY)
             start = max(self._head, self._kept_from, self.total - ring) if kept.data else self.total
             return self._cut(0, ring, start)
-        self._stored = True
+        self._stored, self._size = True, size
         # A process that appends to a kept output may overwrite its ring, and then die without keeping it again. Until
         # the ring begins again the file grows, and a file that cannot grow is made longer on purpose (`_append_kept`).
         if not kept.data and size != kept.in_file and size >= self._head + self._ring:
@@ -437,7 +447,7 @@ class Output:
         """
         if self._stored and self._spool.durable:
             self.close()
-            self._path = None
+            self._path, self._size = None, 0
         self._remove_file()
         self._memory, self._pending = bytearray(), bytearray()
         self.timeline = None
@@ -451,3 +461,5 @@ class Output:
             with contextlib.suppress(OSError):
                 self._path.unlink()
             self._path = None
+        self._spool.disk.give_back(self._size)
+        self._size = 0

@@ -6,6 +6,7 @@ then watchers are called. `cache.py` is the other half: how handles are found, l
 
 import asyncio
 import contextlib
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from keephold.handles.state import (
     EndedBy,
     Event,
     Failure,
+    Ok,
     Outcome,
     Pending,
     Started,
@@ -63,6 +65,8 @@ def notice(tool: "Tool", state: State) -> Notice | None:
         return Notice("tool.waiting", "warning", None, policy.deliver)
     return None
 
+
+_log = logging.getLogger("keephold.handles")
 
 _SOMEBODY_ELSE = ("already_stopped", "lease_lost", "store_unavailable")
 """Codes of refusals that say nothing against the refused operations."""
@@ -209,6 +213,8 @@ class Registry(Cache):
         if isinstance(before, Waiting) and handle.stateful:
             also = (*also, TakenBack(handle.conversation, ((handle.uid, "asked"),)))  # the question is closed
         output = self._kept(handle) if handle.output is not None and isinstance(state, Stopped) else None
+        if type(state) is Stopped and type(state.outcome) is Ok and type(state.outcome.value) is str:
+            self.spool.disk.note(len(state.outcome.value))  # other values are counted when the store is measured
         notification = notice(handle.tool, state) if handle.stateful and not quiet else None
         change = Changed(handle.uid, handle.fence, event, state, output, notification)
         ops: Sequence[Op] = (change, *also) if also else (change,)
@@ -235,7 +241,14 @@ class Registry(Cache):
         self._refused(handle, error)
 
     def _kept(self, handle: Handle) -> KeptOutput | None:
-        return handle.output.keep(self.store.inline_output) if handle.output is not None else None
+        output = handle.output
+        if output is None:
+            return None
+        kept = output.keep(self.store.inline_output)
+        self.spool.disk.note(len(kept.data))
+        if output.failure is not None:
+            _log.warning("the output of handle `%s` (uid %s) is incomplete: %s", handle.id, handle.uid, output.failure)
+        return kept
 
     def _visible(self, handle: Handle, state: State, then: Callable[[], None] | None, results: Sequence[Any]) -> None:
         handle.state = state
@@ -410,6 +423,7 @@ class Registry(Cache):
             self._collect_at = now + 60
             with contextlib.suppress(KeepholdError):  # the store cannot write now; try again in a minute
                 await self.collect()
+                await self.room.check()
 
     def stop_waiting(self) -> None:
         """Fail every wait for a handle, because the runtime is closing."""

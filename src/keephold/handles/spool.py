@@ -6,11 +6,14 @@ spool finds and removes what a crash left behind. The lock is on the directory i
 leave a locked directory alone.
 """
 
+import contextlib
 import fcntl
 import os
 import shutil
 import tempfile
 from pathlib import Path
+
+from keephold.handles.disk import Disk
 
 _PREFIX = "keephold-spool-"
 
@@ -21,9 +24,11 @@ class Spool:
     In the second case nothing exists on disk before the first path is requested.
     """
 
-    __slots__ = ("_closed", "_directory", "_lock", "durable")
+    __slots__ = ("_closed", "_directory", "_lock", "disk", "durable")
 
-    def __init__(self, directory: Path | None = None) -> None:
+    def __init__(self, directory: Path | None = None, limit: int | None = None) -> None:
+        """`limit` is that of the bytes on the disk (K6)."""
+        self.disk = Disk(limit)
         self.durable = directory is not None
         """Whether files outlive the process."""
         self._directory = directory
@@ -38,6 +43,14 @@ class Spool:
             _sweep(Path(tempfile.gettempdir()))
             self._directory, self._lock = _make()
         return self._directory / name
+
+    def remove(self, name: str) -> None:
+        """Remove a file of this process's own directory."""
+        if self._directory is not None:
+            with contextlib.suppress(OSError):
+                size = (self._directory / name).lstat().st_size
+                (self._directory / name).unlink()
+                self.disk.give_back(size)
 
     def close(self) -> None:
         """Hand out no more paths. Remove the directory and its files, unless it is a store's. Calling it twice is

@@ -244,6 +244,9 @@ class Prometheus:
         store = browsable(self._of.store) if self._of is not None else None
         if store is None or self._of is None or (store.durable and self._of.closing):
             return
+        disk = self._of.spool.disk
+        self.child("keephold_disk_bytes").value = disk.used
+        self.child("keephold_disk_limit_bytes").value = disk.limit or 0
         self.child("keephold_store_transactions").value = getattr(store, "commits", 0)
         try:
             if self.requests is not None:
@@ -296,6 +299,8 @@ GAUGES: dict[str, tuple[str, ...]] = {
     ),
     "keephold_open_requests": ("Open requests to the user: permissions, questions, results, passwords",),
     "keephold_event_streams": ("Open streams of events and output", "kind"),
+    "keephold_disk_bytes": ("Bytes that stored output and results take, as last measured",),
+    "keephold_disk_limit_bytes": ("The limit of these bytes",),
     "keephold_store_last_event": ("Number of the newest event in the store",),
     "keephold_store_transactions": ("Transactions of this process; commits per transaction is the group size",),
 }

@@ -114,6 +114,9 @@ class Store(Protocol):
     async def expiring(self, op: Collected) -> list[Record]:
         """Return the handles that this operation would delete now, the first to have stopped first."""
 
+    async def used_bytes(self) -> int:
+        """Return how many bytes on the disk the store uses, without the files of its directory and unused space."""
+
     # Calls of other processes, and what has to be done about parked ones
 
     async def owners(self) -> list[str]:

@@ -425,11 +425,15 @@ class Collected(msgspec.Struct, frozen=True):
     """Empty: any."""
     only: tuple[str, ...] | None = None
     """Only handles of these uids."""
+    early: Literal["seen", "any"] | None = None
+    """To make room (K6): only handles without a queued notification, or any; nothing but handles is deleted."""
+    files: bool = False
+    """Only handles whose output is in a file."""
 
     @property
     def partial(self) -> bool:
         """Whether the operation is about some handles only, at any age."""
-        return self.conversation is not None or bool(self.kinds or self.statuses)
+        return self.conversation is not None or self.early is not None or bool(self.kinds or self.statuses)
 
 
 Op = (

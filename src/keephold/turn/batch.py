@@ -272,6 +272,10 @@ class Batch:
             spawn = parsed.action == "spawn" and parsed.handle_id is not None
             if tool is None or parsed.action in ("fetch", "apply", "abort") or (parsed.error and not spawn):
                 continue
+            full = None if tool.unrecorded else self._registry.spool.disk.refusal()
+            if full is not None:
+                call.parsed = replace(parsed, error=full)
+                continue
             counts = spawn and not (tool.launching is not None and tool.launching.parks)
             if counts and room <= 0:
                 limit = self._limits.live_handles

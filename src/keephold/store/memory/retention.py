@@ -30,7 +30,7 @@ def delete_expired(t: Tables, op: Collected) -> int:
     """Delete the records that the operation selects among those that stopped before its time; return how many."""
     line_up(t)
     passed: list[Record] = []
-    gone, is_wanted = 0, wanted(op)
+    gone, is_wanted = 0, wanted(t, op)
     while t.stopped and gone < op.limit and stopped_at(t.stopped[0]) < op.before:
         record = t.stopped.popleft()
         known = t.conversation(record.conversation)

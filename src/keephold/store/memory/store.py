@@ -226,10 +226,16 @@ class MemoryStore:
 
     async def expiring(self, op: Collected) -> list[Record]:
         line_up(self._t)
-        before, is_wanted = takewhile(lambda record: stopped_at(record) < op.before, self._t.stopped), wanted(op)
+        before, is_wanted = (
+            takewhile(lambda record: stopped_at(record) < op.before, self._t.stopped),
+            wanted(self._t, op),
+        )
         return list(
             islice((record for record in before if may_be_deleted(self._t, record) and is_wanted(record)), op.limit)
         )
+
+    async def used_bytes(self) -> int:
+        return 0
 
     async def count(self) -> dict[str, int]:
         counts = dict.fromkeys((*LIVE, "stopped", "parked"), 0)

@@ -168,9 +168,13 @@ def awaits(t: Tables, uid: str, deadline: float) -> bool:
     return not is_resolved(t, uid)
 
 
-def wanted(op: Collected) -> Callable[[Record], bool]:
+def wanted(t: Tables, op: Collected) -> Callable[[Record], bool]:
     """Return a test for the records that the operation would delete, apart from their age."""
     only = None if op.only is None else frozenset(op.only)
+
+    def is_told(record: Record) -> bool:
+        queue = t.conversation(record.conversation).queue
+        return not queue or not queue.of(record.uid)
 
     def is_wanted(record: Record) -> bool:
         return (
@@ -178,6 +182,8 @@ def wanted(op: Collected) -> Callable[[Record], bool]:
             and (not op.kinds or record.kind in op.kinds)
             and (not op.statuses or status_of(record.state) in op.statuses)
             and (only is None or record.uid in only)
+            and (not op.files or (record.output is not None and record.output.file is not None))
+            and (op.early != "seen" or is_told(record))
         )
 
     return is_wanted

@@ -217,4 +217,8 @@ def expired(op: Collected) -> Query:
         if values is not None:
             conditions.append(f"{column} IN (SELECT value FROM json_each(?))")
             bound.append(encode(values).decode())
+    if op.early == "seen":
+        conditions.append("NOT EXISTS (SELECT 1 FROM notifications n WHERE n.uid = h.uid)")
+    if op.files:
+        conditions.append("o.file IS NOT NULL")
     return f"{' AND '.join(conditions)} ORDER BY h.stopped_at LIMIT ?", (*bound, op.limit)

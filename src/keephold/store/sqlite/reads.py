@@ -149,6 +149,11 @@ class Reads:
         which = f"WHERE h.number IN (SELECT number FROM ({query})) ORDER BY h.stopped_at"
         return self._records(f"{SQL['records']} {which}", *bound)
 
+    async def used_bytes(self) -> int:
+        facts = ("page_count", "freelist_count", "page_size")
+        pages, free, size = (self._rows(f"PRAGMA {each}", ())[0][0] for each in facts)
+        return int((pages - free) * size)
+
     async def owners(self) -> list[str]:
         return [owner for (owner,) in self._rows(SQL["call_owners"], ()) if owner != self.owner]
 

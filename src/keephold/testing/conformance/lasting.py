@@ -1,7 +1,7 @@
 """Checks of time: what is deleted, what the next process finds, and what another process sees."""
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -99,6 +99,31 @@ class RetentionChecks(Suite):
         before = await self.dump(store)
         assert await self.collect(store, NOON + 1000 * DAY, NOON + 1000 * DAY) == 0
         assert await self.dump(store) == before
+
+    async def check_K6_room_is_made_by_handles_that_were_told_and_have_files(self, store: Browse) -> None:
+        """The first to have stopped first, at any age; turns, inquiries and events stay."""
+        in_file = KeptOutput(1, 1, 0, in_file=1, file="f")
+        for number in range(1, 6):
+            await self.begin(store, number)
+            op = await self.ending(store, uid(number), at=NOON + 60 - number)
+            output = in_file if number in (2, 3, 4) else KeptOutput(1, 1, 0, data=b"x")
+            await self.commit(store, replace(op, output=output))
+        await self.begin(store, 6)
+        await self.commit(store, Notified("main", "tool.stopped", "info", "x", NOON, uid(4)))
+        await self.commit(store, TurnBegan("main", "t1", NOON), TurnEnded("main", "t1", NOON))
+
+        def room(early: Literal["seen", "any"], *, files: bool, limit: int = 10) -> Collected:
+            return Collected(NOON + DAY, NOON + DAY, limit, early=early, files=files)
+
+        assert uids(await store.expiring(room("seen", files=True))) == [uid(3), uid(2)]
+        assert uids(await store.expiring(room("any", files=True))) == [uid(4), uid(3), uid(2)]
+        assert uids(await store.expiring(room("seen", files=False, limit=2))) == [uid(5), uid(3)]
+        op = room("any", files=True)
+        assert await self.commit(store, replace(op, only=(uid(4), uid(6)))) == [1]
+        assert await self.commit(store, room("any", files=False)) == [4]
+        assert uids(await store.handles()) == [uid(6)], "it has not stopped"
+        assert len(await store.turns("main")) == 1 and (await store.events_range())[0] == 1
+        assert await store.used_bytes() >= 0
 
     async def check_S5_letting_go_touches_nothing_else(self, store: Browse) -> None:
         await self.commit(store, Notified("main", "k.n", "info", "hello", NOON), Emitted("p", "t", 1, NOON))

@@ -97,6 +97,9 @@ class Kept:
         self._printed = 0 if self._output is None else self._output.total
         self._result = _result(handle)
         self.total = self._printed + len(self._result)
+        failure = None if self._output is None else self._output.failure
+        self.why = "" if failure is None else f" ({failure})"
+        """Why bytes are missing, if it is not the limit of the tool's own output."""
 
     def read(self, start: int, stop: int) -> Piece:
         if self._output is not None and start < self._printed:
@@ -162,7 +165,8 @@ def piece_of(kept: Kept, start: int, size: int, max_lines: int | None, *, last: 
             "end": piece.end,
             "total": kept.total,
             "missing": piece.missing,
-            "content": f"{piece.missing} bytes from offset {start} were not kept; output goes on at {piece.end}.",
+            "content": f"{piece.missing} bytes from offset {start} were not kept{kept.why}; output goes on at "
+            f"{piece.end}.",
         }
     lines = kept.lines(piece.data)
     data = b"".join(lines[-max_lines:] if last and max_lines is not None else lines[:max_lines])
