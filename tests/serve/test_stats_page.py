@@ -75,7 +75,8 @@ async def test_numbers_are_said_in_words() -> None:
     assert told["A wait takes"] == "4.20 s typically; 99 of 100 took at most 5m 40s"
     assert told["A waiter resumes after"] == "0.8 ms typically; 99 of 100 within 7.4 ms"
     (head,) = page.texts("p", data_live="server")
-    assert head.startswith("Running for 23h 53m, since ") and head.endswith("The store takes 88 MB.")
+    assert head.startswith("Running for 23h 53m, since ") and "The store takes 88 MB. Stored" in head
+    assert head.endswith("Stored output and results take 3.2 GB of at most 11 GB.")
 
 
 async def test_what_is_for_engineers_comes_last_and_leads_to_the_metrics() -> None:

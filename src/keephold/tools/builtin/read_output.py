@@ -92,14 +92,16 @@ def read_output_tool() -> Tool:
 class Kept:
     """The kept bytes of a call: its output, then its result unless the output holds it already."""
 
+    why = ""
+    """Why bytes are missing, if that is not due to the tool's `max_output`."""
+
     def __init__(self, handle: Handle) -> None:
         self._output: Output | None = None if handle.withheld else handle.output
         self._printed = 0 if self._output is None else self._output.total
         self._result = _result(handle)
         self.total = self._printed + len(self._result)
-        failure = None if self._output is None else self._output.failure
-        self.why = "" if failure is None else f" ({failure})"
-        """Why bytes are missing, if it is not the limit of the tool's own output."""
+        if self._output is not None and self._output.failure is not None:
+            self.why = f" ({self._output.failure})"
 
     def read(self, start: int, stop: int) -> Piece:
         if self._output is not None and start < self._printed:
