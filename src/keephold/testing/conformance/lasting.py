@@ -118,8 +118,7 @@ class RetentionChecks(Suite):
         assert uids(await store.expiring(room("seen", files=True))) == [uid(3), uid(2)]
         assert uids(await store.expiring(room("any", files=True))) == [uid(4), uid(3), uid(2)]
         assert uids(await store.expiring(room("seen", files=False, limit=2))) == [uid(5), uid(3)]
-        op = room("any", files=True)
-        assert await self.commit(store, replace(op, only=(uid(4), uid(6)))) == [1]
+        assert await self.commit(store, replace(room("any", files=True), only=(uid(4), uid(6)))) == [1]
         assert await self.commit(store, room("any", files=False)) == [4]
         assert uids(await store.handles()) == [uid(6)], "it has not stopped"
         assert len(await store.turns("main")) == 1 and (await store.events_range())[0] == 1
