@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.test_chat_prompts import Person
+from textual.app import App
+from textual.widgets import Static
 
 import keephold
 from keephold.characters import exact, exact_json, is_seen, isolated, isolated_json, readable
 from keephold.cli import printing, prompter
+from keephold.cli.top_dialogs import AskScreen, ChoiceScreen, TextScreen, YesNoScreen, request_screen
 from keephold.control.safe_text import Plain
 from keephold.errors import KeepholdError, ToolError
 from keephold.ids import call_id, check_conversation, check_id, id_problem, made_id
@@ -240,3 +243,69 @@ async def test_P1_the_id_of_a_prompt_cannot_reorder_it(person: Person) -> None:
     assert f"handle \u2068{HEBREW}\u2069" in person.sent and f'"\u2068{HEBREW}\u2069"' in person.sent
     person.press("n")
     await asked
+
+
+# Prompts of `keephold top`
+
+
+class Boxes(App[None]):
+    """Shows one box, and notes how it was answered."""
+
+    def __init__(self, box: AskScreen) -> None:
+        super().__init__()
+        self.box = box
+        self.said: list[Any] = []
+
+    def on_mount(self) -> None:
+        self.push_screen(self.box, self.said.append)
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        YesNoScreen("Really?"),
+        ChoiceScreen("Which?", ["one", "two"]),
+        TextScreen("Who?"),
+        request_screen({"kind": "permission", "tool": "t", "handle_id": None, "action": None, "arguments": {"a": 1}}),
+    ],
+    ids=lambda box: type(box).__name__,
+)
+async def test_P1_keys_that_come_with_a_box_do_not_answer_it(box: AskScreen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompter, "QUIET_SECS", 3600)
+    app = Boxes(box)
+    async with app.run_test() as pilot:
+        await pilot.press("y", "enter", "n", "y", "enter")
+        assert app.screen is box and app.said == []
+        await pilot.press("escape")
+        assert app.said == [None]
+
+
+async def test_P1_a_box_is_approved_when_all_of_it_was_on_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompter, "QUIET_SECS", 0.01)
+    request = {"kind": "result", "tool": "t", "handle_id": HEBREW, "result": "\n".join(map(str, range(60)))}
+    app = Boxes(box := request_screen(request))
+    async with app.run_test() as pilot:
+        while not box.listening:
+            await pilot.pause()
+        for keys in (("y",), ("end", "y"), ("home", "y")):  # its beginning and its end are not all of it
+            await pilot.press(*keys)
+            await pilot.wait_for_scheduled_animations()
+            assert app.said == []
+        assert "lines not seen yet" in str(box.query_one("#hint", Static).render())
+        for _ in range(60):
+            await pilot.press("down")
+            await pilot.wait_for_scheduled_animations()
+        await pilot.press("y")
+        assert app.said == [True]
+
+
+async def test_K4_nothing_hides_in_a_box() -> None:
+    for fields in (
+        {"kind": "result", "result": "a\u200b"},
+        {"kind": "permission", "arguments": {"a": "\u2800" * 5000}},
+    ):
+        box = request_screen({"tool": "t", "handle_id": None, "action": None, **fields})
+        app = Boxes(box)
+        async with app.run_test():
+            shown = str(box.query_one("#asked", Static).render())
+            assert "a<U+200B>" in shown or shown.count("\\u2800") == 5000

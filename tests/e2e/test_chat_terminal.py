@@ -67,7 +67,7 @@ def test_K4_nothing_that_models_and_tools_say_reaches_the_terminal_but_text(chat
     pane.type("be nice")
     pane.until("Yes.\n")
     assert pane.title == before
-    assert {"> be nice", "I am good.", "Really.", "Yes."} < set(pane.lines)
+    assert {"> be nice", "I am good<U+202E>.", "Really.", "Yes."} < set(pane.lines)
     assert [line for line in pane.lines if line.startswith("✓ nasty  ") and line.endswith("  behaved")]
 
 
@@ -117,7 +117,7 @@ def test_P1_permission_is_asked_for_on_the_same_terminal(chats: Chats, pane: Cha
     pane.until("Run it?")
     pane.press("y")
     pane.until('"prod"')
-    pane.until("Run it? [y/Y/n/N/r/e/?]\n")
+    pane.until("Run it? [y/Y/n/N/r/e/v/?]\n")
     pane.press("n")
     pane.until("Deployed.")
     assert [line for line in pane.lines if line.startswith("✓ deploy env=staging")]

@@ -216,7 +216,7 @@ async def test_L_it_fits_and_follows_the_size_of_the_terminal(tmp_path: Path) ->
 async def test_K4_what_tools_say_is_text_and_no_more(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         await here.spawn("gate", "nasty[red]", says="\x1b[2J\x1b]0;stolen\x07be[bold]have[/]d\u202e")
-        await here.until(lambda: here.row("nasty[red]")[5] == "be[bold]have[/]d")
+        await here.until(lambda: here.row("nasty[red]")[5] == "be[bold]have[/]d<U+202E>")
         await here.press("enter")
         await here.until(lambda: isinstance(here.app.screen, Detail))
         detail = here.app.screen

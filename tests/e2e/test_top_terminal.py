@@ -63,6 +63,7 @@ def test_L_a_person_watches_answers_and_leaves(agent: Agent) -> None:
         pane.press("Home")
         pane.press("r")
         pane.until("choose paint asks:")
+        pane.until("Enter: choose")  # it listens
         pane.press("Down")
         pane.press("Enter")
         pane.until("answered paint")
@@ -76,6 +77,7 @@ def test_Q_a_secret_is_never_on_the_screen(agent: Agent) -> None:
         pane.until("? Password:")
         pane.press("r")
         pane.until("log_in door asks:")
+        pane.until("Enter: send")
         pane._run("send-keys", "-l", "hunter2")
         pane.until("•••••••")
         assert "hunter2" not in pane.screen

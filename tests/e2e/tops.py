@@ -67,8 +67,10 @@ class Watched:
     async def asked(self) -> AskScreen:
         """The box that asks something."""
         await self.until(lambda: isinstance(self.app.screen, AskScreen) and self.app.screen.query("#asked"))
-        assert isinstance(self.app.screen, AskScreen)
-        return self.app.screen
+        box = self.app.screen
+        assert isinstance(box, AskScreen)
+        await self.until(lambda: box.listening)
+        return box
 
     async def answered(self) -> None:
         await self.until(lambda: not isinstance(self.app.screen, AskScreen))

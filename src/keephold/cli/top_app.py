@@ -18,6 +18,7 @@ from textual.coordinate import Coordinate
 from textual.events import Resize
 from textual.widgets import DataTable, Footer, Static
 
+from keephold.characters import isolated
 from keephold.cli.printing import one_line, printable
 from keephold.cli.top_detail import Detail, LastLines
 from keephold.cli.top_dialogs import KeysScreen, TextScreen, YesNoScreen, answer_text, question_screen, request_screen
@@ -192,7 +193,7 @@ class Top(App[None]):
 
     def _cells(self, row: Row) -> list[Text]:
         return [
-            Text(one_line(cell, width), style=row.style, no_wrap=True)
+            Text(isolated(one_line(cell, width)), style=row.style, no_wrap=True)
             for cell, width in zip(row.cells, self._widths, strict=True)
         ]
 
@@ -269,7 +270,7 @@ class Top(App[None]):
     @work(exclusive=True, group="acting")
     async def action_filter(self) -> None:
         asked = "Show only handles whose id, tool or uid has this in it. Nothing: all."
-        said = await self.push_screen_wait(TextScreen(asked, value=self.model.search, does="show these"))
+        said = await self.push_screen_wait(TextScreen(asked, value=self.model.search, does="show these", prompts=False))
         if said is not None:
             self.model.search = said.strip()
             self.read_all()
@@ -286,7 +287,8 @@ class Top(App[None]):
         if fact["state"] == "stopped":
             self.say(f"{one_line(fact['id'])} has stopped")
             return
-        asked = f"Abort {one_line(fact['id'])} of {one_line(fact['tool'])}, in {one_line(fact['conversation'])}?"
+        id, tool, place = (isolated(one_line(fact[key])) for key in ("id", "tool", "conversation"))
+        asked = f"Abort {id} of {tool}, in {place}?"
         if await self.push_screen_wait(YesNoScreen(asked)):
             try:
                 await self.source.abort(fact["uid"])
