@@ -174,7 +174,8 @@ async def serving(
     prompter: Prompter | None = None,
     **options: Any,
 ) -> AsyncIterator[Here]:
-    """Serve these tools over HTTP, in this loop."""
+    """Serve these tools and all built-ins over HTTP, in this loop."""
+    options.setdefault("builtins", ["*"])
     async with Runtime(tools, store=store, prompter=prompter) as runtime:
         server = Server(runtime, **options)
         config = uvicorn.Config(http_app(server, tokens=tokens), log_level="critical", ws="none")

@@ -56,8 +56,8 @@ async def application(
     needs, metrics = OpenRequests(), Prometheus()
     async with with_wait_tools(tools, store=store, prompter=needs, metrics=metrics) as runtime:
         runtime.people.beside = needs.beside
-        server = Server(runtime)
-        control = Control(runtime, needs, snapshot=metrics.snapshot)
+        server = Server(runtime, builtins=["*"])
+        control = Control(runtime, needs, snapshot=metrics.snapshot, served=server.calls.served)
         app = App(server, control, metrics)
         await server.open()
         await app.open()

@@ -1,13 +1,21 @@
 """Models know the built-ins only by their texts: each says what it does and returns, each parameter what it means."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp.client import Client
 
+import keephold
 from keephold import Runtime, ToolCall
-from keephold.schema.dialects import tool_list
+from keephold.config import load_config
+from keephold.errors import ConfigError
+from keephold.mcp.server import Server
+from keephold.schema.dialects import DIALECTS, tool_list
 from keephold.schema.shared import HANDLE_TOOLS
+from keephold.text import to_json
 from keephold.tools.base import Tool
 from keephold.tools.builtin.ask_user import ask_user_tool
 from keephold.tools.builtin.describe_tools import describe_tools_tool
@@ -38,6 +46,82 @@ def test_waits_say_which_is_for_what() -> None:
     said = {tool.name: tool.description for tool in BUILT_INS}
     assert "`wait_for_multiple` for several" in said["wait_for"] and "`await` for tools" in said["wait_for"]
     assert "`wait_for`" in said["wait_for_multiple"] and "tools that you started" in said["await"]
+
+
+LISTED_BYTES = 8000
+"""Of `tools/list` without any tools, as JSON: 2,000 tokens of four bytes."""
+
+
+async def listed(runtime: Runtime, **options: Any) -> list[dict[str, Any]]:
+    async with runtime:
+        shown = await Server(runtime, **options).list_tools()
+    return [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in shown]
+
+
+async def test_M1_a_server_without_tools_lists_the_built_ins_of_use_here_in_few_tokens() -> None:
+    shown = await listed(Runtime())
+    assert [tool["name"] for tool in shown] == [
+        "await",
+        "read_output",
+        "sleep",
+        "create_wait_handle",
+        "wait_for",
+        "wait_for_multiple",
+        "complete_wait_handle",
+        "list_wait_handles",
+        "cancel_wait_handle",
+    ]
+    assert len(to_json(shown)) <= LISTED_BYTES
+
+
+def test_G5_shared_verbs_of_fifty_tools_take_half_the_tokens_of_an_action_each() -> None:
+    @keephold.tool(actions=("spawn", "fetch", "apply", "abort"))
+    async def build(target: str, jobs: int = 1) -> str:
+        """Build a target of the project and return its log.
+
+        Args:
+            target: Name of the target, such as `all`.
+            jobs: How many jobs run at once.
+        """
+        return target
+
+    tools = [replace(build, name=f"build{number}") for number in range(50)]
+    for dialect in DIALECTS[1:]:
+        shared, per_tool = (len(to_json(tool_list(tools, dialect, form))) for form in ("shared", "per_tool"))
+        assert shared <= 0.5 * per_tool, (dialect, shared, per_tool)
+
+
+async def test_M1_agents_and_workflows_are_listed_where_there_is_something_to_run() -> None:
+    names = {tool["name"] for tool in await listed(Runtime([keephold.tool(name="plain")(lambda: "")]))}
+    assert {"plain", "execute_workflow_async"} <= names and not {"execute_agent_async", "ask_user"} & names
+    rt = Runtime()
+
+    @rt.agent("helper")
+    async def helper(call: keephold.Call, request: Any) -> str:
+        return "done"
+
+    assert {"execute_agent_async", "execute_workflow_async"} <= {tool["name"] for tool in await listed(rt)}
+
+
+async def test_K10_clients_may_call_the_built_ins_that_are_chosen_for_them() -> None:
+    assert [tool["name"] for tool in await listed(Runtime(), builtins=["gc_wait_handles"])] == ["gc_wait_handles"]
+    assert {"create_task", "gc_wait_handles"} <= {tool["name"] for tool in await listed(Runtime(), builtins=["*"])}
+    with pytest.raises(ConfigError, match="builtins: there is no built-in `gc`; use \\*, await"):
+        Server(Runtime(), builtins=["gc"])
+    async with Runtime() as rt, Client(Server(rt, builtins=["sleep"])) as client:
+        refused = await client.call_tool("gc_wait_handles", {})
+        assert refused.is_error and "unknown tool `gc_wait_handles`" in str(refused.content)
+        assert not (await client.call_tool("sleep", {"durationMs": 0})).is_error
+        assert "wait_for" not in (client.instructions or "")
+
+
+def test_M1_the_configuration_names_built_ins(tmp_path: Path) -> None:
+    file = tmp_path / "keephold.toml"
+    file.write_text('[mcp]\nbuiltins = ["sleep"]\n')
+    assert load_config(file).mcp.builtins == ["sleep"]
+    file.write_text('[mcp]\nbuiltins = ["slep"]\n')
+    with pytest.raises(ConfigError, match=r"builtins.*must be one of.*did you mean"):
+        load_config(file)
 
 
 async def test_W2_unused_parameters_are_accepted_and_not_shown() -> None:

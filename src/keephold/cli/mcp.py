@@ -16,6 +16,7 @@ from keephold.cli.parameters import (
     CLIENT_PROMPTS,
     NAME,
     TOKEN,
+    builtins_option,
     check_own_token,
     config_option,
     config_unasked,
@@ -58,6 +59,7 @@ user can trust it by running `keephold trust` in its directory; a new connection
     f"token, too, and that of the owner. With `{CLIENT_PROMPTS}` as a third word, the principal's client asks its user "
     "for permission.",
 )
+@builtins_option
 def mcp(
     config: Path | None,
     store: str | None,
@@ -66,6 +68,7 @@ def mcp(
     url: str | None,
     host: str,
     tokens: Path | None,
+    builtins: tuple[str, ...] | None,
 ) -> None:
     """Serve the configured tools to MCP clients.
 
@@ -77,7 +80,7 @@ def mcp(
     are served. The server's instructions say so, and a client that connects after `keephold trust` gets the tools.
 
     If a `keephold serve` runs on the same store with the same configuration, it serves the client, and spawned calls
-    keep running when the client leaves.
+    keep running when the client leaves. With --builtins, it does not.
 
     With --http, it serves streamable HTTP at http://HOST:PORT/mcp for `Authorization: Bearer TOKEN`, and completes
     parked calls at /complete/KEY. Without a token of your own in --tokens or $KEEPHOLD_TOKEN, it is that of `keephold
@@ -96,7 +99,8 @@ def mcp(
     if ignored:
         _log.warning("%s", ignored)
     place = store or store_of(loaded)
-    if port is None and loaded.source is not None and _passed_on(place, loaded.source.path, conversation):
+    alone = port is not None or builtins is not None  # a server that runs already has its own
+    if not alone and loaded.source is not None and _passed_on(place, loaded.source.path, conversation):
         return
     from keephold.cli.look_again import LookAgain
     from keephold.mcp.http import check_bind
@@ -112,7 +116,7 @@ def mcp(
         conversation=conversation,
         client_prompts=decide,
         middleware=[_telling(look)],
-        **settings_of(loaded),
+        **settings_of(loaded, builtins),
     )
 
     async def serve() -> int:
@@ -140,9 +144,11 @@ def _telling(look: "LookAgain") -> Any:
     return tell
 
 
-def settings_of(config: Config) -> dict[str, Any]:
-    """Return the settings of the MCP server."""
-    return {"schema": config.mcp.schema_, "task_after": config.mcp.task_after_ms / 1000}
+def settings_of(config: Config, builtins: tuple[str, ...] | None) -> dict[str, Any]:
+    """Return the settings of the MCP server; `builtins` are those of the command line."""
+    settings = config.mcp
+    chosen = settings.builtins if builtins is None else builtins
+    return {"schema": settings.schema_, "task_after": settings.task_after_ms / 1000, "builtins": chosen}
 
 
 def _passed_on(store: str, config: Path, conversation: str) -> bool:

@@ -59,6 +59,27 @@ config_option = click.option(
     help="Use this configuration, which needs no `keephold trust`. Default: the keephold.toml of this directory or the "
     "nearest one above it, else the one in ~/.config/keephold.",
 )
+
+
+def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """Return the names of built-ins in a list with commas."""
+    if value is None:
+        return None
+    from keephold.tools.builtin import NAMES, unknown_builtins  # slow to import
+
+    names = tuple(name.strip() for name in value.split(",") if name.strip())
+    if unknown := unknown_builtins(names):
+        raise click.BadParameter(f"there is no built-in `{unknown[0]}`; use *, {', '.join(NAMES)}", ctx, param)
+    return names
+
+
+builtins_option = click.option(
+    "--builtins",
+    metavar="NAMES",
+    callback=_names,
+    help="Offer MCP clients these built-in tools, separated by commas; `*`: all. Default: [mcp] builtins, else those "
+    "that can be used here.",
+)
 conversation_option = click.option(
     "--conversation", metavar="C", type=NAME, help="Look only in this conversation; needed if several have the ID."
 )

@@ -20,6 +20,7 @@ from keephold.cli.parameters import (
     NAME,
     TOKEN,
     Principals,
+    builtins_option,
     check_own_token,
     config_option,
     the_config,
@@ -58,6 +59,7 @@ _log = logging.getLogger("keephold.serve")
 @click.option(
     "--conversation", type=NAME, default="mcp", show_default=True, help="Keep MCP handles in this conversation."
 )
+@builtins_option
 @click.option("--quiet", is_flag=True, help="Print only the address, without a token or its file.")
 def serve(
     config: Path | None,
@@ -67,6 +69,7 @@ def serve(
     url: str | None,
     tokens: Path | None,
     conversation: str,
+    builtins: tuple[str, ...] | None,
     quiet: bool,
 ) -> None:
     """Serve everything over HTTP, until it is stopped.
@@ -103,6 +106,7 @@ def serve(
         token=given,
         principals=tokens_of(tokens),
         conversation=conversation,
+        builtins=builtins,
         quiet=quiet,
     )
     ended: list[int] = []
@@ -125,6 +129,7 @@ class _Wanted:
     token: str | None
     principals: Principals
     conversation: str
+    builtins: tuple[str, ...] | None
     quiet: bool
 
 
@@ -156,9 +161,9 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
         runtime,
         conversation=wanted.conversation,
         client_prompts=wanted.principals.client_prompts,
-        **settings_of(wanted.config),
+        **settings_of(wanted.config, wanted.builtins),
     )
-    control = Control(runtime, requests, snapshot=metrics.snapshot)
+    control = Control(runtime, requests, snapshot=metrics.snapshot, served=server.calls.served)
     app = App(server, control, metrics)
     with contextlib.ExitStack() as stack:
         listening = [stack.enter_context(each) for each in bound_to_both(host, wanted.port)]

@@ -378,6 +378,7 @@ class McpSettings(Table):
 
     schema_: Annotated[Literal["generic", "canonical"], Field(alias="schema")] = "generic"
     task_after_ms: Annotated[int, Field(ge=0)] = 500
+    builtins: list[str] | None = None
     servers: dict[str, McpServerSettings] = {}
 
 

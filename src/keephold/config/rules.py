@@ -20,7 +20,7 @@ from keephold.config.model import AgentSettings, Config, McpServerSettings, Tool
 from keephold.config.source import TOOLS, KeyPath, Problem, Source, dotted
 from keephold.errors import ConfigError
 from keephold.schema.canonical import check_parameters, wrong_types
-from keephold.tools.builtin import NAMES, RESERVED
+from keephold.tools.builtin import NAMES, RESERVED, unknown_builtins
 from keephold.tools.program import ACTION_PARAMETERS, QUESTIONS
 from keephold.tools.template import CommandLine, Template
 from keephold.tools.toolbox import name_problem
@@ -29,6 +29,12 @@ from keephold.tools.waiting.cleanup import is_within
 SERVERS: KeyPath = ("mcp", "servers")
 
 _FOR_PROGRAMS = ("args", "env", "pass_env", "cwd")
+
+
+def builtins_problems(names: Collection[str] | None) -> Iterator[Problem]:
+    """Yield the names in `[mcp] builtins` that no built-in has."""
+    for name in unknown_builtins(names or ()):
+        yield ("mcp", "builtins"), not_one_of(name, ("*", *NAMES))
 
 
 def server_problems(servers: Mapping[str, McpServerSettings]) -> Iterator[Problem]:

@@ -4,7 +4,7 @@ Clients were authenticated before (`serve/door.py`) and act as the runtime's use
 such as answering an exclusive question.
 """
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, NotRequired, TypedDict, cast
 
@@ -22,7 +22,7 @@ from keephold.handles.view import Handles
 from keephold.handles.waits import all_of, any_of
 from keephold.runtime import Runtime
 from keephold.store.base import Forgotten
-from keephold.tools.base import Action
+from keephold.tools.base import Action, Tool
 from keephold.turn import send_input
 from keephold.turn.decisions import GONE, Decided
 from keephold.turn.prompts import RunTool
@@ -75,12 +75,14 @@ class Control:
         requests: OpenRequests | None = None,
         *,
         snapshot: Callable[[], dict[str, Any]] | None = None,
+        served: Iterable[Tool] | None = None,
     ) -> None:
-        """`requests` is the prompter whose requests are decided here; `snapshot` returns this process's counters."""
+        """`requests` is the prompter whose requests are decided here; `snapshot` returns this process's counters;
+        `served` are the tools of MCP clients, if they are not the usual ones."""
         self.runtime = runtime
         self._store = runtime.registry.store
         self.requests = RequestsView(runtime, requests)
-        self.runtime_view = RuntimeView(runtime, self.requests.count, snapshot)
+        self.runtime_view = RuntimeView(runtime, self.requests.count, snapshot, served)
         self.store_view = self.runtime_view.store_view
 
     # Output

@@ -5,7 +5,7 @@ Handles that this runtime runs are described from memory, which is ahead of the 
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from keephold.handles.state import Stopped
 from keephold.runtime import Runtime
 from keephold.schema.canonical import canonical
 from keephold.store.base import HandleQuery, Record, browsable
+from keephold.tools.base import Tool
+from keephold.tools.toolbox import ServedTools, is_builtin
 from keephold.tools.waiting import WAITING
-from keephold.tools.waiting.agents import EXECUTE as EXECUTE_AGENT
 
 _LANES = 500
 """Calls of one turn in a timeline."""
@@ -83,9 +84,12 @@ class RuntimeView:
         runtime: Runtime,
         count_requests: Callable[[], Awaitable[int]],
         snapshot: Callable[[], dict[str, Any]] | None = None,
+        served: Iterable[Tool] | None = None,
     ) -> None:
-        """`snapshot` returns the counters of this process."""
+        """`snapshot` returns the counters of this process; `served` are the tools of MCP clients."""
         self._runtime = runtime
+        usual = ServedTools(runtime.toolbox, lambda: bool(runtime.agent_functions.ids))
+        self._served: Iterable[Tool] = usual if served is None else served
         self._store = browsable(runtime.registry.store)
         self._count_requests = count_requests
         self._snapshot = snapshot
@@ -172,14 +176,13 @@ class RuntimeView:
             ServedTool(
                 name=tool.name,
                 source=tool.source,
-                builtin=tool.source == "builtin" or tool.launching is not None,
+                builtin=is_builtin(tool),
                 description=tool.description or tool.summary or "",
                 actions=list(tool.actions),
                 run=tool.run,
                 parameters=canonical(tool),
             )
-            for tool in self._runtime.toolbox.served()
-            if tool.name != EXECUTE_AGENT or self._runtime.agent_functions.ids
+            for tool in self._served
         ]
         return [as_json(tool) for tool in served]
 

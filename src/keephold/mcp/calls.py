@@ -74,7 +74,13 @@ class Calls:
     tasks: "Tasks"
     """A call that asks is followed like a task until its client returns."""
 
-    def __init__(self, runtime: Runtime, conversation: str = "mcp", client_prompts: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        conversation: str = "mcp",
+        client_prompts: Collection[str] = (),
+        builtins: Collection[str] | None = None,
+    ) -> None:
         self.runtime = runtime
         self._conversation = conversation
         self._client_prompts = frozenset(client_prompts)
@@ -82,16 +88,16 @@ class Calls:
         """By `requestState`: calls with a handle of their own, or none, whose client is to return with input."""
         self._cancelled: set[tuple[int, Any]] = set()
         """By connection and request: calls that their client has cancelled."""
-        self._served = ServedTools(runtime.toolbox)
+        self.served = ServedTools(runtime.toolbox, lambda: bool(runtime.agent_functions.ids), builtins)
         runtime.offers.finders.append(self._offered)
 
     def tool(self, name: str) -> Tool | None:
         """Return the tool of that name, if clients may call it (K10)."""
-        return self._served.find(name) if has(self._served, name) else None
+        return self.served.find(name) if has(self.served, name) else None
 
     def _offered(self, conversation: str) -> Tools | None:
         ours = conversation == self._conversation or conversation.startswith(f"{self._conversation}:")
-        return self._served if ours and root_of(conversation) == conversation else None
+        return self.served if ours and root_of(conversation) == conversation else None
 
     def conversation(self, ctx: Context) -> str:
         """Return the conversation of the client that sent a request."""
@@ -310,9 +316,9 @@ async def report(ctx: Context, handle: Handle) -> None:
         handle.unwatch(watcher)
 
 
-def unknown(runtime: Runtime, name: str) -> HandlerResult:
+def unknown(served: ServedTools, name: str) -> HandlerResult:
     try:
-        ServedTools(runtime.toolbox).find(name)
+        served.find(name)
     except ToolError as error:
         return result(None, error.message, True)
     raise AssertionError("only called where there is none")

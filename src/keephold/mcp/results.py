@@ -10,11 +10,14 @@ from mcp_types import Tool as Described
 from keephold.schema.dialects import tool_list
 from keephold.schema.shared import HANDLE_TOOLS, Presentation
 from keephold.tools.base import Tool
+from keephold.tools.toolbox import is_builtin
 from keephold.turn.notifications import Notification, notification_block
 
 Schema = Literal["generic", "canonical"]
 _NO_RESULT = ("aborted", "cancelled", "runtime_closed")
 """Codes of calls that ended without a result."""
+_USUAL = {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": True}
+"""The hints that MCP takes for granted."""
 
 
 def described(tools: Sequence[Tool], schema: Schema, actions: Presentation | None = None) -> list[Described]:
@@ -28,17 +31,18 @@ def may_be_task(tool: Tool) -> bool:
 
 
 def _described(tool: Tool, shown: dict[str, Any]) -> Described:
-    support: Literal["forbidden", "optional", "required"] = "optional" if may_be_task(tool) else "forbidden"
+    support: Literal["optional", "required"] | None = "optional" if may_be_task(tool) else None  # None: forbidden
     if tool.task == "required":
         support = "required"
+    hints = {name: hint for name, hint in tool.hints.items() if name != "title" and _USUAL.get(name) is not hint}
     return Described(
         name=tool.name,
         title=tool.hints.get("title"),
         description=shown["description"],
         input_schema=shown["parameters"],
         output_schema=_form(tool),
-        annotations=ToolAnnotations.model_validate(dict(tool.hints)) if tool.hints else None,
-        execution=ToolExecution(task_support=support),
+        annotations=ToolAnnotations.model_validate(hints) if hints else None,
+        execution=None if support is None else ToolExecution(task_support=support),
     )
 
 
@@ -72,8 +76,8 @@ def _form(tool: Tool) -> dict[str, Any] | None:
     it, so nothing is required (P3, D10)."""
     if tool.returns is None or tool.actions:
         return None
-    if tool.source == "builtin":
-        return dict(tool.returns)
+    if is_builtin(tool):
+        return {"type": "object"}  # the fields would cost more tokens than the tool; its description says what matters
     return {key: value for key, value in tool.returns.items() if key not in ("required", "additionalProperties")}
 
 

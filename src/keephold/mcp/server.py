@@ -31,7 +31,7 @@ from mcp_types import Resource as Described
 from mcp_types import ResourceTemplate as DescribedTemplate
 from mcp_types import Tool as DescribedTool
 
-from keephold.errors import KeepholdError
+from keephold.errors import ConfigError, KeepholdError
 from keephold.mcp.calls import Calls, Context
 from keephold.mcp.listen import LIST, ONE, Subscriptions, id_of, read_list, read_one
 from keephold.mcp.results import Schema, described
@@ -39,20 +39,22 @@ from keephold.mcp.tasks import Tasks
 from keephold.mcp.tasks_2025 import Tasks2025
 from keephold.runtime import Runtime
 from keephold.schema.shared import USE, presentation
+from keephold.tools.builtin import NAMES, unknown_builtins
 
 _STATE_SECS = 7 * 86_400.0
 """The time a client has to return with an answer."""
 _CONNECT_SECS = 5.0
-AGENTS = "execute_agent_async"
+_KNOWN = ", ".join(("*", *NAMES))
 TASK_AFTER_SECS = 0.5
 """After how long a call becomes a task, for clients that know tasks."""
 
 INSTRUCTIONS = """\
 Start several, then call `await` with {"all": [ids]} or {"any": [ids]} and `timeout_secs`: it returns when they have \
-finished. Do not poll in a loop.
+finished. Do not poll in a loop. Results outlive this connection: ask again by id. Long output is cut; `read_output` \
+reads the rest."""
+WAITS = """\
 `create_wait_handle`, `complete_wait_handle`, `wait_for` and `wait_for_multiple` do the same for work that somebody \
-else does: a webhook, a person, another agent. Results outlive this connection: ask again by id. Long output is cut; \
-`read_output` reads the rest."""
+else does: a webhook, a person, another agent."""
 
 
 class _Sealed:
@@ -90,20 +92,25 @@ class Server(MCPServer[Any]):
         schema: Schema = "generic",
         task_after: float = TASK_AFTER_SECS,
         client_prompts: Collection[str] = (),
+        builtins: Collection[str] | None = None,
         **options: Any,
     ) -> None:
         """`conversation` holds the handles; each authenticated client gets its own. A call becomes a task after
         `task_after` seconds. `client_prompts` names the principals whose own client may approve their calls and answer
-        exclusive questions, instead of the runtime's prompter. Further options are those of the SDK's server."""
+        exclusive questions, instead of the runtime's prompter. `builtins` names the built-ins for clients, `*` all; by
+        default, those that can be used here. Further options are those of the SDK's server."""
+        if unknown := unknown_builtins(builtins or ()):
+            raise ConfigError([f"builtins: there is no built-in `{name!s:.80}`; use {_KNOWN}" for name in unknown])
         self.runtime = runtime
         self._schema: Schema = schema
-        self.calls = Calls(runtime, conversation, client_prompts)
+        self.calls = Calls(runtime, conversation, client_prompts, builtins)
         self.tasks = Tasks(self.calls, after=task_after)
         bus = InMemorySubscriptionBus()
         self.subscriptions = Subscriptions(self.calls, self.tasks, bus)
         options.setdefault("name", "keephold")
         use = USE[presentation(schema, runtime.toolbox.actions)]
-        options.setdefault("instructions", f"{use}\n{INSTRUCTIONS}")
+        waits = f"\n{WAITS}" if self.calls.tool("wait_for") else ""
+        options.setdefault("instructions", f"{use}\n{INSTRUCTIONS}{waits}")
         options.setdefault("version", version("keephold"))
         options.setdefault("log_level", "WARNING")
         extensions = [self.tasks, *options.pop("extensions", ())]
@@ -134,10 +141,8 @@ class Server(MCPServer[Any]):
     async def list_tools(self) -> list[DescribedTool]:
         """Return the tools registered here, then those of the runtime."""
         await self.runtime.connected(_CONNECT_SECS)  # a client that lists once should see the tools of other servers
-        agents = self.runtime.agent_functions.ids
-        toolbox = self.runtime.toolbox
-        served = [tool for tool in toolbox.served() if tool.name != AGENTS or agents]
-        return [*await super().list_tools(), *described(served, self._schema, toolbox.actions)]
+        shown = described(list(self.calls.served), self._schema, self.runtime.toolbox.actions)
+        return [*await super().list_tools(), *shown]
 
     async def list_resource_templates(self) -> list[DescribedTemplate]:
         handle = DescribedTemplate(

@@ -76,11 +76,10 @@ class Tasks(Extension):
     async def intercept_tool_call(
         self, params: CallToolRequestParams, ctx: Context, call_next: CallNext
     ) -> HandlerResult:
-        runtime = self._calls.runtime
         tool = self._calls.tool(params.name)
         if tool is None:
             served = await call_next(ctx)
-            return unknown(runtime, params.name) if _says_unknown(served, params.name) else served
+            return unknown(self._calls.served, params.name) if _says_unknown(served, params.name) else served
         modern = ctx.protocol_version in MODERN
         if modern and tool.task == "required":
             require_client_extension(ctx, TASKS)

@@ -18,8 +18,7 @@ PREFIX = "handle_"
 """How the names of the tools for handles begin; no other tool's name does."""
 SPAWN = {
     "type": "string",
-    "description": "An id that you choose: start in the background under it and return at once. "
-    "Leave it out to wait for the result.",
+    "description": "An id: start in the background under it and return at once. Default: wait for the result.",
 }
 _ID = {"type": "string", "description": "The id that you gave the handle when you started it."}
 _EOF = {

@@ -6,7 +6,8 @@ tools that do not exist. `Offers` says which those are:
 - a model is offered all tools but the wait tools, and of those the ones that the configuration or the program names,
 - an agent is offered some of them (G2): those whose names match its patterns, looked up when asked, because the tools
   of MCP servers come and go,
-- a client of our MCP server is offered all tools, except those that only keephold itself calls.
+- a client of our MCP server is offered the same tools, and of the built-ins those that are chosen for clients
+  (`ServedTools`).
 
 The steps of a workflow may use what the conversation of the workflow is offered.
 """
@@ -131,9 +132,9 @@ class Toolbox:
         """Return the offered tools as a model of that dialect sees them."""
         return tool_list(self, dialect, self.actions)
 
-    def served(self) -> list[Tool]:
-        """The tools that any client gets: the offered ones and all that come with keephold (M1)."""
-        return [tool for tool in self._tools.values() if _is_served(tool)]
+    def every(self) -> Iterator[Tool]:
+        """Iterate over all tools, also those that nobody is offered."""
+        return iter(self._tools.values())
 
     def find(self, name: str) -> Tool:
         """Return the tool of that name, if models are offered it."""
@@ -252,22 +253,57 @@ class Selection:
         return self._toolbox.check(tool, action)
 
 
-def _is_served(tool: Tool) -> bool:
-    return tool.offered or tool.source == "builtin" or tool.launching is not None
+_AGENTS, _WORKFLOWS = "execute_agent_async", "execute_workflow_async"
+_SERVED = frozenset(
+    (
+        *_ALWAYS,
+        "sleep",
+        "create_wait_handle",
+        "wait_for",
+        "wait_for_multiple",
+        "complete_wait_handle",
+        "list_wait_handles",
+        "cancel_wait_handle",
+        _AGENTS,
+        _WORKFLOWS,
+    )
+)
+"""Built-ins for clients that chose none. Each costs tokens in every request, so the others are there on request."""
+
+
+def is_builtin(tool: Tool) -> bool:
+    """Whether the tool comes with keephold."""
+    return tool.source == "builtin" or tool.launching is not None
 
 
 class ServedTools:
-    """The tools that clients of the MCP server may call (M1)."""
+    """The tools that clients of the MCP server may call (M1): those that models are offered, and chosen built-ins."""
 
-    def __init__(self, toolbox: Toolbox) -> None:
+    def __init__(self, toolbox: Toolbox, has_agents: Callable[[], bool], builtins: Iterable[str] | None = None) -> None:
+        """`builtins`: exactly these, by name; `*` is all. None: those that can be used here."""
         self._toolbox = toolbox
+        self._has_agents = has_agents
+        self._chosen = None if builtins is None else frozenset(builtins)
         self.check = toolbox.check
 
     def __iter__(self) -> Iterator[Tool]:
-        return iter(self._toolbox.served())
+        return filter(self._lists, self._toolbox.every())
 
     def find(self, name: str) -> Tool:
-        return self._toolbox.one_of(self, name, _is_served)
+        return self._toolbox.one_of(
+            self, name, lambda tool: tool.name in _ALWAYS or tool.name in HANDLE_TOOLS or self._lists(tool)
+        )
+
+    def _lists(self, tool: Tool) -> bool:
+        if not is_builtin(tool):
+            return tool.offered
+        if tool.name == _AGENTS and not self._has_agents():
+            return False
+        if self._chosen is not None:
+            return tool.name in self._chosen or "*" in self._chosen
+        if tool.name == _WORKFLOWS and not tool.offered:  # without tools and agents its steps could do nothing
+            return self._has_agents() or any(each.offered and not is_builtin(each) for each in self._toolbox.every())
+        return tool.offered or tool.name in _SERVED
 
 
 class One:

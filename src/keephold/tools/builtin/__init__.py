@@ -20,6 +20,11 @@ RESERVED = ("await", "read_output", "describe_tools", "ask_user")
 NAMES = (*RESERVED, *WAITING)
 
 
+def unknown_builtins(names: Iterable[str]) -> list[str]:
+    """Return the names that no built-in has; `*` stands for all."""
+    return [name for name in names if name not in NAMES and name != "*"]
+
+
 def source_of(name: str) -> str | None:
     """Return `builtin` if that is a built-in which recovery leaves to its turn, for a process without the tools."""
     return "builtin" if name in NAMES and name not in LASTING else None

@@ -37,7 +37,7 @@ from keephold.tools.waiting.view import (
     wants,
 )
 
-_TIMEOUT = duration("Maximum time to wait in milliseconds; 0 does not wait. The work goes on. Default: no limit.")
+_TIMEOUT = duration("Maximum time to wait in milliseconds; 0 does not wait. The work continues. Default: no limit.")
 _POLL = {"type": "number", "description": "Accepted and not used: waiting is event-driven."}
 _UNUSED = frozenset(("pollIntervalMs",))
 PARAMETERS_ONE = object_schema("handleId", handleId=text("ID of the handle."), timeoutMs=_TIMEOUT, pollIntervalMs=_POLL)
