@@ -5,6 +5,7 @@ gigabytes, it must go on turning.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from tests.wait_tools import with_wait_tools
 
 import keephold
 from keephold import ToolError
+from keephold.tools.waiting.view import fitting
 from keephold.tools.workflow import read_workflow
 from keephold.tools.workflow.expressions import Expressions
 from keephold.worker import WorkerDied, WorkerTooSlow
@@ -146,8 +148,10 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
 async def test_K6_a_hostile_definition_is_refused_in_few_words(kind: str) -> None:
     given, why = HOSTILE[kind]
     async with calling() as ask:
+        began = time.thread_time()
         refused = await ask.error("execute_workflow_async", workflowId="w", name="W", **given)
         assert why in refused["error"] and len(refused["error"]) < 10_000
+        assert time.thread_time() - began < 0.4, "work of the loop, however busy the machine is"
         assert (await ask("list_wait_handles"))["stats"]["total"] == 0
 
 
@@ -156,6 +160,23 @@ async def test_K6_what_expressions_give_is_bounded_in_a_step_and_in_a_run() -> N
     assert "give more than 4 MiB together" in (await failed(workflow(many, input=LONG))).message
     each = step("l", "loop", {"items": list(range(100)), "steps": [transform("t", "input")]})
     assert "are over 16 MiB" in (await failed(workflow(each, input=LONG))).message
+
+
+async def test_K6_waits_for_many_unknown_handles_are_refused_in_few_words() -> None:
+    async with calling() as ask:
+        ended = await execute(ask, step("w", "wait", {"handleIds": [f"h{n}" for n in range(50_000)]}))
+        assert "Wait handle h0 not found. Wait handle h1 not found" in ended["error"] and len(ended["error"]) < 10_000
+
+
+async def test_K6_a_large_result_is_shown_without_a_walk_through_it() -> None:
+    async with calling() as ask:
+        ended = await execute(ask, step("a", "set_variable", {"name": "v", "value": [0] * 400_000}))
+        assert isinstance(ended["result"], str)
+    began = time.thread_time()
+    assert isinstance(fitting({"steps": [0] * 2_000_000}), str)
+    assert time.thread_time() - began < 0.4
+    texts = {"a": ["x" * 5000] * 5}
+    assert fitting(texts) is texts and fitting([[]] * 6001) == "[" + "[]," * 6000 + "[]]"
 
 
 async def test_W10_jumps_loops_and_attempts_are_bounded_together_and_let_others_run() -> None:

@@ -368,7 +368,7 @@ _BLAMED = (
     ("oneOf",),
 )
 _MAX_FAULTS = 5
-_MAX_CORRECTED = 20_000
+_MAX_CORRECTED = 50_000
 """Parts of arguments that are still corrected: half a million would hold the loop up for a second."""
 _MAX_SHOWN = 10
 
