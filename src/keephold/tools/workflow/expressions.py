@@ -20,8 +20,8 @@ MEMORY = 512 * 1024 * 1024
 """Bytes of the worker's address space, 50 MB of which are its own."""
 SECONDS = 0.5
 """Processor time of one request. A step that needs more is an error, and others wait for so long at most."""
-_COMPILED = 10_000
-"""Characters that are compiled in one request: a tenth of a second."""
+_COMPILED = 5000
+"""Characters that are compiled in one request: a twentieth of a second, a tenth of the limit."""
 _AT_ONCE = 8
 """Requests under way. More would not be quicker, and each is a copy of its variables."""
 
