@@ -65,6 +65,13 @@ async def test_K6_only_the_terminal_that_kills_the_process_ends(monkeypatch: pyt
     async with two_terminals() as (turn, found):
         before = await screen(turn, "b")
         monkeypatch.setattr(emulator_worker, "_STUCK_SECS", 0.2)
+        end = EmulatorHost._end
+
+        def patient_again(self: EmulatorHost) -> None:
+            monkeypatch.setattr(emulator_worker, "_STUCK_SECS", 30.0)  # the next process may be slow
+            end(self)
+
+        monkeypatch.setattr(EmulatorHost, "_end", patient_again)
         os.kill(pid(found), signal.SIGSTOP)
         await screen(turn, "a")
         monkeypatch.undo()
