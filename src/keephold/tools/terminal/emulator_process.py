@@ -22,7 +22,7 @@ SLOT = struct.Struct("QQ")
 """One for each emulator: bytes it was fed, and its modes. The first slot has the number of the one in use."""
 SLOTS = 4096
 ALTERNATE, APPLICATION_KEYS = 1, 2
-_SECONDS = 2.0
+_SECONDS = 0.5
 """Processor time for one frame."""
 
 

@@ -6,6 +6,7 @@ The others continue in a new process, which is fed their kept output again.
 """
 
 import asyncio
+import contextlib
 import logging
 import mmap
 import os
@@ -31,7 +32,10 @@ _MEMORY = 8 << 30
 _START_SECS, _STUCK_SECS = 60.0, 30.0
 """How long the process may take to start, and to answer or take anything after that, before it is
 killed. Only a starved process takes so long: the limit of processor time is the kernel's."""
-_PIECE = 256 * 1024
+_PIECE, _LARGEST = 256 * 1024, 64 << 20
+"""Bytes that are received at once, and those of the largest frame."""
+_BACKLOG = 1 << 20
+"""Bytes that may be unsent. A program that prints more waits for its emulator."""
 
 _hosts: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, EmulatorHost]" = weakref.WeakKeyDictionary()
 
@@ -92,16 +96,16 @@ class WorkerEmulator:
             self._host.send(self, "resize", rows, cols)
 
     def screen(self) -> Screen:
-        found = self._host.ask(self, "screen")
-        return self.use_lines().screen() if found is None else msgspec.convert(found, Screen)
+        found: Screen | None = self._host.ask(self, "screen", kind=Screen)
+        return self.use_lines().screen() if found is None else found
 
     def scrollback(self, count: int) -> tuple[str, ...]:
-        found = self._host.ask(self, "scrollback", count)
-        return self.use_lines().scrollback(count) if found is None else tuple(found)
+        found: tuple[str, ...] | None = self._host.ask(self, "scrollback", count, kind=tuple[str, ...])
+        return self.use_lines().scrollback(count) if found is None else found
 
     def painted(self) -> bytes:
         """Return the bytes that make a new terminal of this size show the same (`SupportsCells`)."""
-        found: bytes | None = self._host.ask(self, "painted")
+        found: bytes | None = self._host.ask(self, "painted", kind=bytes)
         return found or b""
 
     @property
@@ -134,6 +138,9 @@ class EmulatorHost:
         self._free: list[int] = []
         self._process: WorkerProcess | None = None
         self._page: mmap.mmap
+        self._unsent = bytearray()
+        self._writing = False
+        """Whether the loop waits for room in the socket."""
         self._received = bytearray()
         self._answers: deque[Any] = deque()
         self._replies: list[tuple[int, bytes]] = []
@@ -143,7 +150,6 @@ class EmulatorHost:
         self._why = ""
         """Why the process did not start."""
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder().decode
 
     def hold(self) -> None:
         """Start the process now, and keep it until `release`."""
@@ -181,7 +187,7 @@ class EmulatorHost:
             if fed == emulator.fed:
                 emulator.modes = modes
                 return emulator.modes
-        emulator.modes = self.ask(emulator, "modes") or 0
+        emulator.modes = self.ask(emulator, "modes", kind=int) or 0
         return emulator.modes
 
     def send(self, emulator: WorkerEmulator, operation: str, *given: Any) -> bool:
@@ -200,14 +206,14 @@ class EmulatorHost:
         elif emulator.instead is not None:
             emulator.instead.feed(data)
 
-    def ask(self, emulator: WorkerEmulator, operation: str, *given: Any) -> Any:
-        """Return the answer to a query; None if the emulator is lost."""
-        while emulator.instead is None and emulator.number in self._known:
+    def ask(self, emulator: WorkerEmulator, operation: str, *given: Any, kind: Any) -> Any:
+        """Return the answer to a query, of that type; None if the emulator is lost."""
+        while emulator.instead is None and emulator.number in self._known and self._process is not None:
             self._asked = emulator.number
             try:
                 self._exchange(self._framed((operation, emulator.number, *given)), answer=True)
-                return self._answers.popleft()
-            except _Died:
+                return msgspec.convert(self._answers.popleft(), kind)
+            except (_Died, msgspec.ValidationError):
                 self._died()
             finally:
                 self._asked = 0
@@ -225,17 +231,20 @@ class EmulatorHost:
         """Start the process, with all emulators. Raises `_Died`."""
         if self._process is not None:
             return
-        descriptor = os.memfd_create("keephold-emulators")
-        os.ftruncate(descriptor, SLOT.size * SLOTS)
-        self._page = mmap.mmap(descriptor, SLOT.size * SLOTS)
+        descriptor, page = -1, None
         try:
+            descriptor = os.memfd_create("keephold-emulators")
+            os.ftruncate(descriptor, SLOT.size * SLOTS)
+            page = self._page = mmap.mmap(descriptor, SLOT.size * SLOTS)
             self._process = WorkerProcess("keephold.tools.terminal.emulator_process", _MEMORY, 0, (descriptor,))
         except OSError as error:
-            self._page.close()
+            if page is not None:
+                page.close()
             self._give_up(error)
             return
         finally:
-            os.close(descriptor)
+            if descriptor >= 0:
+                os.close(descriptor)
         self._ready = False
         self.loop.add_reader(self._process.socket.fileno(), self._readable)
         self._exchange(self._framed(descriptor))
@@ -259,7 +268,10 @@ class EmulatorHost:
         process, self._process = self._process, None
         if process is not None:
             self.loop.remove_reader(process.socket.fileno())
+            self.loop.remove_writer(process.socket.fileno())
             process.end()
+            self._unsent.clear()
+            self._writing = False
             self._page.close()
             self._received.clear()
             self._answers.clear()
@@ -268,6 +280,8 @@ class EmulatorHost:
         """Lose the emulator that was in use, and restore the others in a new process."""
         if self._process is None:
             return
+        with contextlib.suppress(_Died):
+            self._receive(self._process.socket)  # it may have started and died before we looked
         ready, culprit = self._ready, SLOT.unpack_from(self._page, 0)[0] or self._asked
         self._end()
         if not ready:
@@ -288,34 +302,48 @@ class EmulatorHost:
         return HEADER.pack(len(body)) + body
 
     def _exchange(self, frame: bytes, *, answer: bool = False) -> None:
-        """Send a frame and, for a query, wait for its answer. Frames are received meanwhile, so that the two processes
-        cannot wait for each other."""
+        """Send a frame, now or when there is room. Wait for the answer to a query, and while too much is unsent. Frames
+        are received meanwhile, so that the two processes cannot wait for each other."""
         if self._process is None:
             raise _Died
-        connection, unsent = self._process.socket, memoryview(frame)
-        try:
-            unsent = unsent[connection.send(unsent) :]
-        except BlockingIOError:
-            pass
-        except OSError:
-            raise _Died from None
-        while unsent or (answer and not self._answers):
+        self._unsent += frame
+        self._flush()
+        connection = self._process.socket
+        while len(self._unsent) > _BACKLOG or (answer and not self._answers):
             poll = select.poll()
-            poll.register(connection, select.POLLIN | (select.POLLOUT if unsent else 0))
+            poll.register(connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))
             ready = poll.poll((_STUCK_SECS if self._ready else _START_SECS) * 1000)
             if not ready:
                 raise _Died
             _, events = ready[0]
             if events & ~select.POLLOUT:
                 self._receive(connection)
-            if unsent and events & select.POLLOUT:
-                try:
-                    unsent = unsent[connection.send(unsent) :]
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    raise _Died from None
+            if events & select.POLLOUT:
+                self._flush()
         self._pass_on()
+
+    def _flush(self) -> None:
+        """Send as much as there is room for; the rest is sent when there is more."""
+        assert self._process is not None
+        connection = self._process.socket
+        try:
+            sent = connection.send(self._unsent)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            raise _Died from None
+        del self._unsent[:sent]
+        if self._unsent and not self._writing:
+            self.loop.add_writer(connection.fileno(), self._writable)
+        elif self._writing and not self._unsent:
+            self.loop.remove_writer(connection.fileno())
+        self._writing = bool(self._unsent)
+
+    def _writable(self) -> None:
+        try:
+            self._flush()
+        except _Died:
+            self._died()
 
     def _readable(self) -> None:
         try:
@@ -338,6 +366,8 @@ class EmulatorHost:
         received += piece
         while len(received) >= HEADER.size:
             end = HEADER.size + HEADER.unpack_from(received)[0]
+            if end > _LARGEST:
+                raise _Died
             if len(received) < end:
                 return
             content = bytes(memoryview(received)[HEADER.size : end])
@@ -345,11 +375,21 @@ class EmulatorHost:
             if not self._ready:  # the first frame is empty, or says why it did not start
                 self._ready, self._why = not content, content.decode(errors="replace")
             else:
-                number, value = self._decode(content)
-                if number:
-                    self._replies.append((number, value))
-                else:
-                    self._answers.append(value)
+                self._take(content)
+
+    def _take(self, content: bytes) -> None:
+        """Take an answer, or a terminal's reply. A frame that is neither comes from a process that was taken over."""
+        try:
+            frame = msgspec.msgpack.decode(content)
+        except (msgspec.DecodeError, RecursionError):
+            frame = None
+        match frame:
+            case [0, value]:
+                self._answers.append(value)
+            case [int(number), bytes(data)]:
+                self._replies.append((number, data))
+            case _:
+                raise _Died
 
     def _pass_on(self) -> None:
         """Give the terminals' replies to their programs."""

@@ -234,8 +234,8 @@ class _Call:
 
     def _show(self, data: bytes) -> None:
         if data:
-            self._recent.add(data)
             self._emulator.feed(data)
+            self._recent.add(data)
             self._sink.output(data)
 
     def _reply(self, data: bytes) -> None:
