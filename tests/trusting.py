@@ -15,5 +15,8 @@ def write_trusted(file: Path, text: str, state: Path | None = None) -> Path:
 def trusted(file: Path, state: Path | None = None) -> Path:
     """Let the file act as it is now."""
     place = Path(os.path.realpath(file.parent), file.name)
-    Record(None if state is None else state / "keephold").add(place, file.read_bytes(), None)
+    record = Record()
+    if state is not None:
+        record.file = state / "keephold" / "trusted.json"
+    record.add(place, file.read_bytes(), None)
     return file

@@ -262,9 +262,14 @@ class Worker:
                     self._fail_all(f"the worker process did not start: {content.decode(errors='replace')}")
                     return
                 continue
+            try:
+                result = _decode(content)
+            except Exception:  # taken over, too
+                self._died()
+                return
             reply = self._requests.popleft().reply
             if not reply.done():  # otherwise nobody waits for it any more
-                reply.set_result(_decode(content))
+                reply.set_result(result)
             if size & LAST:  # it ends, to give its memory back
                 self._end()
                 self._send_again()

@@ -1,6 +1,8 @@
 """Sessions and their file: they expire, are renewed, are tied to the token, and survive what happens to it (K9)."""
 
 import asyncio
+import fcntl
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from tests.serve.application import TOKEN
 from tests.serve.test_door import asked, guard, logged_in
 
 from keephold.errors import KeepholdError
+from keephold.serve import sessions as sessions_module
 from keephold.serve.sessions import LASTS_SECS, Sessions, browser_of
 
 FIREFOX = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"
@@ -110,8 +113,24 @@ async def test_K9_where_nothing_can_be_written_sessions_last_as_long_as_the_serv
     assert linked.find(linked.begin(FIREFOX)) is not None and not (tmp_path / "victim").exists()
 
 
-async def test_K9_many_servers_at_once_lose_no_session(tmp_path: Path) -> None:
+def test_K9_a_server_does_not_wait_for_a_process_that_holds_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "sessions"
+    server = Sessions(TOKEN, file)
+    kept = server.begin(FIREFOX)
+    with file.open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("the server's loop stops"))
+        assert server.find(server.begin(FIREFOX)) is not None
+        monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(held, fcntl.LOCK_UN))
+        assert len(Sessions(file=file).end()) == 1, "`keephold logout` waits"
+    assert server.find(kept) is None
+
+
+async def test_K9_many_servers_at_once_lose_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "sessions"
+    monkeypatch.setattr(sessions_module, "_TRIES", 1_000_000)  # no thread may give up on a busy machine
 
     def begin() -> list[str]:
         server = Sessions(TOKEN, file)

@@ -5,13 +5,15 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import pytest
 from tests.turn.calls import STATEFUL, reply, spawn
 
 import keephold
 from keephold import Call, Pending, Runtime, Tool
+from keephold.errors import KeepholdError
 from keephold.handles.question import Question
-from keephold.handles.state import Running
-from keephold.store.base import Record, Registered
+from keephold.handles.state import Answered, Running
+from keephold.store.base import Changed, Record, Registered
 from keephold.testing import VirtualClock
 from keephold.turn.crash_loops import STEADY_SECS
 
@@ -172,6 +174,20 @@ async def test_R8_no_mark_is_left_when_another_call_starts_or_wakes(clock: Virtu
         assert await counted(rt, 3) == (2, "alone"), "it ended, so that one is alone again"
         await rt.send("asks-2", "yes", conversation="main")
         assert await counted(rt, 3) == (2, None)
+
+
+async def test_R8_a_refused_answer_leaves_no_mark_that_nobody_removes(clock: VirtualClock) -> None:
+    work = Work(clock)
+    async with resumed(clock, work, [left(1, "asks"), left(2)]) as rt:
+        await asyncio.sleep(0.5)
+        assert await counted(rt, 2) == (2, "alone")
+        answer = Changed(f"{1:032x}", 99, Answered(0.0), Running(0.0, 0.0))  # of a process that lost the call
+        with pytest.raises(KeepholdError):
+            await rt.registry.write([answer])
+        async with rt.turn("main") as turn:
+            await reply(turn, spawn("other", "o"))
+            assert work.started[-1] == "other"
+            assert await counted(rt, 2) == (2, None)
 
 
 async def test_R8_a_call_that_wakes_removes_the_mark_first(clock: VirtualClock) -> None:

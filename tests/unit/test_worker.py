@@ -88,6 +88,14 @@ async def test_K6_a_stopped_process_is_replaced(monkeypatch: pytest.MonkeyPatch)
         assert isinstance(stopped, WorkerTooSlow) and after == 1
 
 
+@pytest.mark.parametrize("content", ["", "c1", "a1ff", "91" * 100_000])
+async def test_K6_a_reply_that_is_not_msgpack_is_a_death(content: str) -> None:
+    async with working() as worker:
+        async with asyncio.timeout(60):
+            bad, after = await ends(worker, ["reply", content], 1)
+        assert type(bad) is WorkerDied and after == 1
+
+
 async def test_K6_it_has_no_environment_no_descriptors_and_cannot_write(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "s3cret")
     with open(__file__) as held:  # noqa: PTH123

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from typing import Any
 
 kept: list[bytearray] = []
@@ -22,6 +23,10 @@ def answer(body: Any) -> Any:
             os.abort()
         case "raise":
             raise ValueError
+        case ["reply", str() as content]:
+            frame = bytes.fromhex(content)
+            os.write(int(sys.argv[2]), len(frame).to_bytes(4, "big") + frame)
+            signal.pause()
         case "limits":
             return {"environment": dict(os.environ), "descriptors": len(os.listdir("/proc/self/fd")) - 1}  # noqa: PTH208
         case "write":

@@ -229,8 +229,8 @@ def _too_large(data: bytes) -> str:
 class Record:
     """The trusted files by their paths, in a private file of the user's state directory."""
 
-    def __init__(self, directory: Path | None = None) -> None:
-        directory = directory or state_directory()
+    def __init__(self) -> None:
+        directory = state_directory()
         self.file = None if directory is None else directory / "trusted.json"
         self.problem = ""
         """Why nothing in the file counts."""

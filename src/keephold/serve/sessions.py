@@ -32,7 +32,8 @@ _TICKET_SECS = 30
 _MOST = 100
 """Sessions, and tickets, at once; the one that was not used for the longest time ends."""
 _BYTES = 1 << 20
-_TRIES, _TRY_SECS = 200, 0.005
+_TRIES, _PATIENT_TRIES, _TRY_SECS = 3, 200, 0.005
+"""Tries for the lock: of a server, which does not pause between them because its loop would stop, and of a command."""
 _BROWSERS = (
     ("Edg", "Edge"),
     ("OPR/", "Opera"),
@@ -131,7 +132,8 @@ class Sessions:
             self._change(lambda sessions: [each for each in sessions if id not in (None, each.id)], renamed=id is None)
         except OSError as error:
             raise KeepholdError(
-                f"ended until the server restarts, because {self._file} cannot be written: {error.strerror}; remove it",
+                f"ended until the server restarts, because {self._file} cannot be written: {error.strerror}; "
+                "try again, or remove it",
                 code="store_unavailable",
             ) from None
         return ended
@@ -183,7 +185,7 @@ class Sessions:
         """Replace the sessions; `renamed`: and the name. Raise `OSError` if that is not kept."""
         kept: _Kept | None = None
         try:
-            with _locked(self._file):
+            with _locked(self._file, patient=self._owner is None):
                 self._refresh()
                 kept = self._changed(change, renamed)
                 if self._file is not None:
@@ -243,13 +245,13 @@ def _content(file: Path) -> bytes:
 
 
 @contextlib.contextmanager
-def _locked(file: Path | None) -> Iterator[None]:
+def _locked(file: Path | None, *, patient: bool) -> Iterator[None]:
     """Keep other processes from changing the file. The lock counts only on the file that is there, not on a replaced
     one. Raise `OSError` instead of waiting for a process that was stopped in the middle."""
     if file is None:
         yield
         return
-    for _ in range(_TRIES):
+    for _ in range(_PATIENT_TRIES if patient else _TRIES):
         opened = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             if _holds(opened, file):
@@ -257,7 +259,8 @@ def _locked(file: Path | None) -> Iterator[None]:
                 return
         finally:
             os.close(opened)
-        time.sleep(_TRY_SECS)
+        if patient:
+            time.sleep(_TRY_SECS)
     raise BlockingIOError(errno.EAGAIN, "another process is changing it")
 
 

@@ -59,7 +59,7 @@ def crash_loop(deaths: int) -> Failure:
     """Return the outcome of a call that has ended its process again and again."""
     return Failure(
         f"{deaths} processes in a row died while they ran this call. When the last one died, it ran no other call, so "
-        "the call is not resumed. Find the cause in the log of the process, then retry the call: keephold retry",
+        "the call is not resumed. Find the cause in the log of the process, then retry the call: keephold retry ID",
         "crash_loop",
     )
 
@@ -295,15 +295,15 @@ class CrashLoops:
 
     def _observed(self, ops: Sequence[Op], done: Done, failed: Failed) -> tuple[Sequence[Op], Done, Failed]:
         """Look at every commit: a recorded step is progress, and a call that got an answer continues."""
-        progress, more = dict[str, _Resumed](), list[Op]()
+        progress, mark, alone = dict[str, _Resumed](), tuple[Op, ...](), self._alone
         for op in ops:
             if type(op) is Journaled and op.kind != "trace" and op.uid in self._calls:
                 progress[op.uid] = self._calls[op.uid]
             elif type(op) is Changed and type(op.event) is Answered and self._alone is not None:
                 handle = self._registry.loaded(op.uid)
                 if handle is None or not self._made_by(self._alone, handle):
-                    more += self._accompanied()
-        more += [call.counted(0) for call in progress.values()]
+                    mark = self._accompanied()
+        more = [*mark, *(call.counted(0) for call in progress.values())]
         if not more:
             return ops, done, failed
 
@@ -313,7 +313,12 @@ class CrashLoops:
                 call.handle.unwatch(call)
                 self.clear(call)
 
-        return (*ops, *more), written, failed
+        def refused(error: Exception) -> None:
+            failed(error)
+            if mark and self._alone is not alone:  # nothing else removes the mark
+                self._registry.commit(mark, lambda _: None, lambda _: None, keep=True)
+
+        return (*ops, *more), written, refused
 
     # Time
 
