@@ -1,5 +1,6 @@
 """Models know the built-ins only by their texts: each says what it does and returns, each parameter what it means."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,14 @@ from mcp.client import Client
 
 import keephold
 from keephold import Runtime, ToolCall
+from keephold.agent.requests import instructions
 from keephold.config import load_config
 from keephold.errors import ConfigError
 from keephold.mcp.server import Server
 from keephold.schema.dialects import DIALECTS, tool_list
-from keephold.schema.shared import HANDLE_TOOLS
+from keephold.schema.shared import HANDLE_TOOLS, Presentation
 from keephold.text import to_json
-from keephold.tools.base import Tool
+from keephold.tools.base import ACTIONS, Tool
 from keephold.tools.builtin.ask_user import ask_user_tool
 from keephold.tools.builtin.describe_tools import describe_tools_tool
 from keephold.tools.waiting import NAMES
@@ -46,6 +48,22 @@ def test_waits_say_which_is_for_what() -> None:
     said = {tool.name: tool.description for tool in BUILT_INS}
     assert "`wait_for_multiple` for several" in said["wait_for"] and "`await` for tools" in said["wait_for"]
     assert "`wait_for`" in said["wait_for_multiple"] and "tools that you started" in said["await"]
+
+
+@pytest.mark.parametrize("actions", ["shared", "per_tool"])
+async def test_instructions_name_only_tools_and_parameters_that_are_listed(
+    tmp_path: Path, actions: Presentation
+) -> None:
+    @keephold.tool(actions=ACTIONS)
+    async def work(call: keephold.Call) -> str:
+        return "done"
+
+    (tmp_path / "keephold.toml").write_text(f'[conversation]\nactions = "{actions}"\n')
+    runtime = Runtime([work], config=tmp_path / "keephold.toml")
+    told = f"{Server(runtime).instructions} {instructions(actions)}"
+    shown = await listed(runtime)
+    known = {tool["name"] for tool in shown} | {key for tool in shown for key in tool["inputSchema"]["properties"]}
+    assert set(re.findall("`([a-z_]+)`", told)) - known <= (set() if actions == "shared" else set(ACTIONS))
 
 
 LISTED_BYTES = 8000
