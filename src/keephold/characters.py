@@ -128,3 +128,8 @@ def isolated(text: str) -> str:
 def isolated_json(text: str) -> str:
     """Return JSON whose strings cannot reorder the other ones."""
     return _STRING.sub(lambda string: f'"{isolated(string[1])}"', text) if has_right_to_left(text) else text
+
+
+def without_isolates(text: str) -> str:
+    """Return an id that a user may have copied from where it was `isolated`."""
+    return text.strip(ISOLATE + ISOLATED)

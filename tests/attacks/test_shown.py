@@ -17,6 +17,7 @@ import keephold
 from keephold.characters import exact, exact_json, is_seen, isolated, isolated_json, readable
 from keephold.cli import printing, prompter
 from keephold.cli.top_dialogs import AskScreen, ChoiceScreen, TextScreen, YesNoScreen, request_screen
+from keephold.control.resolve_handle import find
 from keephold.control.safe_text import Plain
 from keephold.errors import KeepholdError, ToolError
 from keephold.ids import call_id, check_conversation, check_id, id_problem, made_id
@@ -101,6 +102,15 @@ def test_K4_text_from_right_to_left_cannot_reorder_what_is_beside_it(monkeypatch
     assert printing.table(rows, (0,)) == [[HEBREW, "allowed"], ["id ", "denied "]]  # for programs, as it is
     monkeypatch.setattr(printing, "terminal_width", lambda: 80)
     assert printing.table(rows, (0,))[0][0] == inside
+
+
+async def test_S6_an_id_is_found_as_a_terminal_has_shown_it(tmp_path: Path) -> None:
+    """Copied together with the marks around it."""
+    store = f"sqlite:///{tmp_path}/store.db"
+    async with keephold.Runtime([build], store=store) as runtime, runtime.turn("main") as turn:
+        await turn.run([keephold.ToolCall("1", "build", {"action": "spawn", "id": HEBREW})])
+        (record,) = await find(runtime.registry.store, [isolated(HEBREW)], None)
+        assert record.id == HEBREW
 
 
 # Ids

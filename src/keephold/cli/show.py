@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from keephold.characters import isolated
 from keephold.cli.parameters import conversation_option, json_option
 from keephold.cli.printing import (
     one_line,
@@ -54,7 +55,8 @@ def _lines(found: dict[str, Any], now: float) -> Iterator[str]:
     width = terminal_width()
     room = _VALUE if width is None else max(20, width - _INDENT)
     for title, text in _facts(found, now):
-        yield f"  {title:<{_INDENT - 2}}{one_line(text, room)}"
+        value = one_line(text, room)
+        yield f"  {title:<{_INDENT - 2}}{value if width is None else isolated(value)}"
     yield from _section("waits", [_wait_cells(wait) for wait in found["waits"]])
     if found.get("keys"):
         yield "keys"

@@ -19,6 +19,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 import httpx2
 import msgspec
 
+from keephold.characters import without_isolates
 from keephold.control.resolve_handle import choose
 from keephold.errors import KeepholdError
 from keephold.text import to_json
@@ -244,7 +245,7 @@ class RemoteControl(Requests):
     # Handles
 
     async def find(self, ids: Iterable[str], conversation: str | None) -> list[dict[str, Any]]:
-        wanted = list(dict.fromkeys(ids))
+        wanted = list(dict.fromkeys(map(without_isolates, ids)))
         found = {id: await self._candidates(id, conversation) for id in wanted}
         for id in wanted:
             if not found[id]:

@@ -7,6 +7,7 @@ conversations have had one, an error lists them: keephold never guesses.
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from keephold.characters import without_isolates
 from keephold.errors import KeepholdError
 from keephold.handles.state import Stopped
 from keephold.store.base import Expired, HandleQuery, Record, Store, browsable
@@ -23,7 +24,7 @@ def place_of(store: Store) -> str:
 
 async def find(store: Store, ids: Iterable[str], conversation: str | None) -> list[Record]:
     """Return the handle of each id or uid, in that conversation or in any."""
-    wanted = list(dict.fromkeys(ids))
+    wanted = list(dict.fromkeys(map(without_isolates, ids)))
     found: dict[str, list[Record]] = {}
     for id in wanted:
         record = await store.handle(id)
