@@ -112,5 +112,6 @@ async def test_P6_standing_permissions_are_revoked_by_a_command(tmp_path: Path) 
             )
             async with spawning(server, "b", path=path):
                 (request,) = await listed(server, "requests")
-                assert "denied" in await keephold(server, "deny", request["id"], "--reason", "not again")
+                denied = json.loads(await keephold(server, "deny", request["id"], "--reason", "not again", "--json"))
+                assert (denied["decision"], denied["request"]["arguments"]["path"]) == ("deny", path)
                 assert "not again" in await keephold(server, "show", "b")

@@ -2,7 +2,8 @@
 
 import click
 
-from keephold.cli.printing import counted, time_of_day
+from keephold.cli.parameters import json_option
+from keephold.cli.printing import counted, print_json, time_of_day
 from keephold.cli.store import place_of, store_option
 from keephold.errors import KeepholdError
 
@@ -10,7 +11,8 @@ from keephold.errors import KeepholdError
 @click.command()
 @click.argument("SESSION", required=False)
 @store_option
-def logout(session: str | None, store: str | None) -> None:
+@json_option
+def logout(session: str | None, store: str | None, as_json: bool) -> None:
     """End the sessions of all browsers that are logged in to the dashboard, or of one.
 
     SESSION is the id that the dashboard's page `Sessions` shows. If all sessions end, the dashboard also gets a new
@@ -33,8 +35,8 @@ def logout(session: str | None, store: str | None) -> None:
             f"there is no session `{session}`" + (f"; there are:{there}" if known else ", and no other"),
             code="invalid_arguments",
         )
-    if not file.exists():
-        click.echo("no browser is logged in")
-        return
-    ended = sessions.end(session)
-    click.echo(f"ended {counted(len(ended), 'session')}")
+    ended = sessions.end(session) if file.exists() else None
+    if as_json:
+        print_json({"ended": [each.id for each in ended or ()]})
+    else:
+        click.echo("no browser is logged in" if ended is None else f"ended {counted(len(ended), 'session')}")

@@ -76,7 +76,7 @@ def _decide(id: str, said: dict[str, Any], done: str, where: Where, as_json: boo
 
     request = ask(where, decided, acting=True)
     if as_json:
-        print_json({"id": id, "decision": said["decision"], "digest": request["digest"]})
+        print_json({"id": id, "decision": said["decision"], "digest": request["digest"], "request": request})
     else:
         click.echo(f"{one_line(id)}: {done}")
 
