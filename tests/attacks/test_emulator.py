@@ -81,6 +81,17 @@ async def test_K6_only_the_terminal_that_kills_the_process_ends(monkeypatch: pyt
         assert await screen(turn, "b") == before and (await turn.handle("b")).state == "running"
 
 
+@pytest.mark.parametrize("piece", [r"x\033[65535b", r"\033[?40h\033[?3h\033[?3l"])
+async def test_K6_output_that_makes_the_emulator_work_for_its_own_sake_ends_its_program(piece: str) -> None:
+    flood = keephold.terminal(["sh", "-c", f"while :; do printf '{piece * 20}'; done"], name="flood", actions=TALKING)
+    async with Runtime(tools=[flood, BASH]) as rt, rt.turn("main") as turn:
+        await reply(turn, call("sh", action="spawn", id="b"))
+        await reply(turn, call("flood", action="spawn", id="f"))
+        ended = (await reply(turn, call("await", all=["f"], timeout_secs=60)))["completed"][0]
+        assert "crashed the terminal emulator" in str(ended["result"])
+        assert (await turn.handle("b")).state == "running"
+
+
 async def test_K6_without_the_process_screens_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> None:
         raise OSError("no more processes")

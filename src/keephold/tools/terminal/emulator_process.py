@@ -11,6 +11,7 @@ import mmap
 import os
 import signal
 import struct
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +23,11 @@ SLOT = struct.Struct("QQ")
 """One for each emulator: bytes it was fed, and its modes. The first slot has the number of the one in use."""
 SLOTS = 4096
 ALTERNATE, APPLICATION_KEYS = 1, 2
-_SECONDS = 0.5
-"""Processor time for one frame."""
+_SECONDS = 0.25
+"""Processor time for one operation, and that an emulator may save up for its output."""
+_PER_FRAME, _PER_BYTE, _PER_SECOND = 5e-5, 2e-6, 0.5
+"""Processor time that an emulator gains with each piece of output, with each byte of it, and as time passes. Ordinary
+output needs a hundredth of it. A program whose output needs more is making the emulator work for its own sake."""
 
 
 def serve(receive: Callable[[], bytes | None], send: Callable[[bytes], None]) -> None:
@@ -37,9 +41,7 @@ def serve(receive: Callable[[], bytes | None], send: Callable[[bytes], None]) ->
     decode, encode = msgspec.msgpack.Decoder().decode, msgspec.msgpack.Encoder().encode
     emulators = _Emulators(page, lambda value: send(encode(value)))
     while (content := receive()) is not None:
-        signal.setitimer(signal.ITIMER_PROF, _SECONDS)  # its signal, SIGPROF, kills
         emulators.use(*decode(content))
-        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 class _Emulators:
@@ -48,10 +50,33 @@ class _Emulators:
         self._send = send
         self._known: dict[int, Emulator] = {}
         self._fed: dict[int, int] = {}
+        self._saved: dict[int, tuple[float, float]] = {}
+        """By emulator: processor time it may use, and when it last used any."""
         self._restoring = False
 
     def use(self, operation: str, number: int, *given: Any) -> None:
         SLOT.pack_into(self._page, 0, number, 0)
+        size = len(given[0]) if operation == "feed" else None
+        began, used = self._allowance(number, size), time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, max(0.005, began))  # its signal, SIGPROF, kills
+        self._use(operation, number, given)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        if size is not None:
+            self._saved[number] = (began - (time.process_time() - used), time.monotonic())
+        if number in self._known and number < SLOTS:
+            SLOT.pack_into(self._page, number * SLOT.size, self._fed[number], _modes(self._known[number]))
+        SLOT.pack_into(self._page, 0, 0, 0)
+
+    def _allowance(self, number: int, size: int | None) -> float:
+        """Return the processor time for an operation; `size` is that of the output it is fed."""
+        if size is None:
+            return _SECONDS
+        now = time.monotonic()
+        saved, since = self._saved.get(number, (_SECONDS, now))
+        gained = _PER_FRAME + size * _PER_BYTE + (now - since) * _PER_SECOND
+        return min(_SECONDS, saved + gained)
+
+    def _use(self, operation: str, number: int, given: tuple[Any, ...]) -> None:
         if operation == "open":
             rows, cols, restored = given
             self._known[number] = open_emulator(rows, cols, lambda data: self._reply(number, data), kind="ghostty")
@@ -71,6 +96,7 @@ class _Emulators:
                 case "close":
                     self._known.pop(number).close()
                     del self._fed[number]
+                    self._saved.pop(number, None)
                 case "screen":
                     self._send([0, emulator.screen()])
                 case "scrollback":
@@ -79,9 +105,6 @@ class _Emulators:
                     self._send([0, emulator.painted() if isinstance(emulator, SupportsCells) else b""])
                 case "modes":
                     self._send([0, _modes(emulator)])
-        if number in self._known and number < SLOTS:
-            SLOT.pack_into(self._page, number * SLOT.size, self._fed[number], _modes(self._known[number]))
-        SLOT.pack_into(self._page, 0, 0, 0)
 
     def _reply(self, number: int, data: bytes) -> None:
         if not self._restoring:  # the program has had these replies

@@ -34,7 +34,7 @@ _START_SECS, _STUCK_SECS = 60.0, 30.0
 killed. Only a starved process takes so long: the limit of processor time is the kernel's."""
 _PIECE, _LARGEST = 256 * 1024, 64 << 20
 """Bytes that are received at once, and those of the largest frame."""
-_BACKLOG = 1 << 20
+_BACKLOG = 64 * 1024
 """Bytes that may be unsent. A program that prints more waits for its emulator."""
 
 _hosts: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, EmulatorHost]" = weakref.WeakKeyDictionary()
@@ -143,7 +143,7 @@ class EmulatorHost:
         """Whether the loop waits for room in the socket."""
         self._received = bytearray()
         self._answers: deque[Any] = deque()
-        self._replies: list[tuple[int, bytes]] = []
+        self._replies: deque[tuple[int, bytes]] = deque()
         self._asked = 0
         """The number of the emulator that a query waits for."""
         self._ready = False
@@ -245,6 +245,7 @@ class EmulatorHost:
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
+        self._process.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BACKLOG)
         self._ready = False
         self.loop.add_reader(self._process.socket.fileno(), self._readable)
         self._exchange(self._framed(descriptor))
@@ -394,7 +395,7 @@ class EmulatorHost:
     def _pass_on(self) -> None:
         """Give the terminals' replies to their programs."""
         while self._replies:
-            number, data = self._replies.pop(0)
+            number, data = self._replies.popleft()
             if number in self._known:
                 self._known[number].reply(data)
 
