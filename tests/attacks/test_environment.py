@@ -24,7 +24,10 @@ from keephold.config import load_config
 from keephold.tools import environment
 
 AGENT = Path(__file__).parents[1] / "acp" / "agents" / "obedient.py"
-KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY", "MISTRAL_API_KEY", "HF_TOKEN")
+KEYS = (
+    "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY", "MISTRAL_API_KEY", "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN", "NVIDIA_API_KEY", "DATABRICKS_TOKEN",
+)  # fmt: skip
 CONFIGURED = ("MODEL_KEY", "AGENT_KEY", "LIFECYCLE_KEY", "ASKED_KEY")
 PLANTED = {name: f"planted-in-{name.lower()}" for name in (*KEYS, *CONFIGURED)}
 COPIES = {"COPY_OF_HEADER": "planted-header-0123", "COPY_OF_ENV": "planted-env-0123"}

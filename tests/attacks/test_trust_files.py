@@ -231,6 +231,16 @@ def test_K7_reading_an_untrusted_file_ends(file: Path, text: str, monkeypatch: p
         assert done.exception is None or isinstance(done.exception, SystemExit), (command, done.output[:1000])
 
 
+@pytest.mark.parametrize("quote", ['"', "'"])
+@pytest.mark.parametrize("own", [0, 1, 2])
+def test_K7_no_end_of_a_string_hides_the_dots_of_the_next_line(file: Path, quote: str, own: int) -> None:
+    long = f"x = {quote * 3}a{quote * (3 + own)}"
+    file.write_text(f"{long} # \\\n{'a.' * 40_000}a = 1\n")
+    assert "more than 200 dots" in refused(file)
+    file.write_text(f"{long} # \\\ny = {quote}{'A sentence. ' * 1000}{quote}\n")
+    assert examine(file).refused == ""
+
+
 DO_NOTHING = """
     conversation.actions conversation.context_tokens conversation.max_cost conversation.max_requests
     conversation.max_tokens conversation.inquiry.timeout_secs limits.* runtime.* mcp.schema_ mcp.task_after_ms acp.*

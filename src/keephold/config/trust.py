@@ -29,9 +29,14 @@ LARGEST = 1 << 18
 _DOTS = 200
 """Dots on a line outside of strings: the costs of a dotted key grow with the square of its parts."""
 _STRINGS = re.compile(
-    r'"""(?:[^\\]|\\.)*?(?:"""|\Z)' r"|'''.*?(?:'''|\Z)" r'|"(?:[^"\\\n]|\\.)*"?' r"|'[^'\n]*'?" r"|\#[^\n]*",
+    r'"""(?:[^\\]|\\.?)*?(?:"{3,5}|\Z)'
+    r"|'''.*?(?:'{3,5}|\Z)"
+    r'|"(?:[^"\\\n]|\\[^\n])*"?'
+    r"|'[^'\n]*'?"
+    r"|\#[^\n]*",
     re.DOTALL,
 )
+"""Strings and comments, as `tomllib` reads them up to its first error. Long strings may end with two quotes more."""
 _RECORD_BYTES = 1 << 26
 _ACL = "system.posix_acl_access"
 

@@ -245,7 +245,7 @@ async def test_W10_a_host_that_nobody_knows_is_a_transient_error() -> None:
     [
         "127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0",
         "224.0.0.1", "255.255.255.255", "::", "::1", "fe80::1", "fc00::1", "fec0::1", "ff02::1", "::ffff:10.0.0.1",
-        "2002:7f00:1::", "64:ff9b::a9fe:a9fe", "::127.0.0.1",
+        "2002:7f00:1::", "64:ff9b::a9fe:a9fe", "::127.0.0.1", "192.88.99.1", "3fff::1", "3fff:fff::1",
     ],
 )  # fmt: skip
 def test_K_addresses_that_are_not_public(address: str) -> None:

@@ -9,7 +9,7 @@ A proxy of the environment would resolve the name itself, so none is used.
 
 import asyncio
 import socket
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 import httpx2
 
@@ -17,6 +17,8 @@ from keephold.errors import ToolError
 from keephold.tools.workflow.http import shown
 
 _NAT64 = IPv6Network("64:ff9b::/96")
+_RESERVED = (IPv4Network("192.88.99.0/24"), IPv6Network("3fff::/20"))
+"""Relays to 6to4, and addresses for documentation: Python 3.11 takes both as global."""
 _CONNECT_SECS = 10.0
 """How long one address may take, if there are others."""
 
@@ -83,4 +85,6 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
             return is_public(inside)
         if address.is_site_local or address.scope_id is not None:
             return False
+    if any(address in network for network in _RESERVED):
+        return False
     return address.is_global and not address.is_multicast and not address.is_reserved
