@@ -101,4 +101,4 @@ def test_an_address_that_others_could_not_use_is_refused(url: str) -> None:
 
 def test_a_host_that_has_no_such_name_is_refused() -> None:
     told = refused("serve", "--port", "0", "--host", "a..b", KEEPHOLD_TOKEN=GOOD)
-    assert "cannot listen on a..b:0: that is no name of a machine" in told
+    assert "cannot listen on a..b:0: that is not the name of a machine" in told

@@ -178,7 +178,7 @@ class TurnLoop:
 
     async def _end(self, turn: Turn, last: ModelResponse) -> Stop | None:
         if last.finish_reason == "content_filter":
-            return "refusal", "the provider refused to go on"
+            return "refusal", "the provider refused to continue"
         if last.finish_reason == "length":
             return "max_tokens", _TOO_SHORT
         ending = await turn.end()
@@ -240,7 +240,7 @@ class TurnLoop:
         await self._transcript.add(turn.id, interrupted(calls, why))
         last = self._transcript.spent[-1].finish_reason
         if last == "content_filter":
-            return "refusal", "the provider refused to go on"
+            return "refusal", "the provider refused to continue"
         if before and before[0].finish_reason == last:  # the second in a row
             return "max_tokens", _TOO_SHORT
         return None

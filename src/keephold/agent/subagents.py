@@ -31,7 +31,7 @@ ABORT_GRACE_MS = 8000
 """The time to end everything a sub-agent started, including its own sub-agents."""
 PARAMETERS: dict[str, Any] = {
     "type": "object",
-    "properties": {"prompt": {"type": "string", "minLength": 1, "description": "What it is to do, with all it needs."}},
+    "properties": {"prompt": {"type": "string", "minLength": 1, "description": "The task, with all it needs."}},
     "required": ["prompt"],
     "additionalProperties": False,
 }

@@ -57,7 +57,7 @@ GROUPS = {
     "Set up": {
         "init": ("keephold.cli.init:init", "Write a first configuration, and print settings for clients."),
         "trust": ("keephold.cli.trust:trust", "Let a found keephold.toml act; list those that may."),
-        "untrust": ("keephold.cli.trust:untrust", "Trust a keephold.toml no more."),
+        "untrust": ("keephold.cli.trust:untrust", "Remove a keephold.toml from the trusted files."),
         "check": ("keephold.cli.check:check", "Check the configuration and what it needs on this machine."),
         "bench": ("keephold.cli.bench:bench", "Measure this machine and the disk of the store."),
         "tools": ("keephold.cli.tools:tools", "List the tools of a configuration, as a model sees them."),

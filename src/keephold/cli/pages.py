@@ -233,8 +233,8 @@ PAGES = {
     ),
     "untrust": Page(
         (
-            ("Trust the keephold.toml of this directory no more:", "keephold untrust"),
-            ("Remove a file from the list that is gone:", "keephold untrust ~/project"),
+            ("Remove the keephold.toml of this directory from the trusted files:", "keephold untrust"),
+            ("Remove a file that was deleted:", "keephold untrust ~/project"),
         ),
         ("trust",),
     ),

@@ -187,7 +187,7 @@ def trust(path: Path | None, listing: bool, as_json: bool) -> None:
 @click.argument("PATH", required=False, type=click.Path(path_type=Path))
 @json_option
 def untrust(path: Path | None, as_json: bool) -> None:
-    """Trust a keephold.toml no more.
+    """Remove a keephold.toml from the trusted files.
 
     PATH is the file or its directory, which may be gone. Default: the file of this directory or the nearest one above.
     """

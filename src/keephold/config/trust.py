@@ -265,7 +265,7 @@ class Record:
         self._change(lambda entries: entries.update({str(path): entry}))
 
     def remove(self, path: Path) -> bool:
-        """Trust the file no more. Return whether it was trusted."""
+        """Remove the file from the trusted ones. Return whether it was trusted."""
         return self._change(lambda entries: entries.pop(str(path), None)) is not None
 
     def _change(self, change: Callable[[dict[str, Entry]], T]) -> T:

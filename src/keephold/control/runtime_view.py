@@ -125,7 +125,7 @@ class RuntimeView:
 
         record = await self.store_view.record(uid)
         if record.kind != "workflow":
-            raise KeepholdError(f"Handle `{record.id}` is no workflow but a {record.kind}", code="invalid_arguments")
+            raise KeepholdError(f"Handle `{record.id}` is not a workflow but a {record.kind}", code="invalid_arguments")
         arguments, journal = masked(record.arguments), await self.store_view.whole_journal(record.uid)
         active, now = not isinstance(record.state, Stopped), time.time()
         return dict(await workflow_json(arguments, journal, self._runtime.expressions, active=active, now=now))

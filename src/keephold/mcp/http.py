@@ -173,7 +173,7 @@ class Door:
             return None
         principal = self._principal(headers.get("authorization", ""))
         if principal is None:
-            why = "the token is none of this server's" if "authorization" in headers else "a token is needed"
+            why = "the token is not one of this server's" if "authorization" in headers else "a token is needed"
             return JSONResponse({"error": f"{why}: `Authorization: Bearer TOKEN`"}, 401, {"www-authenticate": "Bearer"})
         scope[PRINCIPAL] = principal
         # The SDK binds sessions to this user, so that another principal cannot use, hear or end them.

@@ -296,7 +296,7 @@ def _same_page(headers: Heads) -> bool:
 
 
 def _no_token(headers: Heads) -> Response:
-    why = "the token is none of this server's" if "authorization" in headers else "a token is needed"
+    why = "the token is not one of this server's" if "authorization" in headers else "a token is needed"
     response = refused("unauthorized", f"{why}: `Authorization: Bearer TOKEN`", 401)
     response.headers["www-authenticate"] = "Bearer"
     return response

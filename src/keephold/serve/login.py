@@ -29,7 +29,7 @@ def name_ended(address: str) -> Response:
     shown = escape(address)
     return _page(
         "address not valid",
-        "<p>The dashboard has no such address, or has it no more because all sessions were ended. "
+        "<p>This address is not valid, or not any more because all sessions were ended. "
         f'Log in at <a href="{shown}">{shown}</a>.</p>',
         403,
     )

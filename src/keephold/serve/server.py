@@ -140,7 +140,7 @@ def bound(host: str, port: int, option: str = "--port") -> socket.socket:
     except (OSError, UnicodeError) as error:
         if listening is not None:
             listening.close()
-        why = error.strerror if isinstance(error, OSError) else "that is no name of a machine"
+        why = error.strerror if isinstance(error, OSError) else "that is not the name of a machine"
         raise CannotListen([f"cannot listen on {host}:{port}: {why}; choose another with {option} PORT"]) from error
     return listening
 

@@ -357,7 +357,7 @@ def _words(text: str) -> str:
         return line
     row, column, reason = match.groups()
     if _NO_FIELD in reason:
-        reason = "a field is read of something that is no object"
+        reason = "a field is read of something that is not an object"
     elif "Iteration budget" in reason:
         reason = "its macros go more than 10,000 rounds"
     elif "Unable to convert function return value" in reason:

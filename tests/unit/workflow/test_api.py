@@ -187,7 +187,7 @@ async def test_K5_what_a_step_sends_goes_to_no_other_host() -> None:
     [
         ({"url": "ftp://x/y"}, "must begin with http:// or https://, not ftp"),
         ({"url": "x"}, "must begin with http:// or https://, not nothing"),
-        ({"url": "http://x:port"}, "is no URL"),
+        ({"url": "http://x:port"}, "is not a URL"),
         ({"url": 3}, "`url` must be a string"),
         ({"url": "http://x", "headers": {"a": 1}}, "the values of `headers` must be strings"),
     ],

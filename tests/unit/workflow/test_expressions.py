@@ -95,7 +95,7 @@ def test_a_bad_expression_is_refused_before_it_runs(source: str, why: str) -> No
     ("source", "why"),
     [
         ("data.nope", "nope"),
-        ("data.s.x", "is no object"),
+        ("data.s.x", "is not an object"),
         ("data.list[7]", "index=7"),
         ("data.n * 1.5", "No matching overloads"),
         ("data.n && true", "No matching overloads"),

@@ -12,10 +12,10 @@ QUESTION = "answer"
 PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "question": {"type": "string", "minLength": 1, "description": "What to ask, in one sentence."},
+        "question": {"type": "string", "minLength": 1, "description": "The question, in one sentence."},
         "context": {
             "type": "string",
-            "description": "What the person should know before they answer. Default: nothing.",
+            "description": "Facts that the person needs to answer. Default: none.",
         },
         "answer_type": {
             "type": "string",
@@ -26,7 +26,7 @@ PARAMETERS: dict[str, Any] = {
             "type": "array",
             "items": {"type": "string"},
             "minItems": 1,
-            "description": "What the person can choose from; needed for `select`, and only there.",
+            "description": "The choices; required for `select`, and only there.",
         },
         "default": {
             "type": ["string", "boolean"],

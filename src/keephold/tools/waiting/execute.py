@@ -37,7 +37,7 @@ _RETRY = object_schema(
     "maxAttempts",
     maxAttempts={"type": "integer", "minimum": 1, "maximum": 100, "description": "Attempts, with the first."},
     baseDelayMs=COUNT | {"description": "Milliseconds before the second attempt. Default: 200."},
-    maxDelayMs=COUNT | {"description": "Pauses double up to so many milliseconds. Default: 5000."},
+    maxDelayMs=COUNT | {"description": "Maximum pause in milliseconds; each pause doubles. Default: 5000."},
 ) | {"description": "Try again after a transient failure. Default: never."}
 _SHOWN = 20
 """Unknown tools and agents that an error names."""
@@ -108,7 +108,7 @@ _MESSAGE = object_schema("role content", role=_ROLE, content=TEXT)
 AGENT_PARAMETERS = object_schema(
     "agentId prompt",
     agentId={"type": "string", "minLength": 1, "description": "The id of a registered agent."},
-    prompt=text("What it is to do. It knows only this, `context` and `documents`."),
+    prompt=text("The task. The agent knows only this, `context` and `documents`."),
     model=text(f"The model's name. {_AGENTS_OWN}"),
     temperature={"type": "number", "minimum": 0, "maximum": 2, "description": _AGENTS_OWN},
     maxTokens={"type": "integer", "minimum": 1, "description": f"Tokens of an answer. {_AGENTS_OWN}"},
@@ -117,7 +117,7 @@ AGENT_PARAMETERS = object_schema(
     context={
         "type": "array",
         "items": _MESSAGE,
-        "description": "What was said before, oldest first. Default: nothing.",
+        "description": "Earlier messages, oldest first. Default: none.",
     },
     tools={"type": "array", "items": TEXT, "description": "Names of the tools it may use. Default: all of its own."},
     documents={

@@ -74,7 +74,7 @@ class Http:
             where = f"{request.method} {shown(request.url)}"
             return await self._answer(self._client, request, where, given, name, seconds)
         except httpx2.InvalidURL as error:
-            raise ToolError(f"`url` is no URL: {error}") from None
+            raise ToolError(f"`url` is not a URL: {error}") from None
         except httpx2.TransportError as error:
             raise ToolError(f"{where} failed: {type(error).__name__} {error}".rstrip(), transient=True) from None
 
