@@ -5,6 +5,7 @@ A configuration that is not trusted is ignored (K7).
 If anything fails, it completes nothing and prints nothing.
 """
 
+import re
 import sqlite3
 import tomllib
 from collections.abc import Iterator
@@ -13,7 +14,6 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from keephold.characters import is_seen
 from keephold.cli.parameters import NAME
 from keephold.cli.store import SQLITE, default_store
 from keephold.config.trust import find_usable
@@ -21,6 +21,9 @@ from keephold.config.trust import find_usable
 _RECENT = 20_000
 """How many of the newest handles are searched, so that a large store is not slow."""
 _OFFERED = 500
+_PLAIN = re.compile(r"[A-Za-z0-9._:@%+,/][A-Za-z0-9._:@%+,/-]*")
+"""Names that are one word in every shell, and no option. Models choose names, and bash inserts them without quotes: any
+other could run as code."""
 _LIVE_ONLY = frozenset({"abort", "attach", "send", "wait"})
 """Commands that do nothing with a stopped handle."""
 
@@ -73,9 +76,7 @@ class _StoredName(click.types.StringParamType):
             found: dict[str, str] = {}
             for name, about in _rows(_store(ctx.params.get("store")), self._query, wanted):
                 found.setdefault(name, about)
-            return [
-                CompletionItem(name, help=about or None) for name, about in found.items() if all(map(is_seen, name))
-            ]
+            return [CompletionItem(name, help=about or None) for name, about in found.items() if _PLAIN.fullmatch(name)]
         except Exception:  # the user can still type the rest
             return []
 

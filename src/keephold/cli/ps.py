@@ -1,5 +1,6 @@
 """`keephold ps`: list the calls that have not stopped, of all processes (L1, R1). It changes nothing."""
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -78,7 +79,7 @@ async def _notes(controls: "Controls", orphans: Sequence[dict[str, Any]]) -> lis
     nobody = "the owner is gone, and no process that has this tool has resumed it; start one"
     return [f"{counted(count, 'call')} of `{one_line(tool)}`: {nobody}" for tool, count in tools.items()] + [
         f"{counted(count, 'call')} of a batch of `{one_line(name)}` that was never answered: the program that began "
-        f"it, or `keephold turn --conversation {one_line(name)} --resume`, can resume the turn"
+        f"it, or `keephold turn --conversation {shlex.quote(one_line(name))} --resume`, can resume the turn"
         for name, count in conversations.items()
     ]
 

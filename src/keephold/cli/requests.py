@@ -6,6 +6,7 @@ carries the digest of the request, and is refused if the request has changed mea
 """
 
 import json
+import shlex
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,7 @@ def _decide(id: str, said: dict[str, Any], done: str, where: Where, as_json: boo
     async def decided(controls: "Controls") -> dict[str, Any]:
         request = await controls.request(id)
         if request["kind"] not in ("permission", "result"):
-            name = one_line(request["handle_id"] or request["handle"])
+            name = shlex.quote(one_line(request["handle_id"] or request["handle"]))
             raise KeepholdError(
                 f"`{one_line(id)}` is a question; answer it with `keephold send {name}`", code="invalid_arguments"
             )

@@ -11,6 +11,7 @@ back.
 
 import asyncio
 import logging
+import shlex
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -224,7 +225,7 @@ class _Client:
         if isinstance(state, Waiting) and state.question.secret and not want.secret:
             raise ToolError(
                 f"the answer to question `{state.question.id}` of handle `{handle.id}` is a secret: "
-                f"`keephold send --password {handle.id}` reads it without showing it",
+                f"`keephold send --password {shlex.quote(handle.id)}` reads it without showing it",
                 code="bad_answer",
             )
         self._send_frame(frames.STATE, status_of(handle, printed(handle)))  # before it settles, which may take a while
@@ -239,7 +240,7 @@ class _Client:
         if since is not None:
             raise ToolError(
                 f"somebody has been driving terminal `{handle.id}` since {time_of_day(since)}, and only one can; "
-                f"`keephold attach --read-only {handle.id}` watches",
+                f"`keephold attach --read-only {shlex.quote(handle.id)}` watches",
                 code="driven_by_person",
             )
         streams.drivers[handle.uid] = streams.registry.clock.now()
@@ -310,9 +311,10 @@ def _remove(path: str) -> None:
 def _terminal(handle: Handle) -> SupportsScreen:
     """Return the terminal of a handle. Raises `ToolError` if it has none, or has stopped."""
     if handle.tool.source != "terminal":
+        word = shlex.quote(handle.id)
         raise ToolError(
-            f"handle `{handle.id}` is no terminal: `keephold logs -f {handle.id}` follows what it prints, "
-            f"`keephold send {handle.id}` sends it something",
+            f"handle `{handle.id}` is no terminal: `keephold logs -f {word}` follows what it prints, "
+            f"`keephold send {word}` sends it something",
             code="invalid_arguments",
         )
     if handle.run is None or handle.run.live is None or handle.run.ending or not handle.active:

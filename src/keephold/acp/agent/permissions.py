@@ -5,6 +5,7 @@ if the client has forms. A secret is never asked for: it would pass through the 
 client cannot ask stays open for a terminal, if its handle takes input.
 """
 
+import shlex
 from typing import Any, NamedTuple
 
 from keephold.acp.agent.updates import options, shown_text
@@ -129,7 +130,7 @@ def elsewhere(question: Question, uid: str, store: str | None) -> str:
     """Return where to answer a question that this client cannot ask."""
     if store is None:
         return "This client cannot ask for it, and no other program can reach it: the store is in memory."
-    where = f"--store {store} {uid}"
+    where = f"--store {shlex.quote(store)} {uid}"
     if question.secret:
         way = f"`keephold send --password {where}`, or `keephold attach {where}` if it is a terminal"
         return f"A secret is not asked for in an editor. Give it in a terminal: {way}."
