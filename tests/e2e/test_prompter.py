@@ -71,7 +71,7 @@ def test_P5_no_other_key_does(somebody: Person) -> None:
     somebody.sees("Run it?")
     somebody.types(f"{ENTER} x\t\x1b[200~y\x1b[201~\x1by\x1b[1;5y{UP}\x1bOy\x1b]11;rgb:y\x07\x00")
     somebody.types("?")
-    assert "N  no, and to this tool for the rest of the turn" in somebody.sees("Run it?")
+    assert "N  no, and to this tool until the turn ends" in somebody.sees("Run it?")
     somebody.types("n")
     assert somebody.decides() == denied()
 

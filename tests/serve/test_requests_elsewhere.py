@@ -96,7 +96,7 @@ async def test_P6_standing_permissions_are_revoked_by_a_command(tmp_path: Path) 
             async with spawning(server, "a", path=path):
                 (request,) = await listed(server, "requests")
                 page = (await http.get("/", headers={"accept": "text/html"})).text
-                assert "in this conversation until you revoke it or the server stops" in page
+                assert "in this conversation until you revoke it or its process ends" in page
                 said = {"decision": "approve", "remember": True, "digest": request["digest"]}
                 assert (await http.post(f"/api/requests/{request['id']}", json=said)).json()["status"] == "taken"
                 await keephold(server, "wait", "a")

@@ -34,6 +34,7 @@ from keephold.turn.prompts import (
     Prompt,
     RunTool,
     Until,
+    lasting,
 )
 
 PAUSE_SECS = 1.0
@@ -47,7 +48,7 @@ _HEAD_CHARACTERS, _TAIL_CHARACTERS = 300, 80
 _NARROWEST, _WIDEST = 20, 100
 """Columns of a panel, however narrow or wide the terminal is."""
 
-_REST = "for the rest of the turn"
+_REST = lasting("turn")
 _RUN = {
     "y": "yes",
     "Y": f"yes, and to this tool {_REST}",
@@ -444,7 +445,7 @@ def _lasting(choices: dict[str, str], until: Until) -> dict[str, str]:
     """Return the choices with words that say how long a remembered decision lasts."""
     if until == "turn":
         return choices
-    return {key: meaning.replace(_REST, "in this conversation until you revoke it") for key, meaning in choices.items()}
+    return {key: meaning.replace(_REST, f"in this conversation {lasting(until)}") for key, meaning in choices.items()}
 
 
 def _same(one: Any, other: Any) -> bool:

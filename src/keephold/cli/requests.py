@@ -128,13 +128,14 @@ def _show(request: dict[str, Any]) -> None:
 
 
 def _show_permission(each: dict[str, Any]) -> None:
+    from keephold.turn.prompts import lasting
+
     tool = one_line(each["tool"])
     if each["kind"] == "permission":
         what = f"{tool} {'may run' if each['value'] else 'is skipped'}"
     else:
         what = f"{tool} gets {one_line(each['value'])} as the answer to {one_line(each['question'])}"
-    until = "the turn ends" if each["until"] == "turn" else "it is revoked or its process ends"
-    click.echo(f"{click.style(one_line(each['id']), bold=True)}  {what}, until {until}")
+    click.echo(f"{click.style(one_line(each['id']), bold=True)}  {what}, {lasting(each['until'])}")
     given = f"given by {one_line(each['by'])} {relative(each['at'], time.time())}"
     click.echo(f"  conversation {one_line(each['conversation'])}, {given}")
     if each["arguments"] is not None:

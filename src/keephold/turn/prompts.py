@@ -19,6 +19,11 @@ Until = Literal["turn", "revoked"]
 revoked or the process ends."""
 
 
+def lasting(until: Until) -> str:
+    """Return how long a remembered decision lasts, in the words that all prompts and lists use."""
+    return "until the turn ends" if until == "turn" else "until you revoke it or its process ends"
+
+
 class RunTool(msgspec.Struct, frozen=True, kw_only=True, tag="run_tool"):
     """May this call run? Answer with `Approved`, `Denied` or `Edited` arguments."""
 

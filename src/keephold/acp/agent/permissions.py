@@ -22,7 +22,7 @@ from keephold.turn.prompts import (
     Dismissed,
     Prompt,
     RunTool,
-    Until,
+    lasting,
 )
 
 _SHOWN = 4000
@@ -49,12 +49,8 @@ def permission(prompt: Prompt, title: str) -> Choice | None:
             return None if prompt.question.secret else _question(prompt)
 
 
-def _lasting(until: Until) -> str:
-    return "for the rest of this turn" if until == "turn" else "until it is revoked"
-
-
 def _run_tool(prompt: RunTool, title: str) -> Choice:
-    turn = f"`{prompt.tool}` {_lasting(prompt.until)}"
+    turn = f"`{prompt.tool}` {lasting(prompt.until)}"
     fields: dict[str, Any] = {"title": title, "status": "pending", "rawInput": prompt.arguments}
     words = [f"Not taken: {prompt.problem}."] if prompt.problem else []
     words.append(f"```json\n{_clipped(exact_json(to_json(prompt.arguments).decode()))}\n```")
@@ -94,8 +90,8 @@ def _question(prompt: AskQuestion) -> Choice | None:
         decisions: dict[str, Decision] = {"yes": Answer(True), "no": Answer(False)}
         if prompt.may_remember:
             choices += [
-                ("always", f"Yes, {_lasting(prompt.until)}", "allow_always"),
-                ("never", f"No, {_lasting(prompt.until)}", "reject_always"),
+                ("always", f"Yes, {lasting(prompt.until)}", "allow_always"),
+                ("never", f"No, {lasting(prompt.until)}", "reject_always"),
             ]
             decisions |= {"always": Answer(True, remember=True), "never": Answer(False, remember=True)}
         return Choice(fields, options(*choices), decisions)

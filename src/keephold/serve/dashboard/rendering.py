@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, Response
 from keephold.characters import ISOLATE, ISOLATED, exact, exact_json, is_seen, isolated, isolated_json
 from keephold.control.handle_json import allowed_text
 from keephold.text import duration, printable, relative, time_of_day, to_utf8
+from keephold.turn.prompts import lasting
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -116,6 +117,7 @@ def _environment() -> "Environment":
     )
     environment.filters |= {
         "duration": duration,
+        "lasting": lasting,
         "relative": relative,
         "clock": time_of_day,
         "pretty": pretty,
