@@ -14,15 +14,17 @@ from textual.app import App
 from textual.widgets import Static
 
 import keephold
+from keephold.acp.agent.permissions import permission
 from keephold.characters import exact, exact_json, is_seen, isolated, isolated_json, readable
 from keephold.cli import printing, prompter
 from keephold.cli.top_dialogs import AskScreen, ChoiceScreen, TextScreen, YesNoScreen, request_screen
 from keephold.control.resolve_handle import find
 from keephold.control.safe_text import Plain
 from keephold.errors import KeepholdError, ToolError
+from keephold.handles.question import Question
 from keephold.ids import call_id, check_conversation, check_id, id_problem, made_id
-from keephold.mcp.elicit import form
-from keephold.turn.prompts import Approved, DeliverResult, Denied, Dismissed, RunTool
+from keephold.mcp.elicit import ElicitationPrompter, form
+from keephold.turn.prompts import Answer, Approved, AskQuestion, Decision, DeliverResult, Denied, Dismissed, RunTool
 
 EVERY = [chr(code) for code in (*range(0x32000), *range(0xE0000, 0xE1000), *range(0x32000, 0x110000, 1021))]
 """All that Unicode has assigned, and some of the rest."""
@@ -233,16 +235,58 @@ async def test_P1_what_does_not_fit_is_viewed_before_it_is_approved(person: Pers
     assert await asked == Denied()
 
 
+def asks(before: str | None, text: str = "May it send this?", default: bool | None = None) -> AskQuestion:
+    question = Question(id="q", text=text, answer_type="Boolean", pre_amble=before, default=default)
+    return AskQuestion(tool="buy", id=None, question=question, conversation="main", may_remember=True)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [asks("\n".join(["body"] * 30)), asks("x" * 3000), asks(None, "x" * 3000), asks("body\n" * 30, default=True)],
+)
+async def test_P7_a_yes_to_a_long_question_needs_all_of_it_to_have_been_seen(
+    prompt: AskQuestion, person: Person, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A workflow that may send its first request to a host must not have it scroll away."""
+    seen = tmp_path / "seen"
+
+    async def page(argv: list[str]) -> int:  # this terminal does not control the process, so no program can take it
+        seen.write_bytes(Path(argv[-1]).read_bytes())
+        return 0
+
+    monkeypatch.setenv("PAGER", "cat")
+    monkeypatch.setattr(person.prompter._tty, "lend", page)
+    ends: tuple[tuple[str, Decision], ...] = (("n", Answer(False)), ("vy", Answer(True)))
+    for keys, decision in ends:
+        asked, viewed = person.asked(prompt, typing=False), False
+        for key in ("y", "Y", "\r", *keys):
+            if key == "\r" and prompt.question.default is None:
+                continue
+            await person.sees("" if viewed else "view all of it before you approve it")
+            await person.sees("Yes or no? [")
+            await person.sees("] ")
+            person.sent, viewed = "", key == "v"
+            person.press(key)
+        assert await asked == decision
+    assert seen.read_text() == "\n\n".join(filter(None, (prompt.question.pre_amble, prompt.question.text)))
+
+
 @pytest.mark.parametrize("text", HIDDEN)
 async def test_P1_nothing_hides_in_what_is_approved(person: Person, text: str) -> None:
     """Nor in the form that an MCP client shows."""
     as_json = exact_json(json.dumps(text, ensure_ascii=False))
-    for prompt, shown in ((run(to=text), as_json), (deliver(text), exact(text))):
+    shows = (
+        (run(to=text), as_json),
+        (deliver(text), exact(text)),
+        (asks(text), exact(text)),
+        (asks("", text), exact(text)),
+    )
+    for prompt, shown in shows:
         asked = person.asked(prompt, typing=False)
         await person.sees("/?] ")
         assert shown in person.sent and text not in person.sent
         person.press("y")
-        assert await asked == Approved()  # the original, not its picture
+        assert await asked in (Approved(), Answer(True))  # the original, not its picture
         assert shown in form(prompt)[0] and text not in form(prompt)[0]
         person.sent = ""
 
@@ -319,3 +363,15 @@ async def test_K4_nothing_hides_in_a_box() -> None:
         async with app.run_test():
             shown = str(box.query_one("#asked", Static).render())
             assert "a<U+200B>" in shown or shown.count("\\u2800") == 5000
+
+
+async def test_P7_a_client_gets_all_of_a_text_or_is_not_asked() -> None:
+    long = "x" * 60_000
+    for prompt in (run(to=long), deliver(long), asks(long)):
+        assert long in form(prompt)[0]
+        choice = permission(prompt, "title")
+        assert choice is not None and long in choice.fields["content"][0]["content"]["text"]
+    asking = ElicitationPrompter()
+    for prompt in (run(to=long * 2), deliver(long * 2), asks(long * 2)):
+        said = await asking(prompt)
+        assert isinstance(said, Dismissed) and "a dialog gets at most 65,536" in str(said.reason)

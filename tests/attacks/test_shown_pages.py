@@ -10,7 +10,7 @@ from tests.turn.calls import call, texts
 
 import keephold
 from keephold.characters import exact, exact_json
-from keephold.serve.dashboard.rendering import isolated_html, pretty, said
+from keephold.serve.dashboard.rendering import _environment, isolated_html, pretty, said
 
 LONG = "\n".join(map(str, range(50)))
 
@@ -33,7 +33,13 @@ async def choose(call: keephold.Call, options: list[str]) -> str:
     return str(await call.ask(keephold.Question(id="q", text="Which?", answer_type={"Select": {"options": options}})))
 
 
-TOOLS = [echo, read, choose]
+@keephold.tool
+async def agree(call: keephold.Call, text: str, before: str | None = None) -> str:
+    """Ask the user yes or no."""
+    return str(await call.ask(keephold.Question(id="q", text=text, answer_type="Boolean", pre_amble=before)))
+
+
+TOOLS = [echo, read, choose, agree]
 
 
 @pytest.mark.parametrize("text", [*HIDDEN, "a\x1b[8mhidden\x1b[0m", "a\rb", "\u00a0"])
@@ -83,6 +89,34 @@ async def test_P1_a_long_text_is_denied_without_being_read() -> None:
         running = asyncio.ensure_future(texts(seen.turn, call("read", text=LONG)))
         await seen.answer(await seen.need(), decision="deny")
         assert "skipped by user" in (await running)[0]
+
+
+@pytest.mark.parametrize("asked", [{"text": "Send it?", "before": LONG}, {"text": LONG}])
+async def test_P7_a_yes_to_a_long_question_needs_all_of_it_to_have_been_seen(asked: dict[str, str]) -> None:
+    async with dashboard(TOOLS) as seen:
+        for value in ("false", "true"):
+            running = asyncio.ensure_future(texts(seen.turn, call("agree", **asked)))
+            need = await seen.need()
+            page = await seen.page("/")
+            (box,) = [box for box in page.all("pre") if "data-whole" in box.attributes]
+            assert box.text == LONG and "data-long" in box.attributes and page.all("input", name="seen")
+            buttons = {each.attributes["value"]: each.attributes for each in page.all("button", name="value")}
+            assert "data-approves" in buttons["true"] and "data-approves" not in buttons["false"]
+            for word in ("true", "yes", "TRUE") if value == "true" else ():
+                refused = await seen.answer(need, decision="answer", value=word)
+                assert refused.status_code == 422 and not running.done()
+                assert "look at all of the lines" in Page(refused.text).texts("p", class_="problem")[0]
+            await seen.answer(need, decision="answer", value=value, **({"seen": "yes"} if value == "true" else {}))
+            assert await running == [value.title()]
+
+
+@pytest.mark.parametrize("text", [*HIDDEN, "a\x1b[8mhidden\x1b[0m", "a\rb", "\u00a0"])
+def test_K4_nothing_hides_in_a_question_that_a_yes_answers(text: str) -> None:
+    question = {"id": "q", "text": text, "pre_amble": text, "answer_type": "Boolean", "default": None, "secret": False}
+    environment = _environment()
+    macros = environment.get_template("macros.html").make_module({"here": "/"})
+    page = Page(str(macros.question_text(question)))  # type: ignore[attr-defined]
+    assert [each.text for each in page.all("pre")] == page.texts("p", class_="question") == [exact(text)]
 
 
 @pytest.mark.parametrize("count", [2, 7])  # a button for each, or a list

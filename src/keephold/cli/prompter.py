@@ -186,17 +186,34 @@ class TerminalPrompter:
 
     async def _ask_question(self, prompt: AskQuestion) -> Decision:
         question = prompt.question
+        if question.answer_type == "Boolean":
+            return await self._yes_or_no(prompt)
         parts = [_Part(isolated(printable(question.pre_amble)), "dim")] if question.pre_amble else []
         parts.append(_Part(isolated(printable(question.text)), "bold"))
-        panel = self._panel(f"{_named(prompt.tool, prompt.id)} asks", *parts)
-        shown = self._problem(prompt.problem) + panel
-        if question.answer_type == "Boolean":
-            default = ("y" if question.default else "n") if isinstance(question.default, bool) else None
-            choices = _lasting(_ANSWER, prompt.until) if prompt.may_remember else _YES_OR_NO
-            key = await self._choose(shown, "Yes or no?", choices, default=default, secret=question.secret)
-            return Answer(key in "yY", remember=key in "YN")
+        shown = self._problem(prompt.problem) + self._panel(f"{_named(prompt.tool, prompt.id)} asks", *parts)
         options = select_options(question)
         return Answer(await self._answer(shown, question) if options is None else await self._select(shown, question))
+
+    async def _yes_or_no(self, prompt: AskQuestion) -> Decision:
+        """Ask a question whose yes may allow something: as for a call, all of it was on the screen before (P7)."""
+        question, problem, viewed = prompt.question, prompt.problem, False
+        default = ("y" if question.default else "n") if isinstance(question.default, bool) else None
+        bodies = [exact(question.pre_amble), exact(question.text)] if question.pre_amble else [exact(question.text)]
+        parts = [_Part(isolated(_shortened(body)), "dim") for body in bodies]
+        parts[-1] = parts[-1]._replace(style="bold")
+        while True:
+            shown = self._problem(problem) + self._panel(f"{_named(prompt.tool, prompt.id)} asks", *parts)
+            unseen = "" if viewed else self._unseen(shown, *bodies)
+            choices = _lasting(_ANSWER, prompt.until) if prompt.may_remember else _YES_OR_NO
+            if unseen or viewed:
+                choices = {**choices, "v": _RUN["v"]}
+            key = await self._choose(
+                shown, "Yes or no?", choices, default=default, secret=question.secret, unseen=unseen
+            )
+            if key != "v":
+                return Answer(key in "yY", remember=key in "YN")
+            problem = await self._view("\n\n".join(bodies))
+            viewed |= problem is None
 
     async def _answer(self, shown: str, question: Question) -> str:
         default = question.default if isinstance(question.default, str) else ""
@@ -214,10 +231,10 @@ class TerminalPrompter:
         parts = [_Part(", ".join(filter(None, words)), "dim")] if any(words) else []
         return self._panel(_named(prompt.tool), *parts, _Part(isolated_json(_shortened(body)), "json"))
 
-    def _unseen(self, shown: str, body: str) -> str:
-        """Say how much of a body is not on the screen. Nothing if all of it is."""
+    def _unseen(self, shown: str, *bodies: str) -> str:
+        """Say how much of the bodies is not on the screen. Nothing if all of it is."""
         above = max(shown.count("\n") + 2 - self._tty.rows, 0)
-        if not above and _shortened(body) == body:
+        if not above and all(_shortened(body) == body for body in bodies):
             return ""
         scrolled = f" ({above} of its rows have scrolled away)" if above else ""
         return f"Not all of it is on the screen{scrolled}: press v to view all of it before you approve it.\n"

@@ -4,6 +4,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
+from keephold.characters import exact
+
 
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     """A question that a tool asks while it runs, and the type of its answer."""
@@ -54,17 +56,23 @@ def question_key(question: Question, number: int) -> str:
     return f"{question.id}.{number}"
 
 
+def question_text(question: Question, problem: str | None) -> str:
+    """Return all that a client shows of a question. A yes may allow something, so nothing hides there (K4)."""
+    text = "\n\n".join(part for part in (problem, question.pre_amble, question.text) if part)
+    return exact(text) if question.answer_type == "Boolean" else text
+
+
 def question_form(question: Question, problem: str | None) -> tuple[str, dict[str, Any]]:
     """Return a question as a form of one field: its message, and the JSON schema of the answer."""
-    text = "\n\n".join(part for part in (problem, question.pre_amble, question.text) if part)
     boolean = question.answer_type == "Boolean"
+    text = question_text(question, problem)
     field: dict[str, Any] = {"type": "boolean" if boolean else "string"}
     options = select_options(question)
     if options is not None:
         field["enum"] = options
     if isinstance(question.default, bool if boolean else str):
         field["default"] = question.default
-    field["description"] = question.text
+    field["description"] = exact(question.text) if boolean else question.text
     return text, {"type": "object", "properties": {question.id: field}, "required": [question.id]}
 
 

@@ -23,6 +23,7 @@ from keephold.turn.prompts import (
     Dismissed,
     Prompt,
     RunTool,
+    too_long,
 )
 
 Form = tuple[str, dict[str, Any]]
@@ -30,8 +31,6 @@ Form = tuple[str, dict[str, Any]]
 Elicit = Callable[[str, dict[str, Any]], Awaitable[Mapping[str, Any]]]
 """Show a form at once and return `{"action": …, "content": …}`."""
 
-_SHOWN = 2000
-"""How many characters of arguments or of a result a form shows."""
 NO_SECRETS = "a secret is not asked for over MCP, whose forms must not hold any; run this where a person has a terminal"
 
 
@@ -63,12 +62,15 @@ class ElicitationPrompter:
     async def __call__(self, prompt: Prompt) -> Decision:
         if isinstance(prompt, AskQuestion) and prompt.question.secret:
             return Dismissed(NO_SECRETS)
+        asked = form(prompt)
+        if problem := too_long(asked[0]):
+            return Dismissed(problem)
         key = self._key(prompt)
         early = self._early.pop(key, None)
         if early is not None:
             return decision(prompt, early)
         answered: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
-        self._open[key] = form(prompt), answered
+        self._open[key] = asked, answered
         self.asked.set()
         self.changed()
         if self._elicit is not None:
@@ -171,10 +173,10 @@ def form(prompt: Prompt) -> Form:
             return question_form(prompt.question, prompt.problem)
         case RunTool():
             what = f"Run tool `{prompt.tool}`" + (f" ({prompt.action})" if prompt.action else "")
-            text = f"{what} with {_shown(exact_json(to_json(prompt.arguments).decode()))}?"
+            text = f"{what} with {exact_json(to_json(prompt.arguments).decode())}?"
             return text, _approval("Whether the call may run.")
         case DeliverResult():
-            text = f"May the model see this result of tool `{prompt.tool}`?\n\n{_shown(exact(prompt.result))}"
+            text = f"May the model see this result of tool `{prompt.tool}`?\n\n{exact(prompt.result)}"
             return text, _approval("Whether the model may see it.")
 
 
@@ -201,7 +203,3 @@ def decision(prompt: Prompt, said: Mapping[str, Any]) -> Decision:
         reason = content.get("reason")
         return Denied(reason if isinstance(reason, str) and reason else None)
     return Dismissed(said.get("reason"))
-
-
-def _shown(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} … ({len(text) - _SHOWN} more characters)"

@@ -149,3 +149,17 @@ class StandingPermission(msgspec.Struct, frozen=True, kw_only=True):
 def digest(tool: str, action: str | None, id: str | None, arguments: Mapping[str, Any]) -> str:
     """Identify the call that an approval is for (P5), from all that the user is shown of it."""
     return hashlib.sha256(to_json([tool, action, id, dict(sorted(arguments.items()))])).hexdigest()[:32]
+
+
+LONGEST_DIALOG = 1 << 16
+"""How many characters a client gets to show in a dialog. Nothing is cut, because the rest would be approved unseen."""
+
+
+def too_long(text: str) -> str | None:
+    """Return why a client is not asked to show this text; None if it is."""
+    if len(text) <= LONGEST_DIALOG:
+        return None
+    return (
+        f"the client was not asked to approve a text of {len(text):,} characters, because a dialog gets at most "
+        f"{LONGEST_DIALOG:,}; run this where a person has a terminal or the dashboard"
+    )

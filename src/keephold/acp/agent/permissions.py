@@ -9,8 +9,8 @@ import shlex
 from typing import Any, NamedTuple
 
 from keephold.acp.agent.updates import options, shown_text
-from keephold.characters import exact, exact_json
-from keephold.handles.question import Question, select_options
+from keephold.characters import exact, exact_json, exact_line
+from keephold.handles.question import Question, question_text, select_options
 from keephold.text import to_json
 from keephold.turn.prompts import (
     Answer,
@@ -26,6 +26,7 @@ from keephold.turn.prompts import (
 )
 
 _SHOWN = 4000
+"""How many characters of a client's invalid answer an error repeats."""
 
 
 class Choice(NamedTuple):
@@ -53,7 +54,7 @@ def _run_tool(prompt: RunTool, title: str) -> Choice:
     turn = f"`{prompt.tool}` {lasting(prompt.until)}"
     fields: dict[str, Any] = {"title": title, "status": "pending", "rawInput": prompt.arguments}
     words = [f"Not taken: {prompt.problem}."] if prompt.problem else []
-    words.append(f"```json\n{_clipped(exact_json(to_json(prompt.arguments).decode()))}\n```")
+    words.append(f"```json\n{exact_json(to_json(prompt.arguments).decode())}\n```")
     fields["content"] = [shown_text("\n\n".join(words))]
     choices = options(
         ("allow_once", "Allow", "allow_once"),
@@ -73,7 +74,7 @@ def _run_tool(prompt: RunTool, title: str) -> Choice:
 def _deliver(prompt: DeliverResult, title: str) -> Choice:
     fields = {
         "title": f"Show the assistant the result of {title}?",
-        "content": [shown_text(_clipped(exact(prompt.result)))],
+        "content": [shown_text(exact(prompt.result))],
     }
     choices = options(
         ("allow_once", "Show it to the assistant", "allow_once"), ("reject_once", "Withhold it", "reject_once")
@@ -83,8 +84,8 @@ def _deliver(prompt: DeliverResult, title: str) -> Choice:
 
 def _question(prompt: AskQuestion) -> Choice | None:
     question = prompt.question
-    words = "\n\n".join(part for part in (prompt.problem, question.pre_amble, question.text) if part)
-    fields = {"title": question.text, "content": [shown_text(words)]}
+    title = exact_line(question.text) if question.answer_type == "Boolean" else question.text
+    fields = {"title": title, "content": [shown_text(question_text(question, prompt.problem))]}
     if question.answer_type == "Boolean":
         choices = [("yes", "Yes", "allow_once"), ("no", "No", "reject_once")]
         decisions: dict[str, Decision] = {"yes": Answer(True), "no": Answer(False)}

@@ -35,9 +35,10 @@ from keephold.agent.events import (
 from keephold.errors import KeepholdError
 from keephold.handles.question import question_form
 from keephold.store import base as store
+from keephold.text import to_json
 from keephold.turn.lineage import root_of
 from keephold.turn.prompt_queue import LeftOpen
-from keephold.turn.prompts import Answer, AskQuestion, Decision, Dismissed, Prompt
+from keephold.turn.prompts import Answer, AskQuestion, Decision, Dismissed, Prompt, too_long
 from keephold.turn.tool_call import ToolCall
 
 if TYPE_CHECKING:
@@ -269,6 +270,8 @@ class AgentSession:
         if asked is None:
             assert isinstance(prompt, AskQuestion), "all others are choices"
             return await self._ask_text(prompt, shown)
+        if problem := too_long(to_json(asked.fields["content"]).decode()):
+            return Dismissed(problem)
         call = {"toolCallId": shown.id, "kind": shown.kind, **asked.fields}
         params = {"sessionId": self.id, "toolCall": call, "options": asked.options}
         said = await self._request("session/request_permission", params)

@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from keephold.errors import KeepholdError
-from keephold.serve.dashboard.rendering import Renderer, approved_text, card_key, is_long, short_name
+from keephold.serve.dashboard.rendering import Renderer, approved_text, card_key, is_long, short_name, to_agree
 from keephold.serve.operations import read_body
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Forms:
         answer: Mapping[str, Any]
         if not _says_something(fields):
             answer = _NOTHING
-        elif fields["decision"] in ("approve", "edit") and is_long(text) and "seen" not in fields:
+        elif _approves(fields) and is_long(text) and "seen" not in fields:
             answer = _UNSEEN
         else:
             answer = await self._control.decide(id, decision, by="the dashboard")
@@ -144,6 +144,9 @@ class Forms:
         if question is None:
             await self._control.apply(uid, fields["value"])
         else:  # the question of the form, and no other
+            asked = (await self._control.runtime_view.handle(uid))["question"]
+            if asked is not None and fields["value"] != "false" and is_long(to_agree(asked)) and "seen" not in fields:
+                raise _Refused(_UNSEEN["problem"], 422)
             await self._control.answer(uid, fields["value"], question=question)
         return _back(fields, "sent")
 
@@ -170,6 +173,12 @@ class Forms:
 
 def _says_something(fields: Fields) -> bool:
     return "decision" in fields and (fields["decision"] != "answer" or "value" in fields)
+
+
+def _approves(fields: Fields) -> bool:
+    """Return whether a decision lets something happen that must have been seen. Most answers of questions have nothing
+    to be seen; of those that have, only no allows nothing."""
+    return fields["decision"] in ("approve", "edit") or (fields["decision"] == "answer" and fields["value"] != "false")
 
 
 def _giver(id: str) -> str:

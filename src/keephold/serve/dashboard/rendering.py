@@ -122,6 +122,7 @@ def _environment() -> "Environment":
         "clock": time_of_day,
         "pretty": pretty,
         "exact": exact,
+        "to_agree": to_agree,
         "isolated": isolated_html,
         "verbatim": verbatim,
         "digest": lambda text: f"{zlib.crc32(to_utf8(text)):08x}",
@@ -196,10 +197,21 @@ def is_long(text: str) -> bool:
 
 
 def approved_text(asked: dict[str, Any]) -> str:
-    """Return the text that an open request wants approved, as it is shown. Nothing for a question."""
+    """Return the text that an open request wants approved, as it is shown. Nothing for most questions."""
     if asked["kind"] == "result":
         return exact(asked["result"])
+    if asked["question"] is not None:
+        return to_agree(asked["question"])
     return pretty(asked["arguments"]) if asked["kind"] == "permission" and asked["arguments"] else ""
+
+
+def to_agree(question: dict[str, Any]) -> str:
+    """Return the text of a question that the user must have seen before the answer yes, as it is shown: the text before
+    the question, and the question itself if it is long. Nothing for other kinds of answers."""
+    if question["answer_type"] != "Boolean":
+        return ""
+    before, text = exact(question["pre_amble"] or ""), exact(question["text"])
+    return "\n\n".join(filter(None, (before, text if is_long(text) else "")))
 
 
 def size(count: int) -> str:
@@ -264,8 +276,12 @@ def card_key(asked: dict[str, Any]) -> str:
     if asked["handle"] is None or asked["action"] in ("apply", "fetch", "abort") or asked["kind"] == "result":
         return str(asked["id"])  # one handle may have several at once
     question = asked["question"]
-    same = asked["arguments"] if question is None else [question["id"], question["text"], question["answer_type"]]
+    same = asked["arguments"] if question is None else _asked(question)
     return f"{asked['handle']}-{zlib.crc32(json.dumps(same, sort_keys=True).encode()):08x}"
+
+
+def _asked(question: dict[str, Any]) -> list[Any]:
+    return [question[field] for field in ("id", "text", "pre_amble", "answer_type")]
 
 
 def mark(fact: dict[str, Any]) -> tuple[str, str]:
