@@ -1,12 +1,15 @@
 """A clone whose `keephold.toml` would do all that a configuration can: nothing happens until it is trusted (K7)."""
 
 import asyncio
+import fcntl
 import json
 import os
 import select
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -218,8 +221,9 @@ def test_K7_a_changed_file_is_not_trusted_and_the_changes_are_shown(clone: Clone
 
 
 @contextmanager
-def at_terminal(clone: Clone, *words: str) -> Iterator[tuple[int, "subprocess.Popen[bytes]"]]:
+def at_terminal(clone: Clone, *words: str, rows: int = 60) -> Iterator[tuple[int, "subprocess.Popen[bytes]"]]:
     ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 100, 0, 0))
     os.write(ours, b"y\ny\n")  # typed before anything was asked
     process = subprocess.Popen(
         [KEEPHOLD, *words],
@@ -265,6 +269,22 @@ def test_K7_at_a_terminal_the_user_is_asked(clone: Clone) -> None:
     clone.file.write_text("")
     with at_terminal(clone, "serve") as (terminal, process):  # a service: nobody may watch its terminal
         assert b"Trust this file" not in seen(terminal, b"To trust it: keephold trust")
+        assert process.wait(PATIENCE) == 2
+
+
+def test_P7_nobody_is_asked_to_trust_what_does_not_fit_on_the_terminal(clone: Clone) -> None:
+    """Neither a long list of what the file would do, nor a long difference, whose every line is shown."""
+    with at_terminal(clone, "tools", rows=10) as (terminal, process):
+        said = seen(terminal, b"To trust it: keephold trust")
+        assert b"Trust this file" not in said and b"Not all of this fits on the terminal" in said
+        assert process.wait(PATIENCE) == 2
+    clone.untouched("tools")
+    clone.file.write_text("")
+    clone.run("trust")
+    clone.file.write_text("".join(f"# {number}\n" for number in range(900)))
+    with at_terminal(clone, "tools") as (terminal, process):
+        said = seen(terminal, b"To trust it: keephold trust")
+        assert b"Trust this file" not in said and b"+# 0\r\n" in said and b"+# 899\r\n" in said
         assert process.wait(PATIENCE) == 2
 
 

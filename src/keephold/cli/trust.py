@@ -25,10 +25,10 @@ from keephold.text import time_of_day
 if TYPE_CHECKING:
     from keephold.config import Config
 
-_DIFF_LINES = 400
 _QUIET_SECS = 0.7
 """How long keys are ignored after the question has appeared, as for other prompts (`prompter`, slow to import)."""
 _SCOPE = "Trust covers the bytes of this file. Programs, scripts and modules that it names can change later."
+_TOO_LONG = "Not all of this fits on the terminal, so you are not asked whether you trust it. To read the file"
 
 
 # For other commands
@@ -43,9 +43,12 @@ def trusted_config(found: Found, *, ask: bool = True) -> "Config":
     config = load_config(found.path, found.data)
     if found.trusted:
         return config
+    shown = explained(found, config)
     if not (ask and _at_terminal()):
-        raise ConfigError([f"{explained(found, config)}\n{_remedies(found)}"])
-    click.echo(f"{explained(found, config)}\n", err=True)
+        raise ConfigError([f"{shown}\n{_remedies(found)}"])
+    if not _fits(shown):  # the beginning would scroll away, and be trusted unseen
+        raise ConfigError([f"{shown}\n{_TOO_LONG}: less {_quoted(found.path)}\n{_remedies(found)}"])
+    click.echo(f"{shown}\n", err=True)
     _forget_typed_ahead()
     if not click.confirm("Trust this file?", default=False, err=True):
         raise ConfigError([f"{exact_line(str(found.path))} is not trusted; nothing in it was used"])
@@ -96,11 +99,9 @@ def _diff(before: str | None, now: str | None) -> Iterator[str]:
         return
     # By line feeds alone, as TOML does: `splitlines` would let other characters pass for the end of a comment.
     lines = list(difflib.unified_diff(before.split("\n"), now.split("\n"), n=1, lineterm=""))[2:]
-    yield from (exact(line) for line in lines[:_DIFF_LINES])
+    yield from map(exact, lines)
     if not lines:
         yield "(only secrets or line ends)"
-    if len(lines) > _DIFF_LINES:
-        yield f"({len(lines) - _DIFF_LINES} more lines)"
 
 
 def _remedies(found: Found) -> str:
@@ -136,6 +137,16 @@ def _at_terminal() -> bool:
     with suppress(AttributeError, ValueError):  # a stream may be missing or closed
         return sys.stdin.isatty() and sys.stderr.isatty()
     return False
+
+
+def _fits(text: str) -> bool:
+    """Return whether a text is on the screen as a whole, with a blank row and the question below it."""
+    from rich.cells import cell_len  # slow to import
+
+    size = os.get_terminal_size(sys.stderr.fileno())
+    columns, rows = size.columns or 80, size.lines or 24
+    narrower = max(columns - 1, 1)  # a wide character does not fit into the last column
+    return sum(1 + cell_len(line.expandtabs()) // narrower for line in text.split("\n")) + 3 <= rows
 
 
 def _forget_typed_ahead() -> None:
