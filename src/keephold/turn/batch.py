@@ -21,6 +21,7 @@ from keephold.store.base import Opened, Record
 from keephold.text import to_utf8
 from keephold.turn.actions import Actions
 from keephold.turn.lanes import Lanes
+from keephold.turn.lineage import outside_label
 from keephold.turn.prompt_queue import PromptQueue
 from keephold.turn.recovery import waits_for_resume
 from keephold.turn.replies import CANCELLED, error_reply, failed_reply
@@ -52,9 +53,10 @@ class Batch:
         resumable: bool = True,
         people: PromptQueue | None = None,
         patience: float | None = None,
+        step: bool = False,
     ) -> None:
         """`resumable`: its answers are wanted after a crash, so the store records that it is open. `people` and
-        `patience` are those of `ActiveCall`."""
+        `patience` are those of `ActiveCall`. `step`: keephold has chosen the labels, for a step of a workflow."""
         self._registry = registry
         self._actions = actions
         self._limits = limits
@@ -86,6 +88,7 @@ class Batch:
         self._begun: set[int] = set()
         """Positions of calls that had begun before the batch was resumed (B9)."""
         self.resumable = resumable
+        self._step = step
         self._names_left = _NAMES
         self._renaming: asyncio.Task[None] | None = None
         self.opened = False
@@ -288,6 +291,7 @@ class Batch:
                 continue
             room -= counts
             label = to_utf8(parsed.call.id).decode()  # as it can be stored
+            label = label if self._step else outside_label(label)
             launch = parsed.launch
             handle = self._registry.new_handle(
                 id=parsed.handle_id if spawn and parsed.handle_id else f"call:{label}",

@@ -33,6 +33,12 @@ def caller_of(conversation: str, call_id: str) -> str | None:
     return step[1] if step is not None else None if agent is None else agent[1]
 
 
+def outside_label(label: str) -> str:
+    """Return the label of a call that a model or a client makes. They choose it, and labels of steps are trusted: so it
+    never looks like one."""
+    return f"_{label}" if _STEP.match(label) else label
+
+
 def root_of(conversation: str) -> str:
     """Return the top-level conversation, where the user is."""
     while (parent := parent_of(conversation)) is not None:

@@ -17,6 +17,8 @@ from keephold.handles.state import Failure, Ok, Outcome, Waiting
 from keephold.handles.waits import Wait
 from keephold.limits import Limits
 from keephold.tools.base import QuestionPolicy
+from keephold.tools.toolbox import is_builtin
+from keephold.tools.waiting import INTERNAL
 from keephold.turn.approvals import Approvals
 from keephold.turn.inquiry_service import Inquiries
 from keephold.turn.permission import Detached
@@ -125,8 +127,7 @@ class Questions:
             id=handle.id if handle.stateful else None,
             question=asked.question,
             conversation=handle.conversation,
-            # Not for `ask_user`: its next question is a different one.
-            may_remember=asked.question.answer_type == "Boolean" and handle.tool.source != "builtin",
+            may_remember=_may_remember(handle, asked.question),
             uid=handle.uid,
             until=self._approvals.until(handle.conversation),
         )
@@ -142,6 +143,8 @@ class Questions:
         return answer is not None
 
     def _recall(self, handle: Handle, question: Question) -> Ok | None:
+        if not _may_remember(handle, question):
+            return None
         known = self._approvals.standing(handle.conversation, handle.tool.name, question.id)
         return Ok(known.value) if known is not None and answer_fits(question, known.value) else None
 
@@ -206,6 +209,13 @@ class Questions:
 def is_exclusive(handle: Handle, question: Question) -> bool:
     """Return whether only the user may answer the question (Q4)."""
     return question.secret or handle.tool.questions.get(question.id, _NO_POLICY).exclusive
+
+
+def _may_remember(handle: Handle, question: Question) -> bool:
+    """Return whether an answer may count for later questions of that id (Q2). keephold's own tools ask about another
+    host, another agent or something else each time."""
+    own = is_builtin(handle.tool) or handle.tool.name in INTERNAL
+    return question.answer_type == "Boolean" and not own
 
 
 def not_answered(question: str, reason: str | None) -> Failure:

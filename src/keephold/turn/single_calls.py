@@ -125,9 +125,10 @@ class CallQueue:
         park_after: float | None = 30,
         people: PromptQueue | None = None,
         tools: Tools | None = None,
+        step: bool = False,
     ) -> QueuedCall:
         """Begin a call. `people` gets the prompts about it, if it decides (K9), and its questions unless it spawns.
-        `tools` are those it may use (default: those that the conversation is offered)."""
+        `tools` are those it may use (default: those that the conversation is offered). `step` is that of `Batch`."""
         parts, deciding = self._parts, people if people is not None and people.decides else None
         async with self._lock:
             parts.lifecycle.check_open()
@@ -155,6 +156,7 @@ class CallQueue:
                 resumable=False,
                 people=deciding,
                 patience=park_after if deciding is None else None,  # the client's user may take their time
+                step=step,
             )
             parts.batches.add(batch)
             try:

@@ -13,6 +13,7 @@ from keephold.errors import ToolError
 from keephold.handles.handle import Handle, OnStop
 from keephold.handles.state import EndedBy, Failure, Ok, Reply, Stopped
 from keephold.handles.view import Handles
+from keephold.text import to_json
 from keephold.tools.base import Tool
 from keephold.tools.toolbox import One
 from keephold.tools.waiting import WaitToolHost, wait_tools
@@ -95,11 +96,12 @@ class ToolServices:
         """Call a tool and return its value. Raises `ToolError`. Cancelling this ends the call, unless the runtime is
         closing: then the call is left for the next one (R6). With `again`, see `_earlier`. With `internal` the tool is
         one that no conversation is offered."""
-        earlier = await self._earlier(conversation, label) if again else None
+        earlier = await self._earlier(conversation, label, name, arguments if internal else None) if again else None
         if earlier is not None:
             return _value(earlier, self._replies.outcome(earlier))
         tools = One(self._parts.toolbox, name) if internal else None
-        call = await self._queues.of(conversation).begin(ToolCall(label, name, arguments), park_after=None, tools=tools)
+        asked = ToolCall(label, name, arguments)
+        call = await self._queues.of(conversation).begin(asked, park_after=None, tools=tools, step=True)
         call.left = True
         try:
             response = await call.response()
@@ -110,13 +112,20 @@ class ToolServices:
             raise
         return _value(call.handle, response)
 
-    async def _earlier(self, conversation: str, label: str) -> Handle | None:
-        """Wait for the call of that label from before a restart, and return it if its outcome counts."""
+    async def _earlier(
+        self, conversation: str, label: str, name: str, arguments: dict[str, Any] | None
+    ) -> Handle | None:
+        """Wait for the call of that label from before a restart, and return it if its outcome counts.
+
+        It must be a call of that tool, and with `arguments` one of exactly these: a permission is for what was asked.
+        Arguments of other calls may differ, as the user may edit them (P5)."""
         try:
             handle = await Handles(self._parts.registry, conversation).find_call(label)
         except ToolError:
             return None
-        if handle.tool.source == "builtin":
+        if handle.tool.source == "builtin" or handle.tool.name != name:
+            return None
+        if arguments is not None and not await self._has_arguments(handle, arguments):
             return None
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         watcher = OnStop(lambda _: None if over.done() else over.set_result(None))
@@ -129,6 +138,11 @@ class ToolServices:
                 self._give_up(handle)
             raise
         return handle if isinstance(handle.state, Stopped) and _counts(handle.state) else None
+
+    async def _has_arguments(self, handle: Handle, arguments: dict[str, Any]) -> bool:
+        record = await self._parts.registry.store.handle(handle.uid)
+        checked = self._parts.toolbox.check(handle.tool, None)(arguments)
+        return record is not None and to_json(record.arguments) == to_json(checked)
 
     def _give_up(self, handle: Handle | None) -> None:
         """Abort a call that is no longer wanted; `abort` distinguishes it from one cancelled from outside."""

@@ -1,22 +1,24 @@
 """The wait tools: create, wait for, complete, list and cancel handles of asynchronous operations (W)."""
 
 from keephold.tools.base import Tool
-from keephold.tools.waiting.api_hosts import allow_host_tool
+from keephold.tools.waiting.api_hosts import ALLOW_HOST, allow_host_tool
 from keephold.tools.waiting.cleanup import gc_tool
 from keephold.tools.waiting.complete import complete_tool
 from keephold.tools.waiting.create import create_tool
-from keephold.tools.waiting.execute import agent_step_tool, execute_agent_tool, execute_workflow_tool
+from keephold.tools.waiting.execute import STEP, agent_step_tool, execute_agent_tool, execute_workflow_tool
 from keephold.tools.waiting.listing import list_tool
 from keephold.tools.waiting.tasks import task_tools
 from keephold.tools.waiting.tool import WaitToolHost
 from keephold.tools.waiting.update_cancel import cancel_tool, update_tool
 from keephold.tools.waiting.wait import sleep_tool, wait_for_multiple_tool, wait_for_tool
 
-__all__ = ["LASTING", "NAMES", "WAITING", "WaitToolHost", "wait_tools"]
+__all__ = ["INTERNAL", "LASTING", "NAMES", "WAITING", "WaitToolHost", "wait_tools"]
 
 WAITING = ("await", "wait_for", "wait_for_multiple")
 """The tools whose calls only wait for handles; `await` is in `tools/builtin`."""
 
+INTERNAL = (STEP, ALLOW_HOST)
+"""Tools that only steps of workflows call."""
 LASTING = ("execute_agent_async", "execute_workflow_async")
 """Tools whose handles run something: after a crash they are recovered like any tool's."""
 NAMES = (
