@@ -93,6 +93,10 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
 State = Pending | Running | Waiting | Stopped
 
 
+LONGEST_LABEL = 1000
+"""Characters of a text that lists show, many at once: a task's name, what is being done."""
+
+
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     """How far a call is, as its tool reports."""
 

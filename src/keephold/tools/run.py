@@ -19,7 +19,18 @@ from keephold.handles.handle import Handle, Progress
 from keephold.handles.observing import answered
 from keephold.handles.question import Open, Question
 from keephold.handles.registry import Registry
-from keephold.handles.state import Answered, Asked, EndedBy, Failure, Ok, Outcome, Running, Stopped, error_of
+from keephold.handles.state import (
+    LONGEST_LABEL,
+    Answered,
+    Asked,
+    EndedBy,
+    Failure,
+    Ok,
+    Outcome,
+    Running,
+    Stopped,
+    error_of,
+)
 from keephold.handles.timeline import Timeline
 from keephold.store.base import Attempted, Op, Parking, Wrote
 from keephold.tools.base import Invocation, Live, RetryPolicy
@@ -278,7 +289,7 @@ class Run:
         return output.before(output.total, size)
 
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
-        self.registry.progressed(self.handle, Progress(done, total, message))
+        self.registry.progressed(self.handle, Progress(done, total, message and message[:LONGEST_LABEL]))
 
     def show(self, diff: "FileDiff") -> None:
         for watcher in tuple(self.handle.watchers or ()):

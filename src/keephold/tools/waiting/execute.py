@@ -26,7 +26,7 @@ from keephold.tools.waiting.agents import EXECUTE, MAY_RUN, PERMISSION, permitte
 from keephold.tools.waiting.api_hosts import ALLOW_HOST
 from keephold.tools.waiting.create import PRIORITY, TIMEOUT, timed_out
 from keephold.tools.waiting.tool import End, WaitToolHost, function_tool, object_schema
-from keephold.tools.waiting.view import COUNT, TEXT, came_to, reply, status, text
+from keephold.tools.waiting.view import COUNT, TEXT, came_to, label, reply, status, text
 from keephold.tools.waiting.wait import first, wait
 from keephold.tools.workflow import PARAMETERS as OF_WORKFLOWS
 from keephold.tools.workflow import WorkflowFailed, read_workflow, run_workflow
@@ -109,7 +109,7 @@ AGENT_PARAMETERS = object_schema(
     "agentId prompt",
     agentId={"type": "string", "minLength": 1, "description": "The id of a registered agent."},
     prompt=text("The task. The agent knows only this, `context` and `documents`."),
-    model=text(f"The model's name. {_AGENTS_OWN}"),
+    model=label(f"The model's name. {_AGENTS_OWN}"),
     temperature={"type": "number", "minimum": 0, "maximum": 2, "description": _AGENTS_OWN},
     maxTokens={"type": "integer", "minimum": 1, "description": f"Tokens of an answer. {_AGENTS_OWN}"},
     topP={"type": "number", "minimum": 0, "maximum": 1, "description": _AGENTS_OWN},

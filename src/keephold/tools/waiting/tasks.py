@@ -26,7 +26,7 @@ from keephold.tools.call import Call
 from keephold.tools.waiting.create import small
 from keephold.tools.waiting.listing import PAGE_LIMIT, page
 from keephold.tools.waiting.tool import READS, WRITES, Arguments, Refused, WaitToolHost, object_schema, wait_tool
-from keephold.tools.waiting.view import COUNT, elapsed, milliseconds, one_of, reply
+from keephold.tools.waiting.view import COUNT, elapsed, label, milliseconds, one_of, reply
 
 TaskStatus = Literal["not-started", "in-progress", "completed", "blocked"]
 STATUSES: tuple[TaskStatus, ...] = ("not-started", "in-progress", "completed", "blocked")
@@ -182,7 +182,7 @@ async def all_tasks(store: Store, conversation: str) -> Sequence[Task]:
 
 
 _ID = {"type": "string", "minLength": 1, "maxLength": 100, "description": "The task's id, which you choose."}
-_NAME = {"type": "string", "minLength": 1, "description": "What is to be done."}
+_NAME = {"minLength": 1, **label("What is to be done.")}
 _STATUS = {"type": "string", "enum": list(STATUSES)}
 _METADATA = {"type": "object", "description": "Labels, up to 8 KiB. Default: none."}
 _TIMER = "timerActive{0} isPaused{0} elapsedMs{0} elapsedTime{0} startTime? endTime?"
@@ -198,11 +198,7 @@ CREATE_PARAMETERS = object_schema(
 UPDATE_PARAMETERS = object_schema(
     "taskId status",
     taskId=_ID,
-    taskName={
-        "type": "string",
-        "minLength": 1,
-        "description": "What is to be done. Needed if the task is new. Default: as it is.",
-    },
+    taskName={**_NAME, "description": "What is to be done. Needed if the task is new. Default: as it is."},
     status=one_of(STATUSES, "The new status."),
     metadata={"type": "object", "description": "Keys to set; others stay. Default: none."},
     autoTimer={"type": "boolean", "description": "The timer runs while the task is in progress. Default: true."},

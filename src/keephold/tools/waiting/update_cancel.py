@@ -14,7 +14,7 @@ from keephold.tools.waiting.create import NAME as CREATE
 from keephold.tools.waiting.create import PRIORITY, small
 from keephold.tools.waiting.tasks import CREATE as TASK
 from keephold.tools.waiting.tool import ENDS, WRITES, Arguments, WaitToolHost, object_schema, wait_tool
-from keephold.tools.waiting.view import elapsed, milliseconds, progress_of, reply, status, text
+from keephold.tools.waiting.view import elapsed, label, milliseconds, progress_of, reply, status, text
 
 _HANDLE = text("ID of the handle.")
 UPDATE_PARAMETERS = object_schema(
@@ -27,7 +27,7 @@ UPDATE_PARAMETERS = object_schema(
         "description": "How much is done, in units of your choice.",
     },
     total={"type": "number", "maximum": 1e300, "minimum": -1e300, "description": "Of how much, in the same units."},
-    message=text("What is being done."),
+    message=label("What is being done."),
     priority=PRIORITY,
     metadata={"type": "object", "description": "Keys to set; null removes one."},
 )

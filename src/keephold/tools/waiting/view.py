@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from keephold.handles.handle import Handle
-from keephold.handles.state import Failure, Ok, PrintedOutput, Progress, Reply, State, Stopped, Waiting
+from keephold.handles.state import LONGEST_LABEL, Failure, Ok, PrintedOutput, Progress, Reply, State, Stopped, Waiting
 from keephold.store.rows import WAIT_KINDS, status_of
 from keephold.text import to_json
 
@@ -141,6 +141,11 @@ def read_hint(id: str) -> str:
 
 def text(description: str) -> dict[str, Any]:
     return {"type": "string", "description": description}
+
+
+def label(description: str) -> dict[str, Any]:
+    """Return the schema of a text that lists show, many at once."""
+    return {"type": "string", "maxLength": LONGEST_LABEL, "description": description}
 
 
 def one_of(names: Iterable[str], description: str) -> dict[str, Any]:

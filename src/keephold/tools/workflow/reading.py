@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keephold.errors import ToolError
+from keephold.handles.state import LONGEST_LABEL
 from keephold.tools.cel import shortened
 from keephold.tools.workflow.configs import COMMON, READERS, RETRIED
 from keephold.tools.workflow.definition import (
@@ -229,8 +230,12 @@ _STEP: dict[str, Any] = {
 PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "workflowId": {"type": "string", "description": "Names the workflow; part of the id of its handle."},
-        "name": {"type": "string", "description": "What the workflow is, for people."},
+        "workflowId": {
+            "type": "string",
+            "maxLength": LONGEST_LABEL,
+            "description": "Names the workflow; part of the id of its handle.",
+        },
+        "name": {"type": "string", "maxLength": LONGEST_LABEL, "description": "What the workflow is, for people."},
         "steps": {"type": "array", "items": _STEP, "description": "Run in order, unless a step jumps."},
         "input": {"description": "Any value: `input` in expressions, and the first `data`. Default: null."},
         "context": {"type": "object", "description": "Further values: `context` in expressions. Default: {}."},
