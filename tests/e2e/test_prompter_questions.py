@@ -40,7 +40,8 @@ def test_Q1_a_question_is_shown_with_its_pre_amble(somebody: Person) -> None:
     words: dict[str, Any] = {"pre_amble": "There is\x07 a file.", "text": "Over[b]write\x1b[2J it?"}
     somebody.asked(ask("Boolean", **words, problem="Yes or no!"))
     shown = somebody.sees("Yes or no? [y/n/?]")
-    order = [shown.index(text) for text in ("Yes or no!", "guide g asks", "There is a file.", "Over[b]write it?")]
+    words_shown = ("Yes or no!", "guide g asks", "There is<U+0007> a file.", "Over[b]write<U+001B>[2J it?")
+    order = [shown.index(text) for text in words_shown]
     assert order == sorted(order)
     somebody.types("y")
     assert somebody.decides() == said(True)
