@@ -42,6 +42,7 @@ def main() -> None:
     try:
         module = import_module(role)
         answer = getattr(module, "answer", None)
+        getattr(module, "prepare", lambda: None)()
     except Exception as error:
         _send(connection, f"{type(error).__name__}: {error}".encode())
         return

@@ -78,7 +78,8 @@ class Agent:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.environment = {**os.environ, "KEEPHOLD_STORE": f"sqlite:///{directory}/work.db", "PYTHONPATH": str(ROOT)}
+        store = f"sqlite:///{directory}/work.db"
+        self.environment = {**os.environ, "KEEPHOLD_STORE": store, "STORE_OF_TEST": store, "PYTHONPATH": str(ROOT)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.e2e.agent", self.environment["KEEPHOLD_STORE"]],
             cwd=ROOT, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

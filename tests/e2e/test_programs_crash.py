@@ -25,8 +25,8 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 
 def alive(agent: Agent) -> list[str]:
-    """Command lines of all processes that come from this agent: they inherit the name of its store."""
-    wanted = f"KEEPHOLD_STORE={agent.environment['KEEPHOLD_STORE']}".encode()
+    """Command lines of all processes that come from this agent: they inherit a variable that names its store."""
+    wanted = f"STORE_OF_TEST={agent.environment['STORE_OF_TEST']}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

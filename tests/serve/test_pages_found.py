@@ -51,12 +51,12 @@ async def test_P5_what_is_remembered_lasts_as_long_as_is_said() -> None:
     of_a_desk, of_a_turn = fact("one", turn="d-0123456789ab"), fact("two", turn="t-1")
     control.listed = [of_a_desk, of_a_turn]
     control.open = [
-        need(f"n-{number}", "permission", "deploy", handle=each["uid"], may_remember=True)
-        for number, each in enumerate(control.listed)
+        need(f"n-{number}", "permission", "deploy", handle=each["uid"], may_remember=True, until=until)
+        for number, (each, until) in enumerate(zip(control.listed, (None, "turn"), strict=True))
     ]
     async with browser(control, NoScreens()) as http:
         told = Page((await http.get("/")).text).texts("label", class_="check")
-    assert ["until the server ends" in label for label in told[:2]] == [True, False]
+    assert ["until you revoke it" in label for label in told[:2]] == [True, False]
 
 
 async def test_R1_an_answer_to_a_card_of_the_server_before_is_for_what_asks_the_same_now() -> None:

@@ -139,6 +139,7 @@ class Model:
         record = call.record
         if not isinstance(record.state, Pending) and record.next_attempt_at is None:
             record.attempt += 1
+            record.deaths += 1
         if isinstance(record.state, Waiting):
             record.state = Running(record.state.created, record.state.started)
         record.owner, record.fence = self._owner, record.fence + 1
@@ -148,7 +149,7 @@ class Model:
         call = self.calls.get(op.uid)
         if call is None or call.record.fence != op.fence or not call.hook_due:
             call = self.own(op.uid, op.fence)
-        call.record.owner = None
+        call.record.owner, call.record.deaths = None, 0
         return self._settle(call, None)
 
     def attempted(self, op: base.Attempted) -> None:
@@ -185,6 +186,7 @@ class Model:
         if not call.keyed:
             raise KeepholdError("", code="pending_tool_missing_completion_key")
         call.record.owner, call.record.parking, call.record.next_attempt_at = None, op.parking, None
+        call.record.deaths = 0
         return self._settle(call, op.at)
 
     def resolved(self, op: base.Resolved) -> Resolving:

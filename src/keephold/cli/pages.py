@@ -164,7 +164,7 @@ PAGES = {
     "retry": Page(
         (
             ("Repeat a call that was stopped with code crash_loop:", "keephold retry deploy"),
-            ("Wait for the new handle:", "keephold retry deploy && keephold wait deploy"),
+            ("Wait for the new handle:", "keephold wait deploy"),
         ),
         ("show", "abort", "wait"),
     ),

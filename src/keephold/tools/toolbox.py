@@ -55,6 +55,11 @@ _ALWAYS = frozenset(("await", "read_output"))
 becomes a handle, and the output of any call may be cut. They reach handles of their conversation only."""
 
 
+def _may_be_called(tool: Tool) -> bool:
+    """Whether a tool is offered, or was: the tool of an MCP server that is away says so itself (M6)."""
+    return tool.offered or tool.name in _ALWAYS or tool.source == "mcp"
+
+
 def has(tools: Tools, name: str) -> bool:
     """Whether the tool of that name may be called."""
     try:
@@ -138,7 +143,7 @@ class Toolbox:
 
     def find(self, name: str) -> Tool:
         """Return the tool of that name, if models are offered it."""
-        return self.one_of(self, name, lambda tool: tool.offered or tool.name in _ALWAYS)
+        return self.one_of(self, name, _may_be_called)
 
     def one_of(self, listed: Iterable[Tool], name: str, may_use: Callable[[Tool], bool]) -> Tool:
         """Return the tool of that name, or raise an error that names only tools that are listed (K10)."""
@@ -246,7 +251,7 @@ class Selection:
 
     def find(self, name: str) -> Tool:
         """Return the tool of that name, if it is offered and may be used."""
-        return self._toolbox.one_of(self, name, lambda tool: (tool.offered or tool.name in _ALWAYS) and self.has(tool))
+        return self._toolbox.one_of(self, name, lambda tool: _may_be_called(tool) and self.has(tool))
 
     def check(self, tool: Tool, action: Action | None) -> ArgumentCheck:
         """Like the toolbox's."""

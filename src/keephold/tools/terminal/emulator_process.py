@@ -30,6 +30,11 @@ _PER_FRAME, _PER_BYTE, _PER_SECOND = 5e-5, 2e-6, 0.5
 output needs a hundredth of it. A program whose output needs more is making the emulator work for its own sake."""
 
 
+def prepare() -> None:
+    """Load the library. If that fails, the process does not start."""
+    import pyghostty  # noqa: F401
+
+
 def serve(receive: Callable[[], bytes | None], send: Callable[[bytes], None]) -> None:
     """Serve frames until the parent is gone. The first one names the descriptor of the shared page."""
     first = receive()

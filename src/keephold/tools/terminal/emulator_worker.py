@@ -110,11 +110,11 @@ class WorkerEmulator:
 
     @property
     def alternate(self) -> bool:
-        return bool(self._host.modes(self) & ALTERNATE)
+        return self._host.modes(self) & ALTERNATE > 0 if self.instead is None else self.instead.alternate
 
     @property
     def application_keys(self) -> bool:
-        return bool(self._host.modes(self) & APPLICATION_KEYS)
+        return self._host.modes(self) & APPLICATION_KEYS > 0 if self.instead is None else self.instead.application_keys
 
     def close(self) -> None:
         self._host.remove(self)
@@ -257,7 +257,8 @@ class EmulatorHost:
 
     def _give_up(self, why: object) -> None:
         """Use lines for all terminals: there is no process."""
-        _log.error("the terminal emulator's process cannot be started (%s); screens are lines only", why)
+        level = logging.DEBUG if str(why).startswith(("ImportError", "ModuleNotFoundError")) else logging.ERROR
+        _log.log(level, "the terminal emulator's process cannot be started (%s); screens are lines only", why)
         for emulator in self._known.values():
             emulator.use_lines()
 
