@@ -242,6 +242,7 @@ def test_K7_no_end_of_a_string_hides_the_dots_of_the_next_line(file: Path, quote
 
 
 DO_NOTHING = """
+mcp.builtins
     conversation.actions conversation.context_tokens conversation.max_cost conversation.max_requests
     conversation.max_tokens conversation.inquiry.timeout_secs limits.* runtime.* mcp.schema_ mcp.task_after_ms acp.*
     serve.person serve.url serve.port store.retention_secs wait_handles.retention_secs.*
