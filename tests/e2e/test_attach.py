@@ -95,6 +95,7 @@ def test_while_a_person_drives_the_assistant_and_other_people_do_not(agent: Agen
     assert "typed" not in pane.screen
     pane.press("C-]")
     pane.until("detached from sh")
+    handed_back(agent)
     assert "me: 4" in answer(agent, "echo me: $((2 + 2))")
 
 
