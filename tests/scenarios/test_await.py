@@ -286,7 +286,7 @@ def offered(*tools: keephold.Tool) -> dict[str, dict[str, Any]]:
 
 
 def test_A1_the_schema_of_await() -> None:
-    """As it was asked for, to the letter; the description goes on after that."""
+    """As it was asked for, to the letter; more sentences follow in the description."""
     shown, wanted = offered(cargo_check)["await"], json.loads(SCHEMA)
     assert shown.pop("description").startswith(wanted.pop("description"))
     assert shown == wanted

@@ -237,7 +237,7 @@ def _part(part: Any) -> Any:
 
 
 def _is_empty(response: ModelResponse) -> bool:
-    """Whether there is no answer: thoughts alone are none, unless the response was cut off or refused."""
+    """Whether the response has no answer. Thoughts alone do not count, unless it was cut off or refused."""
     if response.finish_reason == "content_filter" or (response.finish_reason == "length" and response.parts):
         return False
     return all(

@@ -32,7 +32,7 @@ def logout(session: str | None, store: str | None, as_json: bool) -> None:
     if session is not None and session not in {each.id for each in known}:
         there = "".join(f"\n  {each.id}  {each.browser}, last used {time_of_day(each.used)}" for each in known)
         raise KeepholdError(
-            f"there is no session `{session}`" + (f"; there are:{there}" if known else ", and no other"),
+            f"there is no session `{session}`" + (f"; there are:{there}" if known else "; no browser is logged in"),
             code="invalid_arguments",
         )
     ended = sessions.end(session) if file.exists() else None

@@ -167,7 +167,7 @@ def piece_of(kept: Kept, start: int, size: int, max_lines: int | None, *, last: 
             "end": piece.end,
             "total": kept.total,
             "missing": piece.missing,
-            "content": f"{piece.missing} bytes from offset {start} were not kept{kept.why}; output goes on at "
+            "content": f"{piece.missing} bytes from offset {start} were not kept{kept.why}; output continues at "
             f"{piece.end}.",
         }
     lines = kept.lines(piece.data)
