@@ -7,13 +7,13 @@ profile, and leaves nothing of it.
 import re
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, async_playwright, expect
+from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, async_playwright, expect
 
 ROOT = Path(__file__).parents[2]
 AXE = ROOT / "build" / "interop" / "node_modules" / "axe-core" / "axe.min.js"
@@ -125,6 +125,17 @@ async def axe(tab: Page) -> list[str]:
         for rule in found["violations"]
         for node in rule["nodes"]
     ]
+
+
+async def press(button: Locator) -> None:
+    """Press the button of a card until the card is answered, as a user does.
+
+    A press is ignored if the card moved a moment before it, and on a busy machine a card can move at any time."""
+    await expect(button).to_be_visible()
+    while await button.count():
+        await button.click()
+        with suppress(AssertionError):
+            await expect(button).to_have_count(0, timeout=3_000)
 
 
 async def overflows(tab: Page) -> bool:

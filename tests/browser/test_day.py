@@ -4,7 +4,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 from playwright.async_api import Locator, Page, expect
-from tests.browser.browsing import LOOKS, NARROW_DARK, WIDE, Camera, axe, browser, overflows, page
+from tests.browser.browsing import LOOKS, NARROW_DARK, WIDE, Camera, axe, browser, overflows, page, press
 from tests.browser.scene import agent, busy
 from tests.serve.serving import Served
 from tests.soak import SOAK
@@ -82,27 +82,27 @@ async def test_people_answer_what_an_agent_asks(workshop: Served, camera: Camera
             await expect(tab).to_have_title("(3) Home · keephold")
             await camera.take(tab, "requests", look)
 
-        await card(phone_dark, "Where should 1.0 go?").get_by_role("button", name="staging").click()
+        await press(card(phone_dark, "Where should 1.0 go?").get_by_role("button", name="staging"))
         for tab in tabs.values():
             await expect(card(tab, "Where should 1.0 go?")).to_have_count(0)
         assert await assistant.result("publish") == "1.0 is on staging"
 
         name = card(wide, "What shall it be called?")
         await name.get_by_role("textbox").fill("Otter <i>&")
-        await name.get_by_role("button", name="Answer").click()
+        await press(name.get_by_role("button", name="Answer"))
         for tab in tabs.values():
             await expect(card(tab, "What shall it be called?")).to_have_count(0)
         assert await assistant.result("name") == "called Otter <i>&"
 
         await needs(phone).get_by_role("region", name="Arguments of deploy").scroll_into_view_if_needed()
-        await needs(phone).get_by_role("button", name="Allow").click()
+        await press(needs(phone).get_by_role("button", name="Allow"))
         for tab in tabs.values():
             await expect(tab.get_by_text("Nothing needs you.")).to_be_visible()
         await asked
         assert await assistant.result("deploy") == "deployed to web-1\n"
 
         again = assistant.spawning("deploy", "again", host="web-2")
-        await needs(wide_dark).get_by_role("button", name="Allow").click()
+        await press(needs(wide_dark).get_by_role("button", name="Allow"))
         await again
         workshop.open("app.built")
         for tab in tabs.values():
@@ -138,13 +138,13 @@ async def test_a_denial_has_its_reason_and_a_bad_answer_can_be_mended(workshop: 
         await card.get_by_role("button", name="Allow with these").click()
         await expect(card.get_by_role("alert")).to_be_visible()
         await card.get_by_role("textbox", name="Arguments, as JSON").fill('{"host": "web-2"}')
-        await card.get_by_role("button", name="Allow with these").click()
+        await press(card.get_by_role("button", name="Allow with these"))
         await asked
         assert await assistant.result("deploy") == "deployed to web-2\n"
         denied = assistant.spawning("deploy", "again", host="web-3")
         await card.get_by_text("Deny with a reason").click()
         await card.get_by_role("textbox", name="Why not").fill("not on a Friday")
-        await card.get_by_role("button", name="Deny").last.click()
+        await press(card.get_by_role("button", name="Deny").last)
         assert "not on a Friday" in str(await denied)
 
 
@@ -161,7 +161,7 @@ async def test_a_card_that_was_answered_here_is_gone_with_all_that_was_typed_int
         await assistant.spawn("shout", "noise", text="x")  # the page is brought up to date
         await expect(tab.get_by_role("link", name="noise", exact=True)).to_be_visible()
         await expect(card.get_by_text("Edit the arguments")).to_have_count(1)
-        await card.get_by_role("button", name="Allow", exact=True).click()
+        await press(card.get_by_role("button", name="Allow", exact=True))
         await asked
         await expect(card).to_have_count(0)
         await expect(tab.get_by_text("Nothing needs you.")).to_be_visible()

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from playwright.async_api import expect
-from tests.browser.browsing import WIDE, browser, page
+from tests.browser.browsing import WIDE, browser, page, press
 from tests.mcp.clients import connected, read
 from tests.serve.serving import PATIENCE, ROOT, environment
 
@@ -68,7 +68,7 @@ async def test_L1_make_run_is_all_that_is_needed(tmp_path: Path) -> None:
             await client.call_tool("deploy", {"action": "spawn", "id": "deploy", "target": "app"})
             for id in ("app", "docs", "shell"):
                 await expect(tab.get_by_role("link", name=id, exact=True)).to_be_visible()
-            await tab.get_by_role("button", name="staging").click()
+            await press(tab.get_by_role("button", name="staging"))
             waited = read(await client.call_tool("await", {"all": ["app", "docs", "deploy"]}))
             results = {each["id"]: each["result"] for each in waited["completed"]}
             assert results["deploy"] == "app is on staging"

@@ -3,7 +3,7 @@
 from typing import Any
 
 from playwright.async_api import FloatRect, Locator, Page, expect
-from tests.browser.browsing import WIDE, axe, browser, page
+from tests.browser.browsing import WIDE, axe, browser, page, press
 from tests.browser.scene import agent
 from tests.serve.serving import Served
 
@@ -92,7 +92,7 @@ async def test_without_scripts_Enter_beside_the_buttons_answers_nothing(workshop
         await card.get_by_role("checkbox").press("Enter")
         await expect(card.get_by_role("alert")).to_contain_text("nothing was chosen")
         assert not allowed.done()
-        await card.get_by_role("button", name="Allow", exact=True).click()
+        await press(card.get_by_role("button", name="Allow", exact=True))
         await allowed
         assert await assistant.result("web") == "deployed to web-1\n"
 
