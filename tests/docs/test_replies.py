@@ -23,6 +23,7 @@ spawn.stateful = true
 async def asking(call: keephold.Call) -> str:
     """Says something, asks, then reads."""
     call.emit("hello\n")
+    call.progress(1, 2)
     await call.ask(keephold.Question(id="sure", text="Sure?", answer_type="Boolean"))
     return str(await call.input())
 
@@ -94,7 +95,7 @@ async def test_C3_A3_O4_D9_every_key_of_a_reply_is_on_the_page(tmp_path: Path) -
     assert {key for reply in reads for key in reply} == keys("read_output")
 
 
-DRAWING = ["sh", "-c", r"printf '\033[?1049h\033]0;a title\007hello'; read -r line"]
+DRAWING = ["sh", "-c", r"seq 50; read -r line; printf '\033[?1049h\033]0;a title\007hello'; read -r line"]
 
 
 async def test_C3_every_key_of_a_terminals_reply_is_on_the_page() -> None:
@@ -107,6 +108,8 @@ async def test_C3_every_key_of_a_terminals_reply_is_on_the_page() -> None:
             replies.append(json.loads(response.result))
 
         await reply(action="spawn", id="d")
+        await reply(action="fetch", id="d", scrollback=3)
+        await reply(action="apply", id="d", keys=["ENTER"])
         run = rt.registry.find("d", "main").run
         assert run is not None
         run.drive(True)

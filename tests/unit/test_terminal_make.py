@@ -141,7 +141,7 @@ def test_F_a_command_that_is_none_is_refused() -> None:
     assert refused(["bash", 3]).startswith("the command of tool `bash`[1]: a word of a command is a string")
 
 
-@pytest.mark.parametrize("name", ["view", "keys", "size", "id"])
+@pytest.mark.parametrize("name", ["view", "scrollback", "keys", "size", "id"])
 def test_C1_a_terminal_cannot_use_the_names_of_what_its_actions_take(name: str) -> None:
     own = {"type": "object", "properties": {name: {"type": "string"}}}
     assert refused("bash", parameters=own).startswith(f"tool `bash`: parameter `{name}` has a name that ")
@@ -150,6 +150,6 @@ def test_C1_a_terminal_cannot_use_the_names_of_what_its_actions_take(name: str) 
 
 def test_C1_fetch_and_apply_of_a_terminal_take_more_than_those_of_other_tools() -> None:
     variants = {form["properties"]["action"]["const"]: form for form in canonical(keephold.terminal("bash"))["oneOf"]}
-    assert list(variants["fetch"]["properties"]) == ["action", "id", "view"]
+    assert list(variants["fetch"]["properties"]) == ["action", "id", "view", "scrollback"]
     assert list(variants["apply"]["properties"]) == ["action", "id", "input", "keys", "size"]
     assert variants["apply"]["required"] == ["action", "id"]

@@ -24,6 +24,8 @@ Child = TypeVar("Child")
 
 MAX_ROWS, MAX_COLS = 500, 1000
 """The largest size of a terminal; the smallest has one row and one column."""
+MAX_SCROLLBACK = 1000
+"""The most lines above the screen that a `fetch` may ask for; a reply's caps may show fewer."""
 
 ACTION_PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "fetch": {
@@ -34,7 +36,13 @@ ACTION_PARAMETERS: Mapping[str, Mapping[str, Any]] = {
                 "What to show: `stream`, the new output as text; `screen`, what the terminal shows now; "
                 "`auto`, the default, the screen of a full-screen program and the stream of any other."
             ),
-        }
+        },
+        "scrollback": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": MAX_SCROLLBACK,
+            "description": "How many lines above the screen to show with the screen. Default: none.",
+        },
     },
     "apply": {
         "keys": {

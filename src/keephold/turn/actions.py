@@ -162,12 +162,13 @@ class Actions:
 
     def _fetch(self, call: ActiveCall) -> None:
         """C5. A terminal is probed once, so that the reply says whether its program waits for input."""
-        handle, view = call.handle, call.parsed.arguments.get("view")
+        handle, arguments = call.handle, call.parsed.arguments
+        show = partial(self._replies.handle, handle, arguments.get("view"), scrollback=arguments.get("scrollback") or 0)
         if handle.tool.source == "terminal" and handle.run is not None:
             handle.run.probe()
-            self._registry.when_visible(lambda: call.answer(self._replies.handle(handle, view)))
+            self._registry.when_visible(lambda: call.answer(show()))
         else:
-            call.answer(self._replies.handle(handle, view))
+            call.answer(show())
 
     def _stopped_while_asked(self, call: ActiveCall) -> None:
         if call.asking is not None:  # P5: a prompt is withdrawn when its handle ends

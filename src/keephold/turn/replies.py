@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from msgspec.structs import replace as replace_in
+
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.output import Output
@@ -22,6 +24,8 @@ from keephold.turn.settle import Because
 _log = logging.getLogger("keephold.turn")
 
 CANCELLED = "Tool execution cancelled."
+TRANSIENT = "This error is transient: the same call may succeed later."
+"""The last sentence of a one-shot call's error, where a handle's reply has `"transient": true`."""
 
 
 def error_reply(error: ToolError, tool: Tool | None = None) -> Reply:
@@ -67,13 +71,24 @@ class Replies:
             return state.outcome
         hint = read_hint("call_id", handle.call_id)
         error = state.outcome if isinstance(state.outcome, Failure) else None
-        return self._both(
+        reply = self._both(
             [handle],
             lambda view: self._result(handle, state.outcome, view, hint),
             is_error=error is not None and not state.deliberate,
             code=error.code if error is not None else None,
             shown=[handle] if handle.parking is not None else (),  # its end was notified (D9)
         )
+        return (
+            reply if error is None else replace_in(reply, model=reply.model + self._about_error(handle, state, error))
+        )
+
+    def _about_error(self, handle: Handle, state: Stopped, error: Failure) -> str:
+        """Return, for a model, what the reply about a handle says in `transient` and `trace` (C3)."""
+        about: dict[str, Any] = {}
+        _add_error(about, state, error, handle)
+        view = _view(handle, "model", None)
+        trace = self._projector.text("\n".join(about.get("trace", ())), replace(view, limit=view.limit // 4), "")
+        return (f"\n\nTrace:\n{trace}" if trace else "") + (f"\n\n{TRANSIENT}" if "transient" in about else "")
 
     def object(
         self,
@@ -98,24 +113,32 @@ class Replies:
         """Return the result or error of a stopped handle, as a model sees it."""
         return str(self.entry(handle, "model").get("result", ""))
 
-    def handle(self, handle: Handle, view: str | None = None, *, because: Because | None = None) -> Reply:
+    def handle(
+        self, handle: Handle, view: str | None = None, *, because: Because | None = None, scrollback: int = 0
+    ) -> Reply:
         """Reply with a handle's state, as spawn, fetch, apply and abort do (C3).
 
         A terminal is shown as a stream or a screen, as `view` says or as suits its output, with the reason why the
-        reply came when it did.
+        reply came when it did. `scrollback` lines above the screen are shown with the screen.
         """
         if handle.tool.source != "terminal":
             return self._both([handle], lambda name: encode(self.entry(handle, name)), shown=[handle])
-        screen = _screen(handle, view)
-        return self._both([handle], lambda name: encode(self._terminal(handle, name, screen, because)), shown=[handle])
+        screen = _screen(handle, "screen" if scrollback else view)
+        above = _scrollback(handle, scrollback) if screen is not None and scrollback else ""
+        return self._both(
+            [handle], lambda name: encode(self._terminal(handle, name, screen, above, because)), shown=[handle]
+        )
 
     def _terminal(
-        self, handle: Handle, view: ViewName, screen: Screen | None, because: Because | None
+        self, handle: Handle, view: ViewName, screen: Screen | None, above: str, because: Because | None
     ) -> dict[str, Any]:
         entry = self.entry(handle, view)
         if screen is not None:
+            chosen = _view(handle, view, None)
             text = "\n".join(screen.lines).rstrip("\n")
-            entry["content"] = self._projector.text(text, _view(handle, view, None), "")
+            entry["content"] = self._projector.text(text, chosen, "")
+            if above:  # of lines that are too many, the nearest to the screen
+                entry["scrollback"] = self._projector.text(above, replace(chosen, window="tail"), "")
             entry["screen"] = {"rows": screen.rows, "cols": screen.cols, "cursor": screen.cursor}
             if screen.title:
                 entry["screen"]["title"] = screen.title
@@ -225,6 +248,8 @@ class Replies:
                 _add_error(entry, state, state.outcome, handle)
         elif not isinstance(state, Pending):
             entry |= _parked(handle)
+            if handle.progress is not None:
+                entry["progress"] = handle.progress
             if output is not None and _end(handle, output) > handle.cursor and not handle.withheld:
                 span = output.span(handle.cursor, _end(handle, output))
                 content = self._projector.text(span, _view(handle, view, limit), hint)
@@ -305,6 +330,12 @@ def _screen(handle: Handle, view: str | None) -> Screen | None:
     if live is None or handle.withheld or view == "stream" or not isinstance(live, SupportsScreen):
         return None
     return live.screen() if view == "screen" or live.draws(handle.cursor) else None
+
+
+def _scrollback(handle: Handle, count: int) -> str:
+    """Return the last lines above a terminal's screen; none for a full-screen program."""
+    live = handle.run.live if handle.run is not None else None
+    return "\n".join(live.scrollback(count)) if isinstance(live, SupportsScreen) else ""
 
 
 def _parked(handle: Handle) -> dict[str, Any]:
