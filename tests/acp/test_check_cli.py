@@ -38,16 +38,53 @@ def test_X5_all_is_well_is_exit_code_0() -> None:
     assert lines[-1] == "little 1: 5 passed"
 
 
-def test_X5_a_failure_is_exit_code_1_with_the_reason_and_the_messages() -> None:
+def test_X5_a_should_that_fails_is_exit_code_3_with_the_reason_and_the_messages() -> None:
     result = check(*PROMPTS, "--only", "no-late-updates", "--only", "load-session", *AGENT, "late-update")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     skipped, failed, expected, response, late, total = result.stdout.splitlines()
     assert skipped == "skipped  load-session: the agent does not offer loadSession"
-    assert failed == "failed   no-late-updates: an update of the turn came after the answer"
+    assert failed == "failed   no-late-updates (SHOULD): an update of the turn came after the answer"
     assert expected.strip() == "expected: no update of the turn comes after the answer to the prompt"
     assert response.strip().startswith("← ") and '"stopReason":"end_turn"' in response
     assert late.strip().startswith("← ") and '"three"' in late
-    assert total == "little 1: 1 failed, 1 skipped"
+    assert total == "little 1: 1 SHOULD failed, 1 skipped"
+
+
+def test_X5_a_must_that_fails_is_exit_code_1() -> None:
+    result = check(*PROMPTS, "--only", "turn-complete-id", "--only", "turn-complete-once", *AGENT, "wrong-id")
+    assert result.exit_code == 1
+    assert "failed   turn-complete-id (MUST): " in result.stdout
+    assert result.stdout.splitlines()[-1] == "little 1: 1 passed, 1 MUST failed"
+
+
+DEAD = "echo I have no key >&2; exit 3"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--only", "turn_complete", "sh", "-c", DEAD], "ended with exit code 3; it printed:\nI have no key\n"),
+        (["--only", "updates", "sh", "-c", DEAD], "I have no key\n"),
+        (["--json", "--only", "updates", "sh", "-c", DEAD], "I have no key\n"),
+        (["--only", "load-session", *PROMPTS, *AGENT, "none"], "nothing was checked: the agent does not offer it\n"),
+        (["--only", "new-session", *AGENT, "wants-login"], "choose a method with --auth: `key`\n"),
+        (["--only", "updates", *AGENT, "wants-login"], "choose a method with --auth: `key`\n"),
+    ],
+)
+def test_X5_an_agent_of_which_nothing_was_checked_has_not_passed(arguments: list[str], why: str) -> None:
+    result = check(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("nothing was checked: ") and result.stderr.endswith(why)
+    if "--json" in arguments:
+        assert json.loads(result.stdout)["ok"] is False
+
+
+def test_X5_an_agent_that_requires_a_login_is_checked_after_it() -> None:
+    result = check("--auth", "key", *PROMPTS, "--only", "new-session", "--only", "prompt", *AGENT, "wants-login")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "little 1: 2 passed")
+    result = check("--auth", "cheese", "--only", "new-session", *AGENT, "wants-login")
+    assert result.exit_code == 2
+    assert "refused to authenticate: no such method (-32602); choose a method with --auth: `key`" in result.stderr
 
 
 def test_X5_what_an_agent_prints_is_not_obeyed_by_the_terminal() -> None:
@@ -76,8 +113,8 @@ def test_X5_options_behind_the_command_are_the_agents(tmp_path: Path) -> None:
 
 def test_X5_the_reference_lists_every_check_as_it_is() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "acp-check.md").read_text()
-    listed = re.findall(r"^\| `([\w-]+)` \| `(\w+)` \| (.*) \|$", page, re.MULTILINE)
-    assert listed == [(check.name, check.topic, check.says) for check in CHECKS]
+    listed = re.findall(r"^\| `([\w-]+)` \| `(\w+)` \| (\w+) \| (.*) \|$", page, re.MULTILINE)
+    assert listed == [(check.name, check.topic, check.level, check.says) for check in CHECKS]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ _ARROWS = {"client": "→", "agent": "←"}
     help="Wait this long for each answer of the agent, in seconds.",
 )  # fmt: skip
 @click.option("--only", multiple=True, metavar="NAME", help="Run only this check or topic; may be repeated.")
+@click.option("--auth", metavar="METHOD", help="Authenticate with this method of the agent first.")
 @click.option("--prompt", metavar="TEXT", help="Send this prompt to make the agent talk and use a tool.")
 @click.option("--permission-prompt", metavar="TEXT", help="Send this prompt to make the agent ask for permission.")
 @click.option("--slow-prompt", metavar="TEXT", help="Send this prompt to keep the agent busy until it is cancelled.")
@@ -36,6 +37,7 @@ def acp_check(
     as_json: bool,
     timeout: float,
     only: tuple[str, ...],
+    auth: str | None,
     prompt: str | None,
     permission_prompt: str | None,
     slow_prompt: str | None,
@@ -47,6 +49,8 @@ def acp_check(
     COMMAND starts the agent, which speaks ACP on its standard input and output. It is started again for every scene,
     and its sessions work in an empty directory. Requests for permission are granted unless a check needs a refusal.
 
+    A check is a MUST, which the protocol requires, or a SHOULD, which clients rely on.
+
     How an agent behaves depends on its model. A check that could not be made says what was missing; most often a
     prompt of your own helps.
     """
@@ -55,15 +59,18 @@ def acp_check(
     _known(only, {check.name for check in CHECKS} | {check.topic for check in CHECKS})
     prompts = {"prompt": prompt, "permission_prompt": permission_prompt, "slow_prompt": slow_prompt}
     given = {name: text for name, text in prompts.items() if text is not None}
-    settings = Settings(command=command, timeout=timeout, pass_env=pass_env, **given)
+    settings = Settings(command=command, timeout=timeout, pass_env=pass_env, auth=auth, **given)
     report = asyncio.run(run(settings, only, on_result=None if as_json else _show))
     if as_json:
         print_json(as_data(report))
     else:
         name = " ".join(str(report.agent[key]) for key in ("name", "version") if report.agent.get(key))
-        counts = [f"{report.count(outcome)} {outcome}" for outcome in _COLOURS if report.count(outcome)]
-        click.echo(f"{printable(name) or 'the agent'}: {', '.join(counts)}")
-    context.exit(0 if report.ok else 1)
+        click.echo(f"{printable(name) or 'the agent'}: {', '.join(_counts(report))}")
+    if not report.count("passed") and not report.count("failed"):
+        why = "\n".join(map(printable, report.problem.splitlines())) or "the agent does not offer it"
+        click.echo(f"nothing was checked: {why}", err=True)
+        context.exit(2)
+    context.exit(0 if report.ok else 1 if report.count("failed", "MUST") else 3)
 
 
 def as_data(report: "Report") -> dict[str, Any]:
@@ -73,6 +80,16 @@ def as_data(report: "Report") -> dict[str, Any]:
     counts = {outcome: report.count(outcome) for outcome in _COLOURS}
     built: dict[str, Any] = msgspec.to_builtins(report)
     return {"ok": report.ok, **counts, **built}
+
+
+def _counts(report: "Report") -> list[str]:
+    counts = {
+        "passed": report.count("passed"),
+        "MUST failed": report.count("failed", "MUST"),
+        "SHOULD failed": report.count("failed", "SHOULD"),
+        "skipped": report.count("skipped"),
+    }
+    return [f"{count} {name}" for name, count in counts.items() if count]
 
 
 def _known(only: tuple[str, ...], names: set[str]) -> None:
@@ -89,7 +106,8 @@ def _show(result: "Result") -> None:
     outcome = click.style(result.outcome.ljust(8), fg=_COLOURS[result.outcome])
     first = printable(result.why.splitlines()[0]) if result.why else ""
     reason = "" if result.outcome == "passed" else f": {first}"
-    click.echo(f"{outcome} {result.name}{reason or f': {result.says}'}")
+    level = f" ({result.level})" if result.outcome == "failed" else ""
+    click.echo(f"{outcome} {result.name}{level}{reason or f': {result.says}'}")
     if result.outcome != "failed":
         return
     for line in result.why.splitlines()[1:]:

@@ -269,7 +269,12 @@ PAGES = {
             ("Check one topic, with more time:", "keephold acp-check --only cancelling --timeout 300 my-agent --acp"),
         ),
         ("acp",),
-        ((0, "all checks passed"), (1, "a check failed"), (2, "wrong usage, or the agent could not be started")),
+        (
+            (0, "no check failed"),
+            (1, "a check failed that the protocol requires (MUST)"),
+            (2, "wrong usage, or nothing was checked: the agent could not be started, exited or requires a login"),
+            (3, "only checks failed that clients rely on (SHOULD)"),
+        ),
     ),
     "completion": Page(
         (

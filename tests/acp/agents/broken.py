@@ -15,6 +15,7 @@ OFFERS = DEFECT != "no-signal"
 
 lock = threading.RLock()
 sessions: dict[str, threading.Event] = {}
+logged_in: list[str] = []
 questions: dict[str, tuple[threading.Event, list[Any]]] = {}
 
 
@@ -122,7 +123,9 @@ def initialize(params: dict[str, Any]) -> Any:
     wanted = params["protocolVersion"]
     version = wanted if DEFECT == "any-version" else 1
     able = {"loadSession": False, **extension}
-    return {"protocolVersion": version, "agentCapabilities": able, "agentInfo": {"name": "little", "version": "1"}}
+    methods = [{"id": "key", "name": "A key"}] if DEFECT == "wants-login" else []
+    info = {"name": "little", "version": "1"}
+    return {"protocolVersion": version, "agentCapabilities": able, "agentInfo": info, "authMethods": methods}
 
 
 def handle(message: dict[str, Any]) -> None:
@@ -136,6 +139,14 @@ def handle(message: dict[str, Any]) -> None:
         refuse(message, -32602, "Invalid params")
     elif method == "initialize":
         send({"id": id, "result": initialize(params)})
+    elif method == "authenticate":
+        if params.get("methodId") == "key":
+            logged_in.append("key")
+            send({"id": id, "result": {}})
+        else:
+            refuse(message, -32602, "no such method")
+    elif DEFECT == "wants-login" and not logged_in:
+        refuse(message, -32000, "Authentication required")
     elif method == "session/new":
         name = f"session-{len(sessions)}" if DEFECT != "one-session" else "session"
         sessions[name] = threading.Event()

@@ -61,6 +61,7 @@ class Probe:
         self.log: list[WireEntry] = []
         self.capabilities: dict[str, Any] = {}
         self.info: dict[str, Any] = {}
+        self.auth_methods: list[str] = []
         self.permit: Callable[[WireEntry], dict[str, Any] | None] = allow
         self._timeout = timeout
         self._last_id = 0
@@ -124,7 +125,7 @@ class Probe:
                     await self._changed.wait()
                 return found
         except TimeoutError:
-            raise Silent(f"the agent did not {what} within {self._timeout:g} s") from None
+            raise Silent(f"the agent did not {what} within {self._timeout:g} s{self._process.printed()}") from None
 
     def _line(self, line: bytes) -> None:
         if not line.strip():

@@ -16,7 +16,8 @@ import msgspec
 
 from keephold.acp.check.probe import CANCELLED, Died, Probe, Silent, WireEntry, is_answer, reject
 from keephold.acp.check.verdict import Failed, Skipped
-from keephold.acp.rpc import AUTH_REQUIRED, PROTOCOL_VERSION, TURN_COMPLETE, is_background
+from keephold.acp.rpc import AUTH_REQUIRED, PROTOCOL_VERSION, TURN_COMPLETE, error_of, is_background
+from keephold.errors import KeepholdError
 
 TURN_KINDS = frozenset(
     ("user_message_chunk", "agent_message_chunk", "agent_thought_chunk", "tool_call", "tool_call_update", "plan")
@@ -33,6 +34,8 @@ class Recording:
     info: dict[str, Any] = field(default_factory=dict)
     prompts: list[WireEntry] = field(default_factory=list)
     problem: str | None = None
+    skipped: str = ""
+    """Why no check can be made on it."""
 
     @property
     def signals_offered(self) -> bool:
@@ -97,6 +100,8 @@ class Settings(msgspec.Struct, frozen=True):
     command: tuple[str, ...]
     timeout: float = 60.0
     pass_env: tuple[str, ...] = ()
+    auth: str | None = None
+    """The method to authenticate with after every handshake."""
     prompt: str = "List the files of the working directory with a tool, if you have one, and say how many there are."
     permission_prompt: str = "With a tool, write the word hello into the file acp-check.txt in the working directory."
     slow_prompt: str = "Run the command `sleep 300` with a tool. If you have none for that, count to 10000 in words."
@@ -122,6 +127,8 @@ class Scenes:
         self.settings = settings
         self.directory = directory
         self._played: dict[str, Recording] = {}
+        self._refused = ""
+        """Why the agent makes no sessions, if it requires authentication."""
 
     @asynccontextmanager
     async def agent(self, *, handshake: bool = True) -> AsyncIterator[Probe]:
@@ -131,7 +138,7 @@ class Scenes:
         probe = self._start()
         try:
             if handshake:
-                await shake_hands(probe)
+                await self._begin(probe)
             yield probe
         finally:
             await probe.close()
@@ -140,11 +147,17 @@ class Scenes:
         answer = await probe.ask("session/new", {"cwd": str(self.directory), "mcpServers": []})
         error = table(answer, "error")
         if error.get("code") == AUTH_REQUIRED:
-            raise Skipped(f"the agent wants to be logged in to first: {error.get('message')}")
+            self._refused = f"the agent requires authentication: {error.get('message')}; {_offered(probe)}"
+            raise Skipped(self._refused)
         id = table(answer, "result").get("sessionId")
         if not isinstance(id, str) or not id:
             raise Failed("session/new was not answered with a sessionId", [probe.log[-1]])
         return id
+
+    @property
+    def problem(self) -> str:
+        """Why the agent could not be used, if a scene says so."""
+        return next((recording.problem for recording in self._played.values() if recording.problem), self._refused)
 
     @property
     def agent_info(self) -> dict[str, Any]:
@@ -259,14 +272,30 @@ class Scenes:
             probe = self._start()
             recording = Recording(probe.log, probe.capabilities, probe.info)
             try:
-                await shake_hands(probe)
+                await self._begin(probe)
                 await play(probe, recording)
             except (Died, Silent, Failed) as problem:
                 recording.problem = str(problem)
+            except Skipped as reason:
+                recording.skipped = str(reason)
             finally:
                 await probe.close()
             self._played[name] = recording
+        if why := self._played[name].skipped:
+            raise Skipped(why)
         return self._played[name]
+
+    async def _begin(self, probe: Probe) -> None:
+        await shake_hands(probe)
+        if self.settings.auth is None:
+            return
+        try:
+            answer = await probe.ask("authenticate", {"methodId": self.settings.auth})
+        except (Died, Silent) as problem:
+            raise KeepholdError(f"authentication failed: {problem}", code="acp_error") from None
+        if "error" in answer:
+            why = f"the agent refused to authenticate: {error_of(answer['error'])}; {_offered(probe)}"
+            raise KeepholdError(why, code="acp_error")
 
 
 async def shake_hands(probe: Probe, **more: Any) -> WireEntry:
@@ -277,7 +306,16 @@ async def shake_hands(probe: Probe, **more: Any) -> WireEntry:
     result = table(answer.message, "result")
     probe.capabilities |= table(result, "agentCapabilities")
     probe.info |= table(result, "agentInfo")
+    methods = result.get("authMethods")
+    tables = [each for each in methods if isinstance(each, dict)] if isinstance(methods, list) else []
+    probe.auth_methods = [str(each.get("id")) for each in tables]
     return answer
+
+
+def _offered(probe: Probe) -> str:
+    if not probe.auth_methods:
+        return "it offers no method for --auth; log in with its own command"
+    return f"choose a method with --auth: {', '.join(f'`{name}`' for name in probe.auth_methods)}"
 
 
 def asked(log: list[WireEntry]) -> WireEntry | None:

@@ -2,18 +2,18 @@
 
 from keephold.acp.check.probe import Died, Probe, Silent, WireEntry
 from keephold.acp.check.scenes import Recording, Scenes, is_signal, shake_hands, table
-from keephold.acp.check.verdict import Failed, Skipped, check
+from keephold.acp.check.verdict import Failed, Skipped, must, should
 from keephold.acp.rpc import METHOD_NOT_FOUND, PROTOCOL_VERSION
 
 
-@check("sessions", "new-session", "every session/new makes a session with an id of its own")
+@must("sessions", "new-session", "every session/new makes a session with an id of its own")
 async def new_session(scenes: Scenes) -> None:
     async with scenes.agent() as probe:
         if await scenes.session(probe) == await scenes.session(probe):
             raise Failed("two sessions have the same id", probe.log[-4:])
 
 
-@check("sessions", "unknown-session", "a prompt for an unknown session is answered with an error")
+@should("sessions", "unknown-session", "a prompt for an unknown session is answered with an error")
 async def unknown_session(scenes: Scenes) -> None:
     async with scenes.agent() as probe:
         prompt = [{"type": "text", "text": scenes.settings.prompt}]
@@ -23,7 +23,7 @@ async def unknown_session(scenes: Scenes) -> None:
             raise Failed("the session does not exist, and the prompt was answered with a result", [request, answer])
 
 
-@check("sessions", "load-session", "session/load replays the session before its answer, without turn_complete")
+@must("sessions", "load-session", "session/load replays the session before its answer, without turn_complete")
 async def load_session(scenes: Scenes) -> None:
     recording = await scenes.plain()
     if recording.capabilities.get("loadSession") is not True:
@@ -37,7 +37,7 @@ async def load_session(scenes: Scenes) -> None:
             raise Failed("turn_complete belongs to a prompt and must not be replayed", signals)
 
 
-@check("sessions", "resume-session", "session/resume resumes a session")
+@must("sessions", "resume-session", "session/resume resumes a session")
 async def resume_session(scenes: Scenes) -> None:
     recording = await scenes.plain()
     if "resume" not in recording.session_capabilities:
@@ -46,7 +46,7 @@ async def resume_session(scenes: Scenes) -> None:
         await _reopen(scenes, probe, recording, "session/resume")
 
 
-@check("sessions", "list-sessions", "session/list is answered with sessions, each with its id")
+@must("sessions", "list-sessions", "session/list is answered with sessions, each with its id")
 async def list_sessions(scenes: Scenes) -> None:
     if "list" not in (await scenes.hello()).session_capabilities:
         raise Skipped("the agent does not offer sessionCapabilities.list")
@@ -58,7 +58,7 @@ async def list_sessions(scenes: Scenes) -> None:
             raise Failed("the answer must have `sessions`, a list of objects with a sessionId", [answer])
 
 
-@check("sessions", "close-session", "session/close is answered")
+@must("sessions", "close-session", "session/close is answered")
 async def close_session(scenes: Scenes) -> None:
     if "close" not in (await scenes.hello()).session_capabilities:
         raise Skipped("the agent does not offer sessionCapabilities.close")
@@ -80,7 +80,7 @@ async def _reopen(scenes: Scenes, probe: Probe, recording: Recording, method: st
     return request, answer
 
 
-@check("handshake", "initialize", "initialize is answered with protocol version 1 and the agent's capabilities")
+@must("handshake", "initialize", "initialize is answered with protocol version 1 and the agent's capabilities")
 async def initialize(scenes: Scenes) -> None:
     recording = await scenes.try_hello()
     if recording.problem is not None:
@@ -98,7 +98,7 @@ async def initialize(scenes: Scenes) -> None:
         raise Failed("agentCapabilities must be an object", [answer])
 
 
-@check("handshake", "version-negotiation", "a version that the agent does not know is answered with one that it does")
+@must("handshake", "version-negotiation", "a version that the agent does not know is answered with one that it does")
 async def version_negotiation(scenes: Scenes) -> None:
     await scenes.hello()
     async with scenes.agent(handshake=False) as probe:
@@ -112,7 +112,7 @@ async def version_negotiation(scenes: Scenes) -> None:
             raise Failed(f"the agent claims to speak version {version!r}", [answer])
 
 
-@check("handshake", "unknown-capabilities", "capabilities and fields that the agent does not know are ignored")
+@should("handshake", "unknown-capabilities", "capabilities and fields that the agent does not know are ignored")
 async def unknown_capabilities(scenes: Scenes) -> None:
     await scenes.hello()
     async with scenes.agent(handshake=False) as probe:
@@ -145,7 +145,7 @@ _LINES = (
 )
 
 
-@check("robustness", "unknown-method", "a method that the agent does not know is answered with error -32601")
+@should("robustness", "unknown-method", "a method that the agent does not know is answered with error -32601")
 async def unknown_method(scenes: Scenes) -> None:
     async with scenes.agent() as probe:
         for method in ("_keephold/no_such_method", "session/no_such_method"):
@@ -155,7 +155,7 @@ async def unknown_method(scenes: Scenes) -> None:
                 raise Failed("an unknown method must be answered with error -32601", [request, answer])
 
 
-@check("robustness", "unknown-notification", "an extension notification that the agent does not know is ignored")
+@should("robustness", "unknown-notification", "an extension notification that the agent does not know is ignored")
 async def unknown_notification(scenes: Scenes) -> None:
     async with scenes.agent() as probe:
         sent = probe.send({"method": "_keephold/no_such_notification", "params": {"x": 1}})
@@ -166,14 +166,14 @@ async def unknown_notification(scenes: Scenes) -> None:
             raise Failed("a notification is never answered", [sent, *wrong])
 
 
-@check("robustness", "string-ids", "the id of a request may be a string, and is echoed as it was")
+@must("robustness", "string-ids", "the id of a request may be a string, and is echoed as it was")
 async def string_ids(scenes: Scenes) -> None:
     async with scenes.agent() as probe:
         params = {"cwd": str(scenes.directory), "mcpServers": []}
         await probe.ask("session/new", params, id="acp-check")
 
 
-@check("robustness", "missing-params", "a prompt without its params is answered with an error")
+@should("robustness", "missing-params", "a prompt without its params is answered with an error")
 async def missing_params(scenes: Scenes) -> None:
     async with scenes.agent() as probe:
         request = probe.request("session/prompt", {})
@@ -182,7 +182,7 @@ async def missing_params(scenes: Scenes) -> None:
             raise Failed("a prompt without a session was answered with a result", [request, answer])
 
 
-@check("robustness", "malformed", "invalid lines do not end the connection")
+@should("robustness", "malformed", "invalid lines do not end the connection")
 async def malformed(scenes: Scenes) -> None:
     async with scenes.agent() as probe:
         for line in _LINES:
@@ -193,7 +193,7 @@ async def malformed(scenes: Scenes) -> None:
                 raise Failed(f"after an invalid line: {problem}", [sent]) from None
 
 
-@check("robustness", "only-messages", "the agent writes nothing but JSON-RPC messages to its standard output")
+@must("robustness", "only-messages", "the agent writes nothing but JSON-RPC messages to its standard output")
 async def only_messages(scenes: Scenes) -> None:
     recording = await scenes.plain()
     theirs = [entry for entry in recording.log if not entry.ours]

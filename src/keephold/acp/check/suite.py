@@ -8,7 +8,7 @@ import msgspec
 from keephold.acp.check import session_checks, turn_checks  # noqa: F401 - they register the checks
 from keephold.acp.check.probe import Died, Silent
 from keephold.acp.check.scenes import Scenes, Settings, scenes
-from keephold.acp.check.verdict import Check, Failed, Skipped, checks_of
+from keephold.acp.check.verdict import Check, Failed, Level, Skipped, checks_of
 
 _TOPICS = ("handshake", "sessions", "updates", "turn_complete", "cancelling", "permission", "robustness")
 
@@ -21,6 +21,7 @@ class Result(msgspec.Struct, frozen=True):
 
     name: str
     topic: str
+    level: Level
     says: str
     outcome: Literal["passed", "failed", "skipped"]
     why: str = ""
@@ -33,13 +34,16 @@ class Report(msgspec.Struct, frozen=True):
     command: tuple[str, ...]
     agent: dict[str, Any]
     checks: tuple[Result, ...]
+    problem: str = ""
+    """Why the agent could not be used, with the end of its standard error; empty if it could."""
 
-    def count(self, outcome: str) -> int:
-        return sum(result.outcome == outcome for result in self.checks)
+    def count(self, outcome: str, level: Level | None = None) -> int:
+        return sum(result.outcome == outcome and level in (None, result.level) for result in self.checks)
 
     @property
     def ok(self) -> bool:
-        return self.count("failed") == 0
+        """Whether something was checked and nothing failed: an agent of which all is skipped has not passed."""
+        return self.count("failed") == 0 and self.count("passed") > 0
 
 
 async def run(
@@ -58,7 +62,7 @@ async def run(
             results.append(result)
             if on_result is not None:
                 on_result(result)
-    return Report(settings.command, agent, tuple(results))
+        return Report(settings.command, agent, tuple(results), stage.problem)
 
 
 async def _run(check: Check, stage: Scenes) -> Result:
@@ -75,4 +79,4 @@ async def _run(check: Check, stage: Scenes) -> Result:
         outcome, why = "failed", str(failure)
         found = sorted(failure.messages, key=lambda entry: entry.number)
         messages = tuple({"from": "client" if each.ours else "agent", "message": each.message} for each in found)
-    return Result(check.name, check.topic, check.says, outcome, why, messages)
+    return Result(check.name, check.topic, check.level, check.says, outcome, why, messages)

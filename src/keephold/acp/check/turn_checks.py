@@ -4,13 +4,13 @@ from typing import Any
 
 from keephold.acp.check.probe import WireEntry, reject
 from keephold.acp.check.scenes import Recording, Scenes, asked, kind, signal_fields, stop_reason, table
-from keephold.acp.check.verdict import Failed, Skipped, check
+from keephold.acp.check.verdict import Failed, Skipped, must, should
 
 STOP_REASONS = ("end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled")
 _RANK = {"pending": 0, "in_progress": 1, "completed": 2, "failed": 2}
 
 
-@check("updates", "prompt", "a prompt is answered with a stop reason")
+@must("updates", "prompt", "a prompt is answered with a stop reason")
 async def prompt(scenes: Scenes) -> None:
     recording = await scenes.try_plain()
     if not recording.prompts:
@@ -25,7 +25,7 @@ async def prompt(scenes: Scenes) -> None:
         raise Failed(f"stopReason must be one of {', '.join(STOP_REASONS)}", [response])
 
 
-@check("updates", "updates-before-response", "the agent's message comes before the answer to the prompt")
+@should("updates", "updates-before-response", "the agent's message comes before the answer to the prompt")
 async def updates_before_response(scenes: Scenes) -> None:
     recording, request, response = await _plain(scenes)
     updates = recording.updates(request)
@@ -35,14 +35,14 @@ async def updates_before_response(scenes: Scenes) -> None:
         raise Failed("every update came after the answer", [response, *updates[:1]])
 
 
-@check("updates", "no-late-updates", "no update of the turn comes after the answer to the prompt")
+@should("updates", "no-late-updates", "no update of the turn comes after the answer to the prompt")
 async def no_late_updates(scenes: Scenes) -> None:
     recording, request, response = await _plain(scenes)
     if late := [entry for entry in recording.updates(request) if entry.number > response.number]:
         raise Failed("an update of the turn came after the answer", [response, *late])
 
 
-@check("updates", "tool-call-order", "a tool call is announced before it is updated, and its status only goes forward")
+@should("updates", "tool-call-order", "a tool call is announced before it is updated, and its status only goes forward")
 async def tool_call_order(scenes: Scenes) -> None:
     recording, request, _ = await _plain(scenes)
     turns = [recording.updates(request)]
@@ -85,7 +85,7 @@ async def _plain(scenes: Scenes) -> tuple[Recording, WireEntry, WireEntry]:
     return recording, request, response
 
 
-@check("turn_complete", "turn-complete-once", "there is exactly one turn_complete for a prompt")
+@must("turn_complete", "turn-complete-once", "there is exactly one turn_complete for a prompt")
 async def once(scenes: Scenes) -> None:
     recording, prompt, response = await _offered(scenes)
     signals = recording.signals(prompt)
@@ -95,7 +95,7 @@ async def once(scenes: Scenes) -> None:
         raise Failed(f"{len(signals)} turn_complete for one prompt", signals)
 
 
-@check("turn_complete", "turn-complete-last", "no update of the turn comes between turn_complete and the answer")
+@must("turn_complete", "turn-complete-last", "no update of the turn comes between turn_complete and the answer")
 async def last(scenes: Scenes) -> None:
     recording, prompt, response = await _offered(scenes)
     signal = _signal(recording, prompt)
@@ -104,7 +104,7 @@ async def last(scenes: Scenes) -> None:
         raise Failed("an update of the turn came after turn_complete", [signal, *behind])
 
 
-@check("turn_complete", "turn-complete-before-response", "turn_complete comes before the answer to the prompt")
+@must("turn_complete", "turn-complete-before-response", "turn_complete comes before the answer to the prompt")
 async def before_response(scenes: Scenes) -> None:
     recording, prompt, response = await _offered(scenes)
     signal = _signal(recording, prompt)
@@ -112,7 +112,7 @@ async def before_response(scenes: Scenes) -> None:
         raise Failed("turn_complete came after the answer", [response, signal])
 
 
-@check("turn_complete", "turn-complete-id", "promptRequestId is the id of the prompt's request, as a string")
+@must("turn_complete", "turn-complete-id", "promptRequestId is the id of the prompt's request, as a string")
 async def prompt_request_id(scenes: Scenes) -> None:
     recording, prompt, _ = await _offered(scenes)
     signal = _signal(recording, prompt)
@@ -121,7 +121,7 @@ async def prompt_request_id(scenes: Scenes) -> None:
         raise Failed(f"promptRequestId is {named!r} and must be {right!r}", [prompt, signal])
 
 
-@check("turn_complete", "turn-complete-reason", "stopReason of turn_complete is that of the answer")
+@must("turn_complete", "turn-complete-reason", "stopReason of turn_complete is that of the answer")
 async def same_reason(scenes: Scenes) -> None:
     recording, prompt, response = await _offered(scenes)
     signal = _signal(recording, prompt)
@@ -130,7 +130,7 @@ async def same_reason(scenes: Scenes) -> None:
         raise Failed(f"turn_complete says {signalled!r}, and the answer {answered!r}", [signal, response])
 
 
-@check(
+@must(
     "turn_complete",
     "two-prompts",
     "of two prompts in one session each has its own turn_complete; an id may be a string",
@@ -140,7 +140,7 @@ async def two_prompts(scenes: Scenes) -> None:
     _correlated(await scenes.two_prompts())
 
 
-@check("turn_complete", "two-sessions", "of two sessions at once each has its own turn_complete")
+@must("turn_complete", "two-sessions", "of two sessions at once each has its own turn_complete")
 async def two_sessions(scenes: Scenes) -> None:
     _require_offer(await scenes.hello())
     _correlated(await scenes.two_sessions())
@@ -175,7 +175,7 @@ def _signal(recording: Recording, prompt: WireEntry) -> WireEntry:
     return signals[0]
 
 
-@check("cancelling", "cancel", "a turn that is cancelled ends with stopReason cancelled")
+@must("cancelling", "cancel", "a turn that is cancelled ends with stopReason cancelled")
 async def cancel(scenes: Scenes) -> None:
     recording = await scenes.cancelled()
     sent = _cancel(recording)
@@ -190,7 +190,7 @@ async def cancel(scenes: Scenes) -> None:
         raise Failed(f"the turn ended with {stop_reason(response)!r} after session/cancel; {hint}", [sent, response])
 
 
-@check(
+@must(
     "cancelling",
     "cancel-order",
     "on cancel the remaining updates come first, then turn_complete if offered, then the answer",
@@ -218,7 +218,7 @@ async def cancel_order(scenes: Scenes) -> None:
         raise Failed(f"turn_complete says {signal_fields(signal)[1]!r} and not 'cancelled'", [signal, response])
 
 
-@check(
+@must(
     "cancelling",
     "cancel-permission",
     "a turn that is cancelled while it asks for permission ends with stopReason cancelled",
@@ -236,7 +236,7 @@ async def cancel_permission(scenes: Scenes) -> None:
         raise Failed(f"the turn ended with {stop_reason(response)!r}", [question, sent, response])
 
 
-@check("cancelling", "cancel-idle", "a cancel while no turn runs does nothing")
+@should("cancelling", "cancel-idle", "a cancel while no turn runs does nothing")
 async def cancel_idle(scenes: Scenes) -> None:
     await scenes.plain()
     async with scenes.agent() as probe:
@@ -255,7 +255,7 @@ def _cancel(recording: Recording) -> WireEntry | None:
 KINDS = ("allow_once", "allow_always", "reject_once", "reject_always")
 
 
-@check("permission", "permission-request", "a request for permission names its tool call and options of known kinds")
+@must("permission", "permission-request", "a request for permission names its tool call and options of known kinds")
 async def permission_request(scenes: Scenes) -> None:
     question, _ = _asked(await scenes.allowed())
     call, options = table(question.params, "toolCall"), question.params.get("options")
@@ -269,14 +269,14 @@ async def permission_request(scenes: Scenes) -> None:
             raise Failed(f"an option has an optionId, a name and a kind of {', '.join(KINDS)}", [question])
 
 
-@check("permission", "permission-allow", "a turn runs to its end when permission is given")
+@should("permission", "permission-allow", "a turn runs to its end when permission is given")
 async def permission_allow(scenes: Scenes) -> None:
     question, response = _asked(await scenes.allowed())
     if stop_reason(response) in ("cancelled", "error"):
         raise Failed(f"permission was given, and the turn ended with {stop_reason(response)!r}", [question, response])
 
 
-@check("permission", "permission-reject", "a tool call that was refused is not completed, and the turn runs to its end")
+@must("permission", "permission-reject", "a tool call that was refused is not completed, and the turn runs to its end")
 async def permission_reject(scenes: Scenes) -> None:
     recording = await scenes.rejected()
     question, response = _asked(recording)

@@ -1,7 +1,8 @@
 """A check, and how it fails or is skipped."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
@@ -11,13 +12,16 @@ if TYPE_CHECKING:
     from keephold.acp.check.scenes import Scenes
 
 Examine: TypeAlias = Callable[["Scenes"], Awaitable[None]]
+Level: TypeAlias = Literal["MUST", "SHOULD"]
+"""MUST: the protocol, or the extension that the agent offers, requires it. SHOULD: clients rely on it all the same."""
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A check: its name, its topic, its statement about an agent that passes, and its function."""
+    """A check: its name, its topic, its level, its statement about an agent that passes, and its function."""
 
     name: str
     topic: str
+    level: Level
     says: str
     examine: Examine
 
@@ -25,13 +29,16 @@ class Check(msgspec.Struct, frozen=True):
 _known: list[Check] = []
 
 
-def check(topic: str, name: str, says: str) -> Callable[[Examine], Examine]:
+def _check(level: Level, topic: str, name: str, says: str) -> Callable[[Examine], Examine]:
 
     def add(examine: Examine) -> Examine:
-        _known.append(Check(name, topic, says, examine))
+        _known.append(Check(name, topic, level, says, examine))
         return examine
 
     return add
+
+
+must, should = partial(_check, "MUST"), partial(_check, "SHOULD")
 
 
 def checks_of(topic: str) -> list[Check]:

@@ -94,11 +94,15 @@ class AgentProcess:
             how = "has closed its output"
         else:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"the agent `{shlex.join(self.command)}` {how}{self.printed()}"
+
+    def printed(self) -> str:
+        """The end of its standard error, to be appended to the text of an error; empty if there is none."""
         words = self.stderr.strip()
         if len(words) > _SHOWN:  # whole lines, if there are any
             words = words[-_SHOWN:]
             words = words.partition("\n")[2] or words
-        return f"the agent `{shlex.join(self.command)}` {how}" + (f"; it printed:\n{words}" if words else "")
+        return f"; it printed:\n{words}" if words else ""
 
     def hurry(self) -> None:
         """Begin to end it, because its pipes have closed. `exited` is called as always."""
