@@ -149,8 +149,19 @@ async def test_A4_timeout_0_answers_at_once(clock: VirtualClock) -> None:
         assert clock.now() == begun
 
 
-@pytest.mark.parametrize("timeout", [-1, 1.5, "5", True, [1]])
-async def test_A4_a_timeout_that_is_negative_or_no_integer_is_an_error(clock: VirtualClock, timeout: object) -> None:
+@pytest.mark.parametrize("timeout, secs", [(0.5, 0.5), ("5", 5), ("0.25", 0.25)])
+async def test_A4_a_timeout_may_be_a_fraction_or_text(clock: VirtualClock, timeout: object, secs: float) -> None:
+    async with opened(clock, [work]) as (_, turn):
+        await replies(turn, spawn("work", "w", secs=100))
+        begun = clock.now()
+        (response,) = await turn.run([call("await", all=["w"], timeout_secs=timeout)])
+        assert clock.now() - begun == secs and json.loads(response.result)["timed_out"]
+        read = f'Your call of `await`: `timeout_secs`: "{timeout}" was read as {secs}.'
+        assert [each.message for each in response.notifications] == ([] if timeout == secs else [read])
+
+
+@pytest.mark.parametrize("timeout", [-1, "soon", True, [1]])
+async def test_A4_a_timeout_that_is_negative_or_no_number_is_an_error(clock: VirtualClock, timeout: object) -> None:
     async with opened(clock, [work]) as (_, turn):
         await replies(turn, spawn("work", "w"))
         (response,) = await turn.run([call("await", all=["w"], timeout_secs=timeout)])

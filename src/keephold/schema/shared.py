@@ -137,6 +137,8 @@ def sent_to_handle(action: Action, arguments: Mapping[str, Any]) -> tuple[Action
     given = {name: value for name, value in arguments.items() if value is not None and name != "id"}
     if action != "apply":
         return action, given
+    if isinstance(given.get("eof"), str):
+        given["eof"] = {"true": True, "false": False}.get(given["eof"].strip().lower(), given["eof"])
     if given.get("eof") is False:
         del given["eof"]
     if given == {"eof": True}:

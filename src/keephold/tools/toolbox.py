@@ -218,10 +218,15 @@ class _Absent:
 
 
 def _in_own_words(tool: Tool) -> Tool:
-    """A built-in that needs one of several arguments reports the error itself, in the words of its rule (A4)."""
+    """A built-in that needs one of several arguments reports the error itself, in the words of its rule (A4). It takes
+    fractions of a second, although models are shown an integer (A1)."""
     if tool.source != "builtin" or "anyOf" not in tool.parameters:
         return tool
-    return replace(tool, parameters={key: value for key, value in tool.parameters.items() if key != "anyOf"})
+    own = {key: value for key, value in tool.parameters.items() if key != "anyOf"}
+    secs = own["properties"].get("timeout_secs")
+    if secs is not None:
+        own["properties"] = {**own["properties"], "timeout_secs": {**secs, "type": "number"}}
+    return replace(tool, parameters=own)
 
 
 class Selection:

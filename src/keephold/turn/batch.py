@@ -32,6 +32,8 @@ Claim = Callable[[Record], Awaitable[Record | None]]
 
 CANCEL_GRACE_SECS = 0.05
 """How long a cancelled call may take to return its own result."""
+_NOTED = 5
+"""Arguments of a call that a note names."""
 _NAMES = 16
 """How many times a chosen id may be taken by the time it is written."""
 
@@ -95,6 +97,14 @@ class Batch:
         """Whether the store has recorded it."""
         self.failed: Failure | None = None
         """The error of a parked call that timed out and fails the turn (D11)."""
+
+    def note(self, position: int) -> str | None:
+        """Return what is to be said to the model about how its call was read, if anything."""
+        parsed = self._calls[position].parsed
+        if not parsed.taken or parsed.error is not None:
+            return None
+        more = ["…"] if len(parsed.taken) > _NOTED else []
+        return f"Your call of `{parsed.call.name}`: {'; '.join([*parsed.taken[:_NOTED], *more])}."
 
     @property
     def made(self) -> list[Handle | None]:

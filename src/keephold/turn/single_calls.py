@@ -24,7 +24,7 @@ from keephold.turn.notifications import notifications, still_shown
 from keephold.turn.prompt_queue import PromptQueue
 from keephold.turn.replies import error_reply
 from keephold.turn.tool_call import ToolCall, read_call
-from keephold.turn.turn import Response
+from keephold.turn.turn import Response, note_on
 
 if TYPE_CHECKING:
     from keephold.turn.parts import Parts
@@ -184,9 +184,8 @@ class CallQueue:
                 queued.notifications = await self._record(reply)
         if queued.left:
             self._queue_again(queued)
-        return Response(
-            call.id, reply.result, reply.is_error, reply.model, reply.code, notifications(queued.notifications)
-        )
+        carried = (*note_on(queued._batch, 0), *notifications(queued.notifications))
+        return Response(call.id, reply.result, reply.is_error, reply.model, reply.code, carried)
 
     def _queue_again(self, queued: QueuedCall) -> None:
         """Queue the notifications of an answer that was not delivered again (N3)."""

@@ -52,6 +52,8 @@ class ParsedCall(msgspec.Struct, frozen=True, kw_only=True):
     """The handle that a spawn by another name makes (B2)."""
     error: ToolError | None = None
     """Why the call is refused. A spawn keeps its id even then, so it can be awaited."""
+    taken: tuple[str, ...] = ()
+    """Sentences about arguments that were read in another type than they were sent in."""
     by: By = "model"
     """Who sends it: a person may do what the model may not (C2, Q4)."""
     cause: bytes = b""
@@ -187,8 +189,9 @@ def by_handle(parsed: ParsedCall, tool: Tool, toolbox: Tools) -> ParsedCall:
         )
     if not isinstance(eof, bool):
         raise ToolError(f"`eof` must be true or false, not {json_type(eof)}", code="invalid_arguments")
-    checked = _own(toolbox.check(tool, action)({"action": action, "id": parsed.handle_id, **arguments}))
-    return replace(parsed, tool=tool, arguments={**checked, "eof": True} if eof else checked)
+    taken: list[str] = []
+    checked = _own(toolbox.check(tool, action)({"action": action, "id": parsed.handle_id, **arguments}, taken))
+    return replace(parsed, tool=tool, arguments={**checked, "eof": True} if eof else checked, taken=tuple(taken))
 
 
 def _own(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -204,6 +207,7 @@ def read_call(call: ToolCall, position: int, tools: Tools, limits: Limits, now: 
     launch: Launch | None = None
     error: ToolError | None = None
     arguments: dict[str, Any] = {}
+    taken: list[str] = []
     given = call.arguments
     try:
         tool = tools.find(str(call.name))
@@ -215,7 +219,7 @@ def read_call(call: ToolCall, position: int, tools: Tools, limits: Limits, now: 
         elif not tool.actions:
             if tool.names is not None and isinstance(sent.get(tool.names), str):
                 handle_id = sent[tool.names]
-            arguments = tools.check(tool, None)(sent)
+            arguments = tools.check(tool, None)(sent, taken)
             if tool.launching is not None:
                 launched = tool.launching.read(arguments, now, tools)
                 handle_id = check_id(launched.id)
@@ -225,13 +229,13 @@ def read_call(call: ToolCall, position: int, tools: Tools, limits: Limits, now: 
             spawn = sent.pop("spawn", None)
             if named is None:
                 sent.pop("action", None)
-                arguments = tools.check(tool, None)(sent)
+                arguments = tools.check(tool, None)(sent, taken)
             else:
                 action = _read_action(tool, named)
                 if spawn is not None and id is not spawn:
                     raise ToolError("give `spawn` or `action`, not both", code="invalid_arguments")
                 handle_id = _read_id(tool, action, id)
-                arguments = _own(tools.check(tool, action)({**sent, "action": action, "id": id}))
+                arguments = _own(tools.check(tool, action)({**sent, "action": action, "id": id}, taken))
     except ToolError as mistake:
         error, given = mistake, _storable(call.arguments)
     return ParsedCall(
@@ -244,6 +248,7 @@ def read_call(call: ToolCall, position: int, tools: Tools, limits: Limits, now: 
         handle_id=handle_id,
         launch=launch,
         error=error,
+        taken=tuple(taken),
     )
 
 

@@ -61,7 +61,8 @@ class Response(msgspec.Struct, frozen=True):
     model: str = ""
     code: str | None = None
     notifications: tuple[Notification, ...] = ()
-    """The notifications that this response carries: only the first of a batch does."""
+    """The notifications that this response carries: a note on how its call was read and, in the first of a batch, those
+    that were queued."""
 
 
 class Turn:
@@ -255,7 +256,7 @@ class Turn:
         meter = self._parts.registry.meter
         if meter is not None:
             meter.shown(sum(size_of(reply.model) for reply in replies))
-        return _responses(calls, replies, carried)
+        return _responses(calls, replies, carried, [note_on(batch, at) for at in range(len(calls))])
 
     async def wait(
         self, *, all: Sequence[str] = (), any: Sequence[str] = (), timeout: float | None = None
@@ -452,9 +453,19 @@ def _recorded(answers: Answers) -> list[Response]:
 
 
 def _responses(
-    calls: Sequence[ToolCall], replies: Sequence[Reply], carried: tuple[Notification, ...] = ()
+    calls: Sequence[ToolCall],
+    replies: Sequence[Reply],
+    carried: tuple[Notification, ...] = (),
+    notes: Sequence[tuple[Notification, ...]] = (),
 ) -> list[Response]:
+    carries = [(*(notes[at] if notes else ()), *(() if at else carried)) for at in range(len(calls))]
     return [
-        Response(call.id, reply.result, reply.is_error, reply.model, reply.code, () if at else carried)
-        for at, (call, reply) in enumerate(zip(calls, replies, strict=True))
+        Response(call.id, reply.result, reply.is_error, reply.model, reply.code, own)
+        for call, reply, own in zip(calls, replies, carries, strict=True)
     ]
+
+
+def note_on(batch: Batch, position: int) -> tuple[Notification, ...]:
+    """Return the notification that says how a call was read, if it was not read as it was sent (C9)."""
+    note = batch.note(position)
+    return () if note is None else (Notification("call.read", "info", note),)

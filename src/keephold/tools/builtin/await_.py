@@ -58,7 +58,7 @@ def await_tool(show: Callable[[Waited], Reply]) -> Tool:
 
     @tool(name="await", description=DESCRIPTION, parameters=PARAMETERS, scheduling="synchronising")
     async def await_(
-        call: Call, any: list[str] | None = None, all: list[str] | None = None, timeout_secs: int | None = None
+        call: Call, any: list[str] | None = None, all: list[str] | None = None, timeout_secs: float | None = None
     ) -> Reply:
         if not any and not all:
             raise ToolError("At least one handle ID required", code="invalid_arguments")

@@ -1,0 +1,179 @@
+"""Arguments that fit a schema, made of wrong ones and of examples: the call that an error suggests (C9).
+
+Values that fit are kept. A wrong value becomes the nearest one that fits, a missing required one an example from the
+schema: its default, its first example, its first enumerated value, the least number, a short text. Optional arguments
+that cannot be mended are left out. The result is validated: arguments that still do not fit are not suggested.
+"""
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+
+from keephold.errors import ConfigError
+from keephold.schema.parts import NOWHERE, Schema, has_more_parts, items_of
+
+_DEEPEST = 12
+_MAX_MENDED = 500
+"""Parts of arguments that are mended: a suggestion is short."""
+_FORMATS = {
+    "date-time": "2026-01-31T12:00:00Z",
+    "date": "2026-01-31",
+    "time": "12:00:00Z",
+    "duration": "PT1M",
+    "email": "name@example.com",
+    "hostname": "example.com",
+    "ipv4": "192.0.2.1",
+    "ipv6": "2001:db8::1",
+    "uri": "https://example.com/",
+    "uuid": "00000000-0000-4000-8000-000000000000",
+    "binary": "text",
+    "path": "name",
+}
+_TEXTS = ("text", "a", "A", "1", "0", "main", "a-b", "a_b", "a.b", "a/b", "1.0", "v1", "#000000", "example.com", "")
+_MISSING: Any = object()
+
+
+def mended(schema: Schema, arguments: Mapping[str, Any], most: int) -> dict[str, Any] | None:
+    """Return arguments that fit, in at most `most` bytes of JSON; None if none were found."""
+    required = schema.root.get("required", ())
+    needed = {name: value for name, value in arguments.items() if name in required}
+    for given in (dict(arguments), needed, {}):  # of large arguments those that are required, else none
+        if has_more_parts(given, _MAX_MENDED):
+            continue
+        try:
+            made = _Mender(schema).mended(given, schema.root, 0)
+            if isinstance(made, dict) and schema.fits(schema.root, made) and len(msgspec.json.encode(made)) <= most:
+                return made
+        except (ConfigError, ValueError, TypeError, RecursionError):  # such arguments cannot even be written as JSON
+            continue
+    return None
+
+
+class _Mender:
+    """Mends the arguments of one call."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._joined: dict[int, tuple[Any, jsonschema_rs.Validator]] = {}
+        """Forms of unions joined with what is around them, kept because the schema caches parts by identity."""
+
+    def _fits(self, part: Any, value: Any) -> bool:
+        own = self._joined.get(id(part))
+        return self._schema.fits(part, value) if own is None else own[1].is_valid(value)
+
+    def _form(self, schema: Mapping[str, Any], form: Any) -> Any:
+        """Return a form of a union together with the keywords beside the union."""
+        if "properties" not in schema:
+            return form
+        around = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf", "allOf", "$ref")}
+        joined = {**around, **self._schema.followed(form)}
+        self._joined[id(joined)] = (joined, self._schema.alone(joined))
+        return joined
+
+    def mended(self, value: Any, part: Any, depth: int) -> Any:
+        """Return the value if it fits, else the nearest one that does; `_MISSING` if there is none."""
+        if depth > _DEEPEST:
+            return _MISSING
+        if self._fits(part, value):
+            return value
+        schema = self._schema.followed(part)
+        near = self._near(value, schema, depth)
+        if near is not _MISSING and self._fits(part, near):
+            return near
+        return self.example(part, depth)
+
+    def _near(self, value: Any, schema: Mapping[str, Any], depth: int) -> Any:
+        for form in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+            if self._schema.admits_type_of(form, value):
+                made = self.mended(value, self._form(schema, form), depth + 1)
+                if made is not _MISSING and self._fits(form, made):
+                    return made
+        if isinstance(value, dict):
+            return self._members(value, schema, depth)
+        if isinstance(value, list):
+            items = [self.mended(item, own, depth + 1) for item, own in items_of(value, schema)]
+            return [item for item in items if item is not _MISSING][: schema.get("maxItems")]
+        if isinstance(value, str) and "enum" in schema:
+            options = [each for each in schema["enum"] if isinstance(each, str)]
+            return next(iter(difflib.get_close_matches(value[:100], options, 1, 0.4)), _MISSING)
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            low, high = schema.get("minimum", value), schema.get("maximum", value)
+            nearest = min(max(value, low), high)
+            return round(nearest) if schema.get("type") == "integer" else nearest
+        return _MISSING
+
+    def _members(self, value: Mapping[str, Any], schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
+        properties: Mapping[str, Any] = schema.get("properties", {})
+        required = schema.get("required", ())
+        others = schema.get("additionalProperties", schema.get("unevaluatedProperties", True))
+        made: dict[str, Any] = {}
+        for name, member in value.items():
+            own = properties.get(name, others)
+            free = [each for each in properties if each not in value and properties[each] is not NOWHERE]
+            if own is False:
+                name = next(iter(difflib.get_close_matches(name[:100], free, 1)), name)
+                own = properties.get(name, False)
+            if own is False or own is NOWHERE:
+                continue
+            kept = self.mended(member, own, depth + 1)
+            if kept is not _MISSING and (name in required or kept == member or _close(kept, member)):
+                made[name] = kept
+        for name in required:
+            if name not in made:
+                made[name] = self.example(properties.get(name, others), depth + 1)
+        return {name: member for name, member in made.items() if member is not _MISSING}
+
+    def example(self, part: Any, depth: int = 0) -> Any:
+        """Return a value that fits the part; `_MISSING` if none was found."""
+        if depth > _DEEPEST:
+            return _MISSING
+        schema = self._schema.followed(part)
+        for value in self._candidates(schema, depth):
+            if value is not _MISSING and self._fits(part, value):
+                return value
+        return _MISSING
+
+    def _candidates(self, schema: Mapping[str, Any], depth: int) -> Iterator[Any]:
+        yield from (schema[key] for key in ("const", "default") if key in schema)
+        for key in ("examples", "enum"):
+            yield from schema[key][:20] if isinstance(schema.get(key), list) else ()
+        for form in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())):
+            yield self.example(self._form(schema, form), depth + 1)
+        kinds = schema.get("type", ())
+        for kind in (kinds,) if isinstance(kinds, str) else kinds:
+            yield from self._of_type(kind, schema, depth)
+        if not kinds:
+            yield from (self._members({}, schema, depth), "text")
+
+    def _of_type(self, kind: str, schema: Mapping[str, Any], depth: int) -> Iterator[Any]:
+        match kind:
+            case "string":
+                length = max(schema.get("minLength", 1), 1)
+                yield from filter(None, (_FORMATS.get(schema.get("format", "")),))
+                yield from _TEXTS
+                yield "x" * min(length, 1000)
+            case "integer" | "number":
+                low = schema.get("minimum", schema.get("exclusiveMinimum", 1))
+                high = schema.get("maximum", schema.get("exclusiveMaximum", 1))
+                step = schema.get("multipleOf", 1)
+                yield from (1, low, low + 1, high, high - 1, (low + high) / 2, step, math.ceil(low / step) * step)
+            case "boolean":
+                yield False
+                yield True
+            case "array":
+                few = [self.example(own, depth + 1) for _, own in items_of([None] * schema.get("minItems", 0), schema)]
+                yield few if _MISSING not in few else _MISSING
+            case "object":
+                yield self._members({}, schema, depth)
+            case "null":
+                yield None
+
+
+def _close(kept: Any, given: Any) -> bool:
+    """Whether the mended value of an optional argument is still what was given: of the same type, but not empty."""
+    numbers = (int, float)
+    return bool(kept) and (type(kept) is type(given) or (type(kept) in numbers and type(given) in numbers))
