@@ -23,7 +23,7 @@ import h11
 import uvicorn
 from sse_starlette.sse import AppStatus
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from keephold.errors import ConfigError
 
@@ -89,12 +89,27 @@ class SlowClientProtocol(H11Protocol):
         if cycle is None or not cycle.more_body or cycle.response_started:
             self.transport.abort()
             return
-        cycle.disconnected = True  # to the application, the client has left
-        cycle.message_event.set()
+        self._disconnect(cycle)
         head = h11.Response(status_code=408, headers=_TOO_SLOW, reason=b"Request Timeout")
         for event in (head, h11.Data(data=b"the body of the request did not arrive in time\n"), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+    @staticmethod
+    def _disconnect(cycle: RequestResponseCycle) -> None:
+        """Make the application believe that the client has left."""
+        cycle.disconnected = True
+        cycle.message_event.set()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that are not HTTP. If they are in a body, the application must not answer that request, too."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            self._disconnect(cycle)
+            if cycle.response_started:
+                self.transport.close()
+                return
+        super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
         self._received = 0
