@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import random
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from time import perf_counter
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -159,3 +161,41 @@ def test_K6_the_process_shows_what_an_emulator_here_would(
         here.close()
 
     loop.run_until_complete(both())
+
+
+def test_K6_hostile_output_ends_at_most_its_own_terminal(loop: asyncio.AbstractEventLoop) -> None:
+    """A soak feeds 200 MB. A terminal that is lost is replaced, as by the next spawn; another one stays as it was."""
+    dice = random.Random(15)
+    size, lost, slowest = tries(1 << 20, soak=200 << 20), 0, 0.0
+
+    async def feed() -> None:
+        nonlocal size, lost, slowest
+        beside, hostile = (open_emulator(24, 80, lambda _: None, kept=bytes) for _ in range(2))
+        assert isinstance(hostile, WorkerEmulator)
+        beside.feed(b"still here")
+        hostile.screen()  # the process has started
+        while size > 0:
+            piece = b"".join(
+                dice.choice(_PIECES) if dice.random() < 0.5 else dice.randbytes(dice.randrange(60)) for _ in range(400)
+            )
+            while hostile.behind:  # noqa: ASYNC110 (a terminal is not read meanwhile)
+                await asyncio.sleep(0.001)
+            began = perf_counter()
+            hostile.feed(piece)
+            if dice.random() < 0.05:
+                hostile.resize(dice.randrange(1, 60), dice.randrange(1, 200))
+            if dice.random() < 0.1:
+                hostile.screen()
+            slowest = max(slowest, perf_counter() - began)
+            size -= len(piece)
+            if hostile.instead is not None:
+                lost += 1
+                hostile.close()
+                hostile = open_emulator(24, 80, lambda _: None)
+                assert isinstance(hostile, WorkerEmulator)
+        assert isinstance(beside, WorkerEmulator) and beside.instead is None
+        hostile.close()
+        beside.close()
+
+    loop.run_until_complete(feed())
+    print(f"{lost} terminals lost; the slowest call took {slowest * 1000:.0f} ms")

@@ -1,8 +1,9 @@
 """Emulators in a worker process (K6): programs' output reaches native code there, and not in the runtime.
 
-All emulators of an event loop share one process. Feeding and resizing do not wait for it; a question for the screen
-does. If the process dies, the terminal that it was working for is lost: its program's output has crashed the emulator.
-The others continue in a new process, which is fed their kept output again.
+All emulators of an event loop share one process. Feeding and resizing do not wait for it: a terminal whose process is
+behind is not read for a while. A question for the screen waits. If the process dies, the terminal that it was working
+for is lost: its program's output has crashed the emulator. The others continue in a new process, which is fed their
+kept output again.
 """
 
 import asyncio
@@ -34,8 +35,11 @@ _START_SECS, _STUCK_SECS = 60.0, 30.0
 killed. Only a starved process takes so long: the limit of processor time is the kernel's."""
 _PIECE, _LARGEST = 256 * 1024, 64 << 20
 """Bytes that are received at once, and those of the largest frame."""
-_BACKLOG = 64 * 1024
-"""Bytes that may be unsent. A program that prints more waits for its emulator."""
+_BACKLOG = 16 * 1024
+"""Bytes that may be unsent, and as many sent. A program that prints more waits for its emulator, because a question for
+the screen waits until all of them are shown: hostile ones take two microseconds each."""
+_TOO_MUCH = 4 << 20
+"""Unsent bytes for which the loop waits: terminals are fed that should not be."""
 
 _hosts: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, EmulatorHost]" = weakref.WeakKeyDictionary()
 
@@ -87,6 +91,15 @@ class WorkerEmulator:
             self.instead.feed(data)
         else:
             self._host.feed(self, data)
+
+    @property
+    def behind(self) -> bool:
+        """Whether the process should get less output."""
+        return self.instead is None and self._host.behind
+
+    def when_caught_up(self, call: Callable[[], None]) -> None:
+        """Call this when the process is no longer `behind`."""
+        self._host.when_caught_up.append(call)
 
     def resize(self, rows: int, cols: int) -> None:
         self.rows, self.cols = rows, cols
@@ -141,6 +154,7 @@ class EmulatorHost:
         self._unsent = bytearray()
         self._writing = False
         """Whether the loop waits for room in the socket."""
+        self.when_caught_up: list[Callable[[], None]] = []
         self._received = bytearray()
         self._answers: deque[Any] = deque()
         self._replies: deque[tuple[int, bytes]] = deque()
@@ -150,6 +164,10 @@ class EmulatorHost:
         self._why = ""
         """Why the process did not start."""
         self._encode = msgspec.msgpack.Encoder().encode
+
+    @property
+    def behind(self) -> bool:
+        return len(self._unsent) > _BACKLOG
 
     def hold(self) -> None:
         """Start the process now, and keep it until `release`."""
@@ -274,6 +292,7 @@ class EmulatorHost:
             process.end()
             self._unsent.clear()
             self._writing = False
+            self._caught_up()
             self._page.close()
             self._received.clear()
             self._answers.clear()
@@ -304,14 +323,14 @@ class EmulatorHost:
         return HEADER.pack(len(body)) + body
 
     def _exchange(self, frame: bytes, *, answer: bool = False) -> None:
-        """Send a frame, now or when there is room. Wait for the answer to a query, and while too much is unsent. Frames
-        are received meanwhile, so that the two processes cannot wait for each other."""
+        """Send a frame, now or when there is room. Wait for the answer to a query, and while far too much is unsent.
+        Frames are received meanwhile, so that the two processes cannot wait for each other."""
         if self._process is None:
             raise _Died
         self._unsent += frame
         self._flush()
         connection = self._process.socket
-        while len(self._unsent) > _BACKLOG or (answer and not self._answers):
+        while len(self._unsent) > _TOO_MUCH or (answer and not self._answers):
             poll = select.poll()
             poll.register(connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))
             ready = poll.poll((_STUCK_SECS if self._ready else _START_SECS) * 1000)
@@ -340,6 +359,13 @@ class EmulatorHost:
         elif self._writing and not self._unsent:
             self.loop.remove_writer(connection.fileno())
         self._writing = bool(self._unsent)
+        if not self._unsent:
+            self._caught_up()
+
+    def _caught_up(self) -> None:
+        calls, self.when_caught_up = self.when_caught_up, []
+        for call in calls:
+            self.loop.call_soon(call)
 
     def _writable(self) -> None:
         try:

@@ -120,7 +120,7 @@ def _inheritable() -> list[int]:
 
 
 _CHUNK = 4096  # a terminal never gives more at once
-_AT_ONCE = 256 * 1024  # then others of the loop have their turn
+_AT_ONCE = 16 * 1024  # then others of the loop have their turn; the kernel does not hold more
 _HOLDS = 16 * 1024  # the kernel's limit for input that nobody reads
 _LINE, _SPARE = 4000, 16  # it keeps 4095 bytes of a line that is not ended, and drops the rest
 _CONTROLS = bytes(byte for byte in (*range(0x20), 0x7F) if byte != 0x09)
@@ -333,6 +333,15 @@ class Pty:
             self._on_output(b"".join(parts))
         if closed:
             self._session.output_ended()
+
+    def pause(self) -> None:
+        """Stop reading: a program that prints more than the kernel holds waits."""
+        if self._master is not None:
+            self._loop.remove_reader(self._master)
+
+    def resume(self) -> None:
+        if self._master is not None:
+            self._loop.add_reader(self._master, self._read)
 
     def look(self) -> Look:
         """Whether the program waits for input, as it is right now."""

@@ -27,6 +27,7 @@ from keephold.tools.child import as_json, as_text, ending, remove
 from keephold.tools.program import MAX_COLS, MAX_ROWS, Program
 from keephold.tools.session import Exit
 from keephold.tools.terminal.emulator import SupportsCells, open_emulator
+from keephold.tools.terminal.emulator_worker import WorkerEmulator
 from keephold.tools.terminal.keys import as_bytes
 from keephold.tools.terminal.probe import Look, may_come_back
 from keephold.tools.terminal.pty import Pty
@@ -235,6 +236,9 @@ class _Call:
     def _show(self, data: bytes) -> None:
         if data:
             self._emulator.feed(data)
+            if self._pty is not None and isinstance(self._emulator, WorkerEmulator) and self._emulator.behind:
+                self._pty.pause()
+                self._emulator.when_caught_up(self._pty.resume)
             self._recent.add(data)
             self._sink.output(data)
 
