@@ -80,7 +80,7 @@ def test_R6_a_stdio_server_ends_with_its_client_and_ends_its_commands(office: Of
     assert time.monotonic() - began < PROMPT
     assert not psutil.pid_exists(pid)
     said = (office.directory / "said").read_text()
-    assert said == "", said
+    assert said == f"using {office.directory / 'keephold.toml'}\n", said
 
 
 def test_R6_a_client_that_closes_what_it_reads_ends_the_server(office: Office) -> None:
@@ -139,7 +139,7 @@ async def test_R6_an_http_server_ends_its_streams_in_order(office: Office, numbe
         with contextlib.suppress(MCPError, httpx2.HTTPError):  # answered, or its connection closed; it does not hang
             assert waiting.result().is_error
     said = server.said.read_text()
-    assert "Traceback" not in said and len(said.splitlines()) == 1, said
+    assert "Traceback" not in said and len(said.splitlines()) == 2, said
     server.start()
     async with connected(server.url, tasks=KnowsTasks()) as client:
         ended = await task_is(client, task, "failed", "cancelled", "completed")
@@ -162,7 +162,7 @@ async def test_R6_a_server_with_sessions_of_2025_ends_as_promptly(office: Office
         waiting.cancel()
         await asyncio.wait([waiting])
     said = server.said.read_text()
-    assert "Traceback" not in said and len(said.splitlines()) == 1, said
+    assert "Traceback" not in said and len(said.splitlines()) == 2, said
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -176,7 +176,8 @@ async def test_M3_a_handle_of_a_stdio_server_that_is_gone_is_in_the_store(era: s
             assert read(await client.call_tool("wait_for", {"handleId": "h", "timeoutMs": 0}))["status"] == "timeout"
             fetched = read(await client.call_tool("work", {"action": "fetch", "id": "w"}))
             assert fetched["state"] == "stopped" and fetched["ended_by"] == "shutdown"
-    assert (office.directory / "said").read_text() == ""
+    using = f"using {office.directory / 'keephold.toml'}\n"
+    assert (office.directory / "said").read_text() == 2 * using
 
 
 async def test_R6_a_second_server_on_the_port_says_so(office: Office) -> None:

@@ -20,10 +20,10 @@ spawn = { stateful = true }
 """
 
 
-def started(server: Served) -> StdioServerParameters:
+def started(server: Served, cwd: str = ".") -> StdioServerParameters:
     words = ["-m", "keephold", "mcp", "--store", f"sqlite:///{server.store}", "--config", server.path("keephold.toml")]
     return StdioServerParameters(
-        command=sys.executable, args=words, env=environment(server.directory), cwd=server.directory
+        command=sys.executable, args=words, env=environment(server.directory), cwd=server.directory / cwd
     )
 
 
@@ -40,6 +40,9 @@ async def test_M3_what_was_spawned_outlives_the_client_where_a_server_runs(era: 
             spawned = await client.call_tool("work", {"action": "spawn", "id": "w"})
             assert text(spawned) == {"id": "w", "state": "running"}
         server.open("gate")
+        (tmp_path / "elsewhere").mkdir()
+        async with Client(stdio_client(started(server, "elsewhere")), mode=era) as client:  # another project (M7)
+            assert text(await client.call_tool("list_wait_handles", {}))["handles"] == []
         async with Client(stdio_client(started(server)), mode=era) as client:
             waited = text(await client.call_tool("await", {"all": ["w"], "timeout_secs": 30}))
             assert waited["completed"] == [{"id": "w", "state": "stopped", "result": "at work\ndone\n"}]

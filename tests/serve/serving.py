@@ -34,7 +34,12 @@ class Served:
     """A server on a port that stays the same over restarts, with a store in its directory. All it says is in a file."""
 
     def __init__(
-        self, directory: Path, config: str, *words: str, env: Mapping[str, str] | None = None, talkative: bool = False
+        self,
+        directory: Path,
+        config: str | None,
+        *words: str,
+        env: Mapping[str, str] | None = None,
+        talkative: bool = False,
     ) -> None:
         self.directory = directory
         self.store = directory / "store.db"
@@ -45,7 +50,8 @@ class Served:
         self._words = words
         self._talkative = talkative
         self._env = {"KEEPHOLD_TOKEN": TOKEN} if env is None else env
-        write_trusted(directory / "keephold.toml", config, directory / "state")
+        if config is not None:
+            write_trusted(directory / "keephold.toml", config, directory / "state")
         self.process = self._start()
 
     @property
@@ -139,7 +145,7 @@ def serve(store: Path, *words: str, talkative: bool = False) -> list[str]:
 
 @contextmanager
 def served(
-    directory: Path, config: str = "", *words: str, env: Mapping[str, str] | None = None, talkative: bool = False
+    directory: Path, config: str | None = "", *words: str, env: Mapping[str, str] | None = None, talkative: bool = False
 ) -> Iterator[Served]:
     """A server with that configuration; when it has ended, it must not have said anything it should not."""
     server = Served(directory, config, *words, env=env, talkative=talkative)

@@ -148,6 +148,18 @@ async def test_L4_HUP_reads_the_configuration_again_and_a_wrong_one_changes_noth
             assert (await http.get("/api/handles/work", params={"conversation": "mcp"})).json()["state"] == "running"
 
 
+async def test_M7_it_serves_without_a_file_and_says_how_to_add_tools(tmp_path: Path) -> None:
+    with served(tmp_path, None) as server:
+        assert f"there is no keephold.toml in {tmp_path} or above it" in server.said.read_text()
+        async with server.client() as http:
+            assert {"await", "create_wait_handle", "execute_workflow_async", "create_task"} <= await tools(http)
+            assert "run <code>keephold init</code>" in (await http.get("/tools")).text
+            write_trusted(tmp_path / "keephold.toml", CONFIG, tmp_path / "state")
+            server.process.send_signal(signal.SIGHUP)
+            await until(lambda: "keephold.toml was read again" in server.said.read_text())
+            assert "work" in await tools(http)
+
+
 async def test_E6_two_servers_on_one_store_are_one_system(tmp_path: Path) -> None:
     one_place, other_place = tmp_path / "one", tmp_path / "other"
     one_place.mkdir()

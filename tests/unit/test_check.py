@@ -193,9 +193,11 @@ def test_L1_a_missing_emulator_is_a_note_for_those_who_have_terminals(monkeypatc
     assert report(LOCAL + "command = 'sh'\nrun = 'unattended'\n")["notes"] == []
 
 
-def test_L1_no_configuration_at_all_is_a_problem() -> None:
+def test_M7_no_configuration_at_all_is_said_and_is_no_problem() -> None:
     result = CliRunner().invoke(check, ["--json"])
-    assert (result.exit_code, json.loads(result.output)["config"]) == (1, None)
+    said = json.loads(result.output)
+    assert (result.exit_code, said["config"], said["ok"], said["problems"]) == (0, None, True, [])
+    assert said["notes"][0].startswith(f"there is no keephold.toml in {Path.cwd()} or above it")
     assert CliRunner().invoke(check, ["--config", "elsewhere.toml"]).exit_code == 1
 
 

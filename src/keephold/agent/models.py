@@ -60,8 +60,8 @@ def open_assistant(settings: "AssistantSettings", root: Path, model: "Model[Any]
     chosen = model if model is not None else settings.model
     if chosen is None:
         raise KeepholdError(
-            'no model is configured; set `model = "provider:name"` in [conversation.assistant], or name one by --model '
-            "or `model=`",
+            'no model is configured; set `model = "provider:name"` in [conversation.assistant], or name one by '
+            "--model, $KEEPHOLD_MODEL or `model=`",
             code="no_model",
         )
     found = _named(chosen, settings, root) if isinstance(chosen, str) else chosen

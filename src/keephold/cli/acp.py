@@ -9,7 +9,7 @@ from typing import Literal
 
 import click
 
-from keephold.cli.parameters import config_option, config_unasked
+from keephold.cli.parameters import config_option, config_unasked, model_option, tell_source
 from keephold.cli.process import Signals, log_to_stderr
 from keephold.cli.store import store_of, store_option
 from keephold.config import Config
@@ -19,7 +19,7 @@ from keephold.runtime import Runtime
 @click.command()
 @config_option
 @store_option
-@click.option("--model", metavar="M", help="Use this model, `provider:name`. Default: the one of keephold.toml.")
+@model_option
 @click.option(
     "--mode",
     type=click.Choice(["ask", "unattended"]),
@@ -43,6 +43,8 @@ def acp(config: Path | None, store: str | None, model: str | None, mode: Literal
     loaded, ignored = config_unasked(config)
     if ignored:
         logging.getLogger("keephold.acp").warning("%s", ignored)
+    else:
+        tell_source(loaded)
     read_fd, write_fd = _own_stdio()
     sys.exit(asyncio.run(_serve(loaded, ignored, store or store_of(loaded), model, mode, read_fd, write_fd)))
 

@@ -17,7 +17,7 @@ import click
 from keephold.cli.chat_lines import Piece
 from keephold.cli.chat_session import continuing, last_exchange
 from keephold.cli.keyboard import Tty, open_tty
-from keephold.cli.parameters import NAME, config_if_any, config_option, detached_option
+from keephold.cli.parameters import NAME, config_option, detached_option, model_option, the_config
 from keephold.cli.printing import one_line
 from keephold.cli.process import Signals, open_stdin
 from keephold.cli.prompter import TerminalPrompter, open_prompter
@@ -67,7 +67,7 @@ class _Left(NamedTuple):
 
 @click.command()
 @click.argument("PROMPT", required=False)
-@click.option("--model", metavar="M", help="Talk to this model, `provider:name`. Default: the one of keephold.toml.")
+@model_option
 @click.option(
     "--conversation", metavar="ID", type=NAME, help="Continue this conversation, or start it. Default: a new one."
 )
@@ -93,7 +93,7 @@ def chat(
     """
     if prompt is not None and not prompt.strip():
         raise click.UsageError("the PROMPT is empty; say something, or leave it out", context)
-    loaded = config_if_any(config) or Config()
+    loaded = the_config(config)
     wanted = _Wanted(loaded, store or store_of(loaded), model, conversation, prompt, detached, as_json)
     tty = None if as_json else _screen_tty()
     left = asyncio.run(_plain(wanted) if tty is None else _terminal(wanted, tty))

@@ -404,7 +404,8 @@ def examine(path: Path | None) -> dict[str, Any]:
         if path is None:
             here = find(Path.cwd())
             if here is None:
-                raise no_config()
+                notes = [f"{no_config()}. Every command works without one, with the tools of keephold itself."]
+                return {"config": None, "ok": True, "problems": [], "notes": notes, **listed}
             path = here.path
             if here.refused:
                 from keephold.cli.trust import refusal

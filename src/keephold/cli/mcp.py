@@ -14,12 +14,13 @@ import click
 from keephold.cli.parameters import (
     ADDRESS,
     CLIENT_PROMPTS,
-    NAME,
     TOKEN,
     builtins_option,
     check_own_token,
     config_option,
     config_unasked,
+    mcp_conversation_option,
+    tell_source,
     tokens_of,
 )
 from keephold.cli.process import Signals, log_to_stderr
@@ -48,7 +49,7 @@ user can trust it by running `keephold trust` in its directory; a new connection
 @click.command()
 @config_option
 @store_option
-@click.option("--conversation", type=NAME, default="mcp", show_default=True, help="Keep handles in this conversation.")
+@mcp_conversation_option
 @click.option("--http", "port", type=click.IntRange(0, 65535), help="Serve HTTP on this port instead; 0: any free one.")
 @click.option("--url", type=ADDRESS, help="Use this public address in the URLs for clients, with --http.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Bind this address, with --http.")
@@ -63,7 +64,7 @@ user can trust it by running `keephold trust` in its directory; a new connection
 def mcp(
     config: Path | None,
     store: str | None,
-    conversation: str,
+    conversation: str | None,
     port: int | None,
     url: str | None,
     host: str,
@@ -95,20 +96,24 @@ def mcp(
     decide = principals.client_prompts | ({"default"} if own and "default" not in principals.tokens else set())
     if port is None and (tokens is not None or url is not None or host != "127.0.0.1"):
         raise click.UsageError("--host, --url and --tokens go with --http PORT")
+    if port is not None:
+        from keephold.mcp.http import check_bind  # slow to import
+
+        check_own_token(own)
+        check_bind(host, known)
     loaded, ignored = config_unasked(config)
     if ignored:
         _log.warning("%s", ignored)
+    else:
+        tell_source(loaded)
     place = store or store_of(loaded)
     alone = port is not None or builtins is not None  # a server that runs already has its own
-    if not alone and loaded.source is not None and _passed_on(place, loaded.source.path, conversation):
+    file = None if loaded.source is None else loaded.source.path
+    if not alone and (file is not None or not ignored) and _passed_on(place, file, conversation):
         return
     from keephold.cli.look_again import LookAgain
-    from keephold.mcp.http import check_bind
     from keephold.mcp.server import Server
 
-    if port is not None:
-        check_own_token(own)
-        check_bind(host, known)
     runtime = Runtime(store=place, config=loaded)
     look = LookAgain(runtime, ignored)
     server = Server(
@@ -145,13 +150,16 @@ def _telling(look: "LookAgain") -> Any:
 
 
 def settings_of(config: Config, builtins: tuple[str, ...] | None) -> dict[str, Any]:
-    """Return the settings of the MCP server; `builtins` are those of the command line."""
+    """Return the settings of the MCP server; `builtins` are those of the command line. Without a configuration file all
+    built-ins are served, because there is nothing else."""
     settings = config.mcp
     chosen = settings.builtins if builtins is None else builtins
+    if chosen is None and config.source is None:
+        chosen = ["*"]
     return {"schema": settings.schema_, "task_after": settings.task_after_ms / 1000, "builtins": chosen}
 
 
-def _passed_on(store: str, config: Path, conversation: str) -> bool:
+def _passed_on(store: str, config: Path | None, conversation: str | None) -> bool:
     """Let a `keephold serve` on the same store serve the client, if there is one (M3). Return whether it did."""
     path = getattr(open_store(store), "path", None)
     connection = connect(path, config, conversation) if path is not None else None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from keephold.characters import exact_line
 from keephold.errors import ConfigError, KeepholdError
 
 if TYPE_CHECKING:
@@ -83,6 +84,13 @@ builtins_option = click.option(
 conversation_option = click.option(
     "--conversation", metavar="C", type=NAME, help="Look only in this conversation; needed if several have the ID."
 )
+mcp_conversation_option = click.option(
+    "--conversation",
+    metavar="C",
+    type=NAME,
+    help="Keep the handles of all clients in this conversation; those of a principal in C:PRINCIPAL. Default: one for "
+    "each client and directory on stdio, `mcp` and `mcp:PRINCIPAL` over HTTP.",
+)
 detached_option = click.option(
     "--detached", is_flag=True, help="Ask nobody, even if a terminal is there; `detached` decides instead."
 )
@@ -90,31 +98,39 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 json_lines_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 
 
+model_option = click.option(
+    "--model",
+    metavar="M",
+    envvar="KEEPHOLD_MODEL",
+    help="Use this model, `provider:name`. Default: $KEEPHOLD_MODEL, else the one of keephold.toml.",
+)
+
+
+def no_config() -> str:
+    """Return the line that says where a configuration was looked for, and how to get one (M7)."""
+    where = f"in {exact_line(str(Path.cwd()))} or above it, nor in ~/.config/keephold"
+    return f"there is no keephold.toml {where}; `keephold init` writes one, or name a file by --config"
+
+
+def tell_source(config: "Config") -> None:
+    """Print the one line of a host's log that says which file was found, or where none was (M7)."""
+    found = config.source
+    click.echo(no_config() if found is None else f"using {exact_line(str(found.path))}", err=True)
+
+
 def the_config(path: Path | None, *, ask: bool = True) -> "Config":
-    """Like `config_if_any`, but raise `ConfigError` if there is no file."""
-    config = config_if_any(path, ask=ask)
-    if config is None:
-        raise no_config()
-    return config
-
-
-def no_config() -> ConfigError:
-    where = "in this directory or above it, and none in ~/.config/keephold"
-    return ConfigError([f"no keephold.toml {where}; `keephold init` writes one, or name a file by --config"])
-
-
-def config_if_any(path: Path | None, *, ask: bool = True) -> "Config | None":
-    """Return the configuration of the file that is named, else of the one found, if the user trusts it (K7). Raise
-    `ConfigError` if they do not; with `ask`, they are asked first at a terminal."""
-    if path is not None:
-        from keephold.config.load import load_config
-
-        return load_config(path)
+    """Return the configuration of the file that is named, else of the one found, if the user trusts it (K7); the
+    defaults if there is no file. Raise `ConfigError` if they do not trust it; with `ask`, they are asked first at a
+    terminal."""
+    from keephold.config import Config
+    from keephold.config.load import load_config
     from keephold.config.trust import find
 
+    if path is not None:
+        return load_config(path)
     found = find(Path.cwd())
     if found is None:
-        return None
+        return Config()
     from keephold.cli.trust import trusted_config
 
     return trusted_config(found, ask=ask)

@@ -17,12 +17,14 @@ from keephold.cli.owner_token import owner_token, token_file
 from keephold.cli.parameters import (
     ADDRESS,
     CLIENT_PROMPTS,
-    NAME,
     TOKEN,
     Principals,
     builtins_option,
     check_own_token,
     config_option,
+    mcp_conversation_option,
+    no_config,
+    tell_source,
     the_config,
     tokens_of,
 )
@@ -56,9 +58,7 @@ _log = logging.getLogger("keephold.serve")
     help="Read `principal token` lines from this file: each principal is an MCP client with its own handles. You "
     f"decide its permission prompts; with `{CLIENT_PROMPTS}` as a third word, its own user does.",
 )
-@click.option(
-    "--conversation", type=NAME, default="mcp", show_default=True, help="Keep MCP handles in this conversation."
-)
+@mcp_conversation_option
 @builtins_option
 @click.option("--quiet", is_flag=True, help="Print only the address, without a token or its file.")
 def serve(
@@ -68,7 +68,7 @@ def serve(
     port: int | None,
     url: str | None,
     tokens: Path | None,
-    conversation: str,
+    conversation: str | None,
     builtins: tuple[str, ...] | None,
     quiet: bool,
 ) -> None:
@@ -93,10 +93,9 @@ def serve(
     log_to_stderr()
     given = take(TOKEN)
     loaded = the_config(config, ask=False)  # it may be a service, whose terminal nobody watches
-    assert loaded.source is not None, "it was read from a file"
     settings = loaded.serve
     wanted = _Wanted(
-        file=loaded.source.path,
+        file=None if loaded.source is None else loaded.source.path,
         named=config is not None,
         config=loaded,
         store=store or store_of(loaded),
@@ -118,7 +117,8 @@ def serve(
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    file: Path
+    file: Path | None
+    """The configuration file; None: there is none, and the defaults count."""
     named: bool
     """The file is named by --config."""
     config: Config
@@ -128,7 +128,7 @@ class _Wanted:
     url: str | None
     token: str | None
     principals: Principals
-    conversation: str
+    conversation: str | None
     builtins: tuple[str, ...] | None
     quiet: bool
 
@@ -186,7 +186,8 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
                 named=address in (*LOOPBACK, *ANY),
                 loopback=is_loopback(host) and url is None,  # a public address leads here through a proxy
             )
-            mcp = await _socket(server, store, wanted.file, wanted.conversation)
+            mcp = await _socket(server, store, wanted.file)
+            tell_source(wanted.config)
             _announce(f"{place}/", owner, None if wanted.token else token_file(store), quiet=wanted.quiet)
 
             async def close() -> None:
@@ -214,7 +215,7 @@ def _cancel_on_signals(ended: list[int]) -> None:
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
 
 
-async def _socket(server: "Server", store: "Store", file: Path, conversation: str) -> "Listening | None":
+async def _socket(server: "Server", store: "Store", file: Path | None) -> "Listening | None":
     """Open the socket by which `keephold mcp` reaches this server, on a store that other processes can open."""
     from keephold.mcp.socket import Listening
     from keephold.turn.owner_connection import socket_of
@@ -223,7 +224,7 @@ async def _socket(server: "Server", store: "Store", file: Path, conversation: st
     if path is None or at is None:
         return None
     listening = Listening(server, f"{at.removesuffix('.s')}.m")
-    await listening.open(path, file, conversation)
+    await listening.open(path, file)
     return listening
 
 
@@ -231,14 +232,23 @@ def _reload(runtime: "Runtime", wanted: _Wanted) -> None:
     """Apply the configuration as the file is now; a wrong file, or one that is not trusted now, changes nothing."""
     file = wanted.file
     try:
-        config = load_config(file) if wanted.named else trusted_config(examine(file), ask=False)
+        if file is None:
+            config = the_config(None, ask=False)
+        else:
+            config = load_config(file) if wanted.named else trusted_config(examine(file), ask=False)
         left = runtime.reload(config)
     except KeepholdError as error:
-        _log.error("%s was not read again, nothing changed: %s", file, error.message)
+        _log.error("%s was not read again, nothing changed: %s", file or "the configuration", error.message)
+        return
+    if config.source is None:
+        click.echo(no_config(), err=True)
         return
     if any(tool.source == "python" for tool in config.conversation.tools.values()):
         left.append("the code of Python tools, if that has changed")
-    click.echo(f"{file} was read again" + (f"; a restart is needed for {', '.join(left)}" if left else ""), err=True)
+    click.echo(
+        f"{config.source.path} was read again" + (f"; a restart is needed for {', '.join(left)}" if left else ""),
+        err=True,
+    )
 
 
 def _announce(address: str, owner: str, file: Path | None, *, quiet: bool) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from keephold.cli.parameters import config_option, the_config
+from keephold.cli.parameters import config_option, no_config, the_config
 from keephold.cli.printing import printable
 from keephold.schema.dialects import DIALECTS, Dialect
 
@@ -25,6 +25,8 @@ def tools(config: Path | None, dialect: Dialect | None, as_json: bool) -> None:
     from keephold import Runtime
 
     loaded = the_config(config)
+    if loaded.source is None:
+        click.echo(no_config(), err=True)
     runtime = Runtime(config=loaded, store="memory:")
     if loaded.mcp_servers():
         import asyncio

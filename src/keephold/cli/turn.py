@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import click
 import msgspec
 
-from keephold.cli.parameters import NAME, config_option, detached_option, the_config
+from keephold.cli.parameters import NAME, config_option, detached_option, no_config, the_config
 from keephold.cli.process import Signals, in_thread, open_stdin
 from keephold.cli.prompter import TerminalPrompter, open_prompter
 from keephold.cli.store import store_of, store_option
@@ -56,6 +56,8 @@ def turn(config: Path | None, store: str | None, conversation: str | None, resum
     if resume and conversation is None:
         raise click.UsageError("--resume needs --conversation, to say which turn to resume")
     loaded = the_config(config)
+    if loaded.source is None:
+        click.echo(no_config(), err=True)
     # Typed batches and answers to prompts would come from one terminal, each to the other's reader.
     prompter = None if detached or sys.stdin.isatty() else open_prompter()
     runtime = Runtime(store=store or store_of(loaded), config=loaded, prompter=prompter)

@@ -4,7 +4,7 @@ A client that starts `keephold mcp` ends it on exit, together with everything it
 anyway, the command only forwards bytes between its client and the server, so spawned handles survive the client.
 
 A file beside the store names the server. It counts only for the same configuration and conversation, and only if
-somebody listens at its socket. Imports are kept light, because a client waits for them.
+somebody listens at its socket. The first line tells the server the directory and conversation of the client. Imports are kept light, because a client waits for them.
 """
 
 import json
@@ -17,9 +17,10 @@ from typing import Any
 _PIECE = 1 << 16
 
 
-def announce(store: Path, path: str, config: Path, conversation: str) -> None:
-    """Write beside the store that a server listens at that socket."""
-    said = {"socket": path, "config": str(config.resolve()), "conversation": conversation}
+def announce(store: Path, path: str, config: Path | None, conversation: str | None) -> None:
+    """Write beside the store that a server listens at that socket. `conversation` is the one that was named for it."""
+    conversations = ["", "mcp"] if conversation is None else [conversation]
+    said = {"socket": path, "config": _named(config), "conversations": conversations}
     with os.fdopen(os.open(_file(store), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(said, file)
 
@@ -30,14 +31,15 @@ def withdraw(store: Path, path: str) -> None:
         _file(store).unlink(missing_ok=True)
 
 
-def connect(store: Path, config: Path, conversation: str) -> socket.socket | None:
+def connect(store: Path, config: Path | None, conversation: str | None) -> socket.socket | None:
     """Connect to the server that runs on that store with that configuration; None if there is none."""
     said = _read(store)
-    if said.get("config") != str(config.resolve()) or said.get("conversation") != conversation:
+    if said.get("config") != _named(config) or (conversation or "") not in said.get("conversations", ()):
         return None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(said["socket"])
+        connection.sendall(json.dumps({"cwd": os.getcwd(), "conversation": conversation}).encode() + b"\n")
     except (OSError, TypeError, KeyError):
         connection.close()
         return None
@@ -67,6 +69,10 @@ def pass_on(connection: socket.socket) -> None:
 def _write(data: bytes) -> None:
     while data:
         data = data[os.write(1, data) :]
+
+
+def _named(config: Path | None) -> str:
+    return "" if config is None else str(config.resolve())
 
 
 def _file(store: Path) -> Path:

@@ -29,6 +29,7 @@ from mcp_types import (
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle, OnStop, Watcher
 from keephold.mcp.elicit import Elicit, ElicitationPrompter
+from keephold.mcp.hosts import HOST, MCP, is_hosted
 from keephold.mcp.results import result
 from keephold.runtime import Runtime
 from keephold.tools.base import Tool
@@ -77,7 +78,7 @@ class Calls:
     def __init__(
         self,
         runtime: Runtime,
-        conversation: str = "mcp",
+        conversation: str = MCP,
         client_prompts: Collection[str] = (),
         builtins: Collection[str] | None = None,
     ) -> None:
@@ -101,6 +102,9 @@ class Calls:
 
     def conversation(self, ctx: Context) -> str:
         """Return the conversation of the client that sent a request."""
+        host = HOST.get()
+        if host is not None:
+            return host.conversation(self._conversation, ctx)
         principal = ctx.request.scope.get(PRINCIPAL) if ctx.request is not None else None
         return self._conversation if principal is None else f"{self._conversation}:{principal}"
 
@@ -110,8 +114,8 @@ class Calls:
         A principal's client may answer by itself, so it decides only where the owner has said so. Any other client was
         started by the owner. The conversation's name tells, also after a crash; metadata would not, as models write
         it."""
-        principal = conversation.removeprefix(f"{self._conversation}:")
-        return conversation == self._conversation or principal in self._client_prompts
+        name = conversation.removeprefix(f"{self._conversation}:")
+        return conversation == self._conversation or name in self._client_prompts or is_hosted(name)
 
     async def begin(
         self, ctx: Context, tool: Tool, params: CallToolRequestParams, park_after: float | None = 30

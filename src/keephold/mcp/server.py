@@ -5,6 +5,7 @@ subscriptions to handles. It serves one runtime, which must be open while it ser
 """
 
 import hashlib
+import os
 import secrets
 from collections.abc import Awaitable, Callable, Collection
 from importlib.metadata import version
@@ -33,6 +34,7 @@ from mcp_types import Tool as DescribedTool
 
 from keephold.errors import ConfigError, KeepholdError
 from keephold.mcp.calls import Calls, Context
+from keephold.mcp.hosts import HOST, MCP, Host, find_place
 from keephold.mcp.listen import LIST, ONE, Subscriptions, id_of, read_list, read_one
 from keephold.mcp.results import Schema, described
 from keephold.mcp.tasks import Tasks
@@ -88,14 +90,15 @@ class Server(MCPServer[Any]):
         self,
         runtime: Runtime,
         *,
-        conversation: str = "mcp",
+        conversation: str | None = None,
         schema: Schema = "generic",
         task_after: float = TASK_AFTER_SECS,
         client_prompts: Collection[str] = (),
         builtins: Collection[str] | None = None,
         **options: Any,
     ) -> None:
-        """`conversation` holds the handles; each authenticated client gets its own. A call becomes a task after
+        """`conversation` holds the handles; each authenticated client gets its own, `<conversation>:<principal>`. By
+        default it is `mcp`, and on stdio `mcp:<client>:<digest of its directory>`. A call becomes a task after
         `task_after` seconds. `client_prompts` names the principals whose own client may approve their calls and answer
         exclusive questions, instead of the runtime's prompter. `builtins` names the built-ins for clients, `*` all; by
         default, those that can be used here. Further options are those of the SDK's server."""
@@ -103,7 +106,8 @@ class Server(MCPServer[Any]):
             raise ConfigError([f"builtins: there is no built-in `{name!s:.80}`; use {_KNOWN}" for name in unknown])
         self.runtime = runtime
         self._schema: Schema = schema
-        self.calls = Calls(runtime, conversation, client_prompts, builtins)
+        self.conversation = conversation
+        self.calls = Calls(runtime, conversation or MCP, client_prompts, builtins)
         self.tasks = Tasks(self.calls, after=task_after)
         bus = InMemorySubscriptionBus()
         self.subscriptions = Subscriptions(self.calls, self.tasks, bus)
@@ -114,7 +118,12 @@ class Server(MCPServer[Any]):
         options.setdefault("version", version("keephold"))
         options.setdefault("log_level", "WARNING")
         extensions = [self.tasks, *options.pop("extensions", ())]
-        middleware = [_refusing, Tasks2025(self.calls, self.tasks, self.subscriptions), *options.pop("middleware", ())]
+        middleware = [
+            _refusing,
+            find_place,
+            Tasks2025(self.calls, self.tasks, self.subscriptions),
+            *options.pop("middleware", ()),
+        ]
         self._sealed = _Sealed()
         options.setdefault("request_state_security", RequestStateSecurity(codec=self._sealed, ttl=_STATE_SECS))
         super().__init__(
@@ -172,6 +181,11 @@ class Server(MCPServer[Any]):
         except KeepholdError as error:
             raise MCPError(INVALID_PARAMS, error.message, data={"uri": uri}) from None
         return ReadResourceResult(contents=[TextResourceContents(uri=uri, mime_type="application/json", text=text)])
+
+    async def run_stdio_async(self) -> None:
+        """Serve the client that has started this process."""
+        HOST.set(Host(os.getcwd(), self.conversation))
+        await super().run_stdio_async()
 
     async def open(self) -> None:
         """Open the runtime, and use the store's key for state, so that a client may return to any server of the store.

@@ -1,6 +1,7 @@
 """Serve MCP over a Unix socket, for `keephold mcp` beside a running server (`control/server_discovery.py`)."""
 
 import asyncio
+import json
 import socket
 from pathlib import Path
 from typing import Any, cast
@@ -8,6 +9,7 @@ from typing import Any, cast
 from mcp.server.stdio import stdio_server
 
 from keephold.control.server_discovery import announce, withdraw
+from keephold.mcp.hosts import HOST, Host
 from keephold.mcp.server import Server
 
 
@@ -21,12 +23,12 @@ class Listening:
         self._listening: asyncio.Server | None = None
         self._clients: set[asyncio.Task[None]] = set()
 
-    async def open(self, store: Path, config: Path, conversation: str) -> None:
+    async def open(self, store: Path, config: Path | None) -> None:
         """Listen, and announce the socket beside the store."""
         limit = self._server.runtime.limits.line_bytes
         self._listening = await asyncio.start_unix_server(self._connected, sock=_bound(self._path), limit=limit)
         self._store = store
-        announce(store, self._path, config, conversation)
+        announce(store, self._path, config, self._server.conversation)
 
     async def close(self) -> None:
         if self._listening is None or self._store is None:
@@ -46,12 +48,24 @@ class Listening:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         lowlevel = self._server._lowlevel_server
         try:
+            HOST.set(_host(await reader.readline()))
             async with stdio_server(cast(Any, _Reader(reader)), cast(Any, _Writer(writer))) as (received, sent):
                 await lowlevel.run(received, sent, lowlevel.create_initialization_options())
-        except* (ConnectionError, ValueError):  # the client has left, or sent a line over the limit
+        except* (
+            ConnectionError,
+            ValueError,
+            LookupError,
+            TypeError,
+        ):  # the client has left, or sent a line over the limit
             pass
         finally:
             writer.close()
+
+
+def _host(line: bytes) -> Host:
+    """Return the client that the first line describes (`control/server_discovery.py`)."""
+    said = json.loads(line)
+    return Host(str(said["cwd"]), said["conversation"])
 
 
 def _bound(path: str) -> socket.socket:
