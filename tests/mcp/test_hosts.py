@@ -122,8 +122,8 @@ async def test_M7_a_client_that_does_not_name_its_roots_is_waited_for_a_second(
 
 @pytest.mark.parametrize(
     "name",
-    ["", " ", "a b", "Claude: Desk/top", "mcp:alice", f"x/agent@{'0' * 32}", "\u202eevil\u200b", "a" * 500, "\u0430dmin",
-     "\ud800", "編集者", "../..", "\n\x00\x1b[2J"],
+    ["", " ", "a b", "Claude: Desk/top", "mcp:alice", f"x/agent@{'0' * 32}", "\u202eevil\u200b", "a" * 500,
+     "\u0430dmin", "\ud800", "編集者", "../..", "\n\x00\x1b[2J"],
 )  # fmt: skip
 def test_M7_a_strangers_name_makes_a_valid_conversation(name: str) -> None:
     """And never that of a principal, of a sub-agent, or of an owner."""

@@ -4,7 +4,8 @@ A client that starts `keephold mcp` ends it on exit, together with everything it
 anyway, the command only forwards bytes between its client and the server, so spawned handles survive the client.
 
 A file beside the store names the server. It counts only for the same configuration and conversation, and only if
-somebody listens at its socket. The first line tells the server the directory and conversation of the client. Imports are kept light, because a client waits for them.
+somebody listens at its socket. The first line tells the server the directory and conversation of the client. Imports
+are kept light, because a client waits for them.
 """
 
 import json
@@ -39,7 +40,7 @@ def connect(store: Path, config: Path | None, conversation: str | None) -> socke
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(said["socket"])
-        connection.sendall(json.dumps({"cwd": os.getcwd(), "conversation": conversation}).encode() + b"\n")
+        connection.sendall(json.dumps({"cwd": str(Path.cwd()), "conversation": conversation}).encode() + b"\n")
     except (OSError, TypeError, KeyError):
         connection.close()
         return None

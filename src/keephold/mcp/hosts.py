@@ -1,9 +1,10 @@
 """Which conversation a client has that started its server, on stdin and stdout or behind the socket (M5, M7).
 
 Hosts start their servers without asking where. If all of them used one conversation, two of them would meet: an id that
-one has taken is refused to the other, and one reads the notifications of the other. A conversation is therefore named by
-the client and by a digest of the directory it started the server in. Several hosts start servers in `/` or in the home
-directory, which says nothing about the project: there the client's first root counts, if it names one within a second.
+one has taken is refused to the other, and one reads the notifications of the other. A conversation is therefore named
+by the client and by a digest of the directory it started the server in. Several hosts start servers in `/` or in the
+home directory, which says nothing about the project: there the client's first root counts, if it names one within a
+second.
 """
 
 import asyncio

@@ -5,10 +5,10 @@ subscriptions to handles. It serves one runtime, which must be open while it ser
 """
 
 import hashlib
-import os
 import secrets
 from collections.abc import Awaitable, Callable, Collection
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from mcp.server import MCPServer
@@ -184,7 +184,7 @@ class Server(MCPServer[Any]):
 
     async def run_stdio_async(self) -> None:
         """Serve the client that has started this process."""
-        HOST.set(Host(os.getcwd(), self.conversation))
+        HOST.set(Host(str(Path.cwd()), self.conversation))
         await super().run_stdio_async()
 
     async def open(self) -> None:

@@ -51,12 +51,7 @@ class Listening:
             HOST.set(_host(await reader.readline()))
             async with stdio_server(cast(Any, _Reader(reader)), cast(Any, _Writer(writer))) as (received, sent):
                 await lowlevel.run(received, sent, lowlevel.create_initialization_options())
-        except* (
-            ConnectionError,
-            ValueError,
-            LookupError,
-            TypeError,
-        ):  # the client has left, or sent a line over the limit
+        except* (ConnectionError, ValueError):  # the client has left, or sent a line that is wrong or over the limit
             pass
         finally:
             writer.close()
@@ -64,8 +59,10 @@ class Listening:
 
 def _host(line: bytes) -> Host:
     """Return the client that the first line describes (`control/server_discovery.py`)."""
-    said = json.loads(line)
-    return Host(str(said["cwd"]), said["conversation"])
+    match json.loads(line):
+        case {"cwd": str(cwd), "conversation": None | str() as conversation}:
+            return Host(cwd, conversation)
+    raise ValueError("the first line describes no client")
 
 
 def _bound(path: str) -> socket.socket:
