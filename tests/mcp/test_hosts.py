@@ -92,9 +92,9 @@ async def test_M7_the_first_root_counts_where_the_directory_says_nothing(
     monkeypatch.setenv("HOME", "/home/somebody")
 
     async def roots(context: Any) -> mcp_types.ListRootsResult:
-        return mcp_types.ListRootsResult(roots=[mcp_types.Root(uri="file:///my%20project/")])  # type: ignore[arg-type]
+        return mcp_types.ListRootsResult(roots=[mcp_types.Root(uri="file:///my%20project/")])
 
-    found = []
+    found: list[str] = []
     for cwd in ("/", "/home/somebody", "/my project"):
         async with Runtime([work]) as runtime:
             async with host(Server(runtime), cwd, list_roots_callback=roots) as client:
