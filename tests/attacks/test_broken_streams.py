@@ -8,6 +8,7 @@ from itertools import cycle, repeat
 from typing import Any
 
 import pytest
+from tests.agent.asking import said, user
 from tests.agent.providers.cutting import HOWS, CuttingProvider, How, cutting
 from tests.agent.providers.formats import FORMATS
 from tests.agent.providers.neutral import Asked
@@ -20,7 +21,7 @@ from keephold import Question, Runtime
 from keephold.agent import requests
 from keephold.agent.conversation import Conversation
 from keephold.agent.events import Event, Restarted, Text
-from keephold.agent.requests import ATTEMPTS, INCOMPLETE_RETRIES
+from keephold.agent.requests import ATTEMPTS, INCOMPLETE_RETRIES, ModelCall, RequestFailed
 from keephold.policies import QuestionPolicy
 
 every = pytest.mark.parametrize("format", FORMATS)
@@ -83,9 +84,7 @@ async def house(format: str, calls: Reply = CALLS, text: Reply = TEXT) -> AsyncI
 
 
 def places(body: bytes) -> list[int]:
-    """Where to cut: everywhere, or in and at the end of the first event of each kind."""
-    if SOAK:
-        return list(range(len(body)))
+    """Where to cut conversations: in and at the end of the first event of each kind."""
     found, kinds, at = {0, len(body) - 1}, set[bytes](), 0
     for event in body.split(b"\n\n"):
         end = at + len(event)
@@ -122,6 +121,35 @@ def shown(events: list[Event]) -> list[str]:
             case _ if texts[-1]:
                 texts.append("")
     return [text for text in texts if text]
+
+
+@every
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.timeout(7200)
+async def test_G1_only_a_whole_response_counts_after_any_byte(
+    format: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request, cut after every byte in a soak; the tests below cut requests of conversations."""
+    monkeypatch.setattr(requests, "ATTEMPTS", 1)
+    async with house(format) as home:
+        talk, failed = home.talk(), 0
+        for prompt in ("Tidy up.", "Speak."):
+
+            async def ask(prompt: str = prompt) -> Any:
+                tell = (lambda _: None) if stream else None
+                return said(await ModelCall(talk.assistant, [user(prompt)], talk.parameters(), tell).answer())
+
+            whole, body = await ask(), home.server.bodies[-1]
+            for at in range(0, len(body), 1 if SOAK else 199):
+                for how in HOWS if SOAK else HOWS[at % 4 :][:1]:
+                    home.server.cuts = [(at, how)]
+                    home.server.bodies.clear()
+                    home.server.requests.clear()
+                    try:
+                        assert await ask() == whole, f"{how} {at}: {body[max(0, at - 60) : at]!r}"
+                    except RequestFailed:
+                        failed += 1
+        assert failed > 4
 
 
 @every
@@ -177,7 +205,7 @@ async def test_Q2_an_answer_to_an_inquiry_that_is_cut_after_any_byte_is_no_answe
     async with house(format) as home:
         await home.talk().prompt("Ask.")
         body = home.server.bodies[1]
-        for at in range(0, len(body), 1 if SOAK else len(body) // 6):
+        for at in range(0, len(body), len(body) // 6):
             for how in ways(way, body[:at]):
                 talk = home.talk()
                 home.server.cuts = [(1 << 30, "closed"), (at, how)]
