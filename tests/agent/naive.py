@@ -1,5 +1,5 @@
-"""A model that knows nothing but what it is sent. Its instructions tell it how work is started, looked at, talked to and
-ended; the names of arguments come from the schemas that it is offered."""
+"""A model that knows nothing but what it is sent. Its instructions tell it how work is started, looked at, sent
+input and ended; the names of arguments come from the schemas that it is offered."""
 
 import json
 import re
