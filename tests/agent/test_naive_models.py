@@ -112,7 +112,7 @@ async def talked(rt: Runtime, format: str, *, strict: bool) -> None:
         except AssertionError as error:  # a server that fails is asked again
             wrong.append(error)
             calls = []
-        return Reply(calls=calls) if calls else Reply(text="Done.")
+        return Reply(calls=[*calls]) if calls else Reply(text="Done.")
 
     async with provider(format, say) as server, model_of(server) as model:
         answer = await rt.conversation(model=model).prompt("Go.", listener=events.append)
