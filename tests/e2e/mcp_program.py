@@ -368,6 +368,40 @@ def build_sampling(file: str) -> str:
     return "built at once"
 
 
+class Place(BaseModel):
+    """A place on a map."""
+
+    name: str = Field(description="The name on the map.")
+    kind: Literal["town", "river", "peak"] = "town"
+    height: float | None = Field(default=None, description="Metres above the sea.")
+
+
+class Route(BaseModel):
+    """The way between places."""
+
+    start: Place
+    end: Place
+    via: list[Place] = []
+
+
+def route(first: Place, last: Place, avoid: list[Place] | None = None) -> Route:
+    """Find a route between two places, avoiding others. Use it before you travel; it changes nothing."""
+    return Route(start=first, end=last)
+
+
+def forget(name: str, sure: Annotated[bool, Field(description="Really.")] = False) -> str:
+    """Forget a place."""
+    return f"forgot {name}"
+
+
+if "many" in sys.argv:
+    reads = types.ToolAnnotations(read_only_hint=True, open_world_hint=False)
+    ends = types.ToolAnnotations(title="Forget", destructive_hint=True, idempotent_hint=True)
+    for each in range(26):
+        server.tool(f"route_{each}", title=f"Route {each}", annotations=reads)(route)
+        server.tool(f"forget_{each}", annotations=ends)(forget)
+
+
 if __name__ == "__main__":
     note(f"started {os.getpid()}")
     if "http" in sys.argv:

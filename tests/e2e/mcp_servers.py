@@ -28,7 +28,7 @@ class Server:
         self.url: str | None = None
 
     def spec(self, name: str = "other", **options: Any) -> McpServer:
-        options = {"run": "unattended", **options}
+        options = {"run": "unattended", "stateful": True, **options}
         if self.url is not None:
             return keephold.mcp_server(name, url=self.url, **options)
         command = [sys.executable, PROGRAM, *self.words]

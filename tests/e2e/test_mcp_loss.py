@@ -57,7 +57,7 @@ async def test_M6_a_server_that_says_nothing_is_given_up_after_its_timeout() -> 
 async def test_M6_a_configured_tool_of_a_server_that_is_away_fails_with_a_transient_error(tmp_path: Path) -> None:
     file = tmp_path / "keephold.toml"
     file.write_text(
-        '[mcp.servers.away]\ncommand = "/no/such/program"\n'
+        '[mcp.servers.away]\ncommand = "/no/such/program"\nstateful = true\n'
         '[conversation.tools.theirs]\nsource = "mcp"\nserver = "away"\nrun = "unattended"\n'
     )
     async with Runtime(config=file) as rt, rt.turn("main") as turn:
@@ -253,6 +253,7 @@ async def test_M6_settings_of_single_tools_hold(tmp_path: Path) -> None:
             args = {json.dumps(spec.command[1:])}
             env = {{ MCP_NOTES = {json.dumps(str(server.notes))} }}
             tools = ["echo", "add", "environment"]
+            stateful = true
             [conversation.tools.say]
             source = "mcp"
             server = "other"

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mcp import Client, StdioServerParameters
 from tests.e2e.mcp_servers import Server, names, serving, until, using
 
 from keephold import Runtime, ToolCall
+from keephold.mcp.server import Server as KeepholdServer
 from keephold.prompts import Answer, AskQuestion
 
 WAYS = [("stdio", "modern"), ("stdio", "legacy"), ("http", "modern"), ("http", "legacy")]
@@ -50,6 +52,35 @@ async def test_M6_a_call_can_be_spawned_watched_and_aborted(server: Server, tmp_
             aborted = json.loads((await using(turn, "slow", action="abort", id="s")).result)
             assert aborted["ended_by"] == "abort"
             await until(lambda: "slow cancelled" in server.noted())
+
+
+async def test_M6_tools_are_one_shot_and_listed_to_our_clients_as_their_server_lists_them(tmp_path: Path) -> None:
+    """52 of them: with their titles, annotations and output schemas, in at most 1.1 times the text."""
+    with serving(tmp_path, "stdio", "modern", "many") as other:
+        spec = other.spec(stateful=False)
+        async with Runtime(servers=[spec]) as rt, Client(KeepholdServer(rt)) as ours:
+            await rt.connected()
+            shown = {tool.name: tool for tool in (await ours.list_tools()).tools}
+            program = StdioServerParameters(command=spec.command[0], args=[*spec.command[1:]], env=other.env)
+            async with Client(program) as theirs:
+                listed = {tool.name: tool for tool in (await theirs.list_tools()).tools if "_" in tool.name}
+            many = {name for name in listed if name.startswith(("route_", "forget_"))}
+            assert len(many) == 52
+            for name in many:
+                got, own = shown[name], listed[name]
+                assert (got.description, got.input_schema) == (own.description, own.input_schema)
+                assert own.annotations is not None
+                assert got.annotations == own.annotations.model_copy(update={"title": None})
+                assert got.title == (own.title or own.annotations.title)
+                assert got.output_schema is not None and own.output_schema is not None
+                assert got.output_schema["properties"] == own.output_schema["properties"]
+            sizes = [
+                sum(len(tools[name].model_dump_json(by_alias=True, exclude_none=True)) for name in many)
+                for tools in (shown, listed)
+            ]
+            assert sizes[0] <= 1.1 * sizes[1]
+            found = await ours.call_tool("route_3", {"first": {"name": "a"}, "last": {"name": "b"}})
+            assert found.structured_content is not None and found.structured_content["end"]["name"] == "b"
 
 
 async def test_C1_a_tool_with_a_parameter_id_is_one_shot_only(server: Server) -> None:

@@ -233,7 +233,7 @@ class ToolSettings(Table):
         wanted: list[Action] = []
         if self.spawn.actions is not None:
             wanted = self.spawn.actions
-        elif self.source in ("terminal", "mcp"):
+        elif self.source == "terminal" or (self.source == "mcp" and self.spawn.stateful):
             wanted = [] if self.spawn.stateful is False else [*ACTIONS]
         elif self.spawn.stateful:
             wanted = ["spawn", "fetch", "abort"]
@@ -371,6 +371,7 @@ class McpServerSettings(Table):
     enabled: bool = True
     tools: list[str] | None = None
     prefix: Annotated[str, BeforeValidator(tool_prefix)] = ""
+    stateful: bool = False
 
 
 class McpSettings(Table):

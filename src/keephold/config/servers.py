@@ -6,7 +6,7 @@ from dataclasses import replace
 from keephold.config.build import policy_fields, spawn_policy
 from keephold.config.model import Config, McpServerSettings, ToolSettings
 from keephold.config.source import DEFAULTS
-from keephold.tools.base import SpawnPolicy, Tool
+from keephold.tools.base import ACTIONS, SpawnPolicy, Tool
 from keephold.tools.remote.server import McpServer, pattern
 
 
@@ -18,7 +18,7 @@ def mcp_servers(config: Config) -> list[McpServer]:
 def _server(config: Config, name: str, table: McpServerSettings) -> McpServer:
     words = [table.command] if isinstance(table.command, str) else table.command or []
     named = {
-        own: (settings.tool or own, _like(own, settings))
+        own: (settings.tool or own, _like(own, settings, table.stateful))
         for own, settings in config.conversation.tools.items()
         if settings.source == "mcp" and settings.server == name
     }
@@ -33,7 +33,7 @@ def _server(config: Config, name: str, table: McpServerSettings) -> McpServer:
         timeout_secs=table.timeout_secs,
         tools=None if table.tools is None else tuple(table.tools),
         prefix=table.prefix,
-        like=_like("", _defaults(config)),
+        like=_like("", _defaults(config), table.stateful),
         named=named,
     )
 
@@ -43,10 +43,11 @@ def _defaults(config: Config) -> ToolSettings:
     return ToolSettings.model_validate({**written, "source": "mcp"})
 
 
-def _like(name: str, settings: ToolSettings) -> Tool:
+def _like(name: str, settings: ToolSettings, stateful: bool) -> Tool:
+    """Return the policies of a tool; `stateful` is the server's setting, for tools that have none of their own."""
     fields = policy_fields(settings, "head")
+    written = settings.spawn.actions is not None or settings.spawn.stateful is not None
+    actions = settings.actions if written or not stateful else ACTIONS
     if "on_crash" not in settings.model_fields_set:
         del fields["on_crash"]
-    return replace(
-        pattern(), name=name, actions=settings.actions, spawn=spawn_policy(settings, SpawnPolicy()), **fields
-    )
+    return replace(pattern(), name=name, actions=actions, spawn=spawn_policy(settings, SpawnPolicy()), **fields)

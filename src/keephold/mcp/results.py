@@ -18,6 +18,8 @@ _NO_RESULT = ("aborted", "cancelled", "runtime_closed")
 """Codes of calls that ended without a result."""
 _USUAL = {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": True}
 """The hints that MCP takes for granted."""
+_ROOTS = frozenset(("anyOf", "oneOf", "allOf", "$ref", "not", "if"))
+"""Keywords at the root of a schema that providers refuse, or that say what an object must have."""
 
 
 def described(tools: Sequence[Tool], schema: Schema, actions: Presentation | None = None) -> list[Described]:
@@ -34,16 +36,25 @@ def _described(tool: Tool, shown: dict[str, Any]) -> Described:
     support: Literal["optional", "required"] | None = "optional" if may_be_task(tool) else None  # None: forbidden
     if tool.task == "required":
         support = "required"
-    hints = {name: hint for name, hint in tool.hints.items() if name != "title" and _USUAL.get(name) is not hint}
+    foreign = tool.source == "mcp"
+    hints = {
+        name: hint for name, hint in tool.hints.items() if name != "title" and (foreign or _USUAL.get(name) is not hint)
+    }
     return Described(
         name=tool.name,
         title=tool.hints.get("title"),
         description=shown["description"],
-        input_schema=shown["parameters"],
+        input_schema=dict(tool.parameters) if foreign and _plain(tool) else shown["parameters"],
         output_schema=_form(tool),
         annotations=ToolAnnotations.model_validate(hints) if hints else None,
         execution=None if support is None else ToolExecution(task_support=support),
     )
+
+
+def _plain(tool: Tool) -> bool:
+    """Return whether a client gets the schema of a foreign tool as its server wrote it: it is one-shot, and its root is
+    not a union, which providers refuse."""
+    return not tool.actions and not _ROOTS & tool.parameters.keys()
 
 
 def result(
@@ -67,24 +78,25 @@ def result(
         content.append(TextContent(type="text", text=notification_block(notifications)))
     structured = None
     if not is_error and tool is not None and _form(tool) is not None:
-        structured = _structured(text)
+        structured = _structured(tool, text)
     return CallToolResult(content=content, structured_content=structured, is_error=is_error)
 
 
 def _form(tool: Tool) -> dict[str, Any] | None:
     """Return the schema of the answer. The tool's own object may be missing if the call is parked or the user skipped
     it, so nothing is required (P3, D10)."""
-    if tool.returns is None or tool.actions:
+    if tool.returns is None or tool.actions or tool.returns.get("type") != "object" or _ROOTS & tool.returns.keys():
         return None
     if is_builtin(tool):
         return {"type": "object"}  # the fields would cost more tokens than the tool; its description says what matters
     return {key: value for key, value in tool.returns.items() if key not in ("required", "additionalProperties")}
 
 
-def _structured(text: str) -> dict[str, Any]:
+def _structured(tool: Tool, text: str) -> dict[str, Any]:
     """Return the object that a text is the JSON of, cut in its strings (O3), or an object with the text."""
+    of_tool = "message" in ((tool.returns or {}).get("properties") or {})  # and may be of another type
     try:
         shown = msgspec.json.decode(text)
     except msgspec.DecodeError:
         shown = None
-    return shown if isinstance(shown, dict) else {"message": text}
+    return shown if isinstance(shown, dict) else {} if of_tool else {"message": text}

@@ -38,6 +38,7 @@ def test_M6_a_server_is_read(tmp_path: Path) -> None:
         cwd = "sub"
         tools = ["log", "push"]
         prefix = "git_"
+        stateful = true
 
         [mcp.servers.web]
         url = "https://example.org/mcp"
@@ -70,7 +71,7 @@ def test_M6_a_server_is_read(tmp_path: Path) -> None:
     )
     assert (git.tools, git.prefix, git.timeout_secs, git.url) == (("log", "push"), "git_", 30, None)
     assert (git.like.run, git.like.scheduling, git.like.on_crash) == ("unattended", "serial", "replay")
-    assert git.like.actions == ("spawn", "fetch", "apply", "abort")
+    assert (git.like.actions, web.like.actions) == (("spawn", "fetch", "apply", "abort"), ())
     assert {name: tool for name, (tool, _) in git.named.items()} == {"push": "push", "history": "log"}
     assert (git.named["push"][1].run, git.named["push"][1].actions) == ("ask", ("spawn", "abort"))
     assert git.named["history"][1].on_crash == "fail"

@@ -81,7 +81,8 @@ def check_kinds(tools: Iterable[Tool]) -> None:
 def kind_of(tool: Tool | None, action: str | None = None) -> str:
     if tool is None:
         return "other"
-    said = tool.hints.get("kind")
+    hints = _own_hints(tool)
+    said = hints.get("kind")
     if action == "fetch":
         return "read"
     if said in KINDS:
@@ -90,7 +91,12 @@ def kind_of(tool: Tool | None, action: str | None = None) -> str:
         return "execute"
     if tool.kind in ("agent", "timer") or tool.scheduling == "synchronising":
         return "think"
-    return "read" if tool.hints.get("readOnlyHint") else "other"
+    return "read" if hints.get("readOnlyHint") else "other"
+
+
+def _own_hints(tool: Tool) -> Mapping[str, Any]:
+    """Return the hints to trust in a prompt: a foreign server could call anything a harmless read."""
+    return {} if tool.source == "mcp" else tool.hints
 
 
 def title_of(
@@ -103,7 +109,7 @@ def title_of(
         said = f"{handle_id}: {said}"
     elif action is not None:
         said = f"{action} {handle_id} ({name})" + (f" {_shortened(own['input'])}" if "input" in own else "")
-    elif tool is not None and isinstance(tool.hints.get("title"), str) and not own:
+    elif tool is not None and isinstance(_own_hints(tool).get("title"), str) and not own:
         said = tool.hints["title"]
     return clipped(said, _TITLE)
 

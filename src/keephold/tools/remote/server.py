@@ -20,11 +20,12 @@ class NotMade:
         raise ToolError(f"`{invocation.tool.name}` is a pattern of tools, not one", code="unknown_tool")
 
 
-def pattern(run: RunMode = "ask") -> Tool:
+def pattern(run: RunMode = "ask", stateful: bool = False) -> Tool:
     """Return the default policies of a server's tools: they ask before they run (P1), and a task of the server is
     followed further after a crash.
     """
-    return Tool(name="", runtime=NotMade(), source="mcp", actions=ACTIONS, run=run, on_crash="replay")
+    actions = ACTIONS if stateful else ()
+    return Tool(name="", runtime=NotMade(), source="mcp", actions=actions, run=run, on_crash="replay")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +98,14 @@ def mcp_server(
     tools: Sequence[str] | None = None,
     prefix: str = "",
     run: RunMode = "ask",
+    stateful: bool = False,
 ) -> McpServer:
     """Make an MCP server for `Runtime(servers=[…])`: a program to start (`command`) or a service over HTTP (`url`).
 
     `tools` are the names of the tools to use, `prefix` is put before their names. `timeout_secs` limits connecting and
     listing, not calls. A program gets `env`, the variables that `pass_env` names, and HOME, LOGNAME, PATH, SHELL, TERM
-    and USER. `run` says whether calls need permission. Settings of single tools are written in a
-    configuration file.
+    and USER. `run` says whether calls need permission. With `stateful`, models can spawn the tools; otherwise calls are
+    one-shot. Settings of single tools are written in a configuration file.
     """
     if isinstance(command, str):
         raise ConfigError([f'MCP server `{name}`: `command` must be a list of words, such as ["program", "argument"]'])
@@ -121,5 +123,5 @@ def mcp_server(
         timeout_secs=timeout_secs,
         tools=None if tools is None else tuple(tools),
         prefix=prefix,
-        like=pattern(run),
+        like=pattern(run, stateful),
     )

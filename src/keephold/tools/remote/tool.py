@@ -181,7 +181,15 @@ def listed(connection: Connection, name: str, tool: "ListedTool", like: Tool) ->
         parameters=parameters,
         description=description,
         actions=_actions(name, parameters, like.actions),
+        returns=tool.output_schema,
+        hints=_hints(tool),
     )
+
+
+def _hints(tool: "ListedTool") -> dict[str, Any]:
+    """Return the title and the annotations. They are the server's claims: shown to clients, never trusted here."""
+    given = {} if tool.annotations is None else tool.annotations.model_dump(by_alias=True, exclude_none=True)
+    return {**given, "title": tool.title} if tool.title else given
 
 
 def _actions(name: str, parameters: dict[str, Any], wanted: tuple[Action, ...]) -> tuple[Action, ...]:
