@@ -4,7 +4,8 @@ Each error carries a stable `code`, listed in `CODES`, and a message that says w
 Codes are part of the public interface: scripts match on them, sentences may improve.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 __all__ = ["CODES", "ConfigError", "KeepholdError", "ToolError", "TurnFailed"]
 
@@ -112,6 +113,14 @@ class ToolError(KeepholdError):
         super().__init__(str(message), code=str(code))  # a tool may give any value: it is shown and stored as text
         self.transient = bool(transient)
         self.trace = tuple(map(str, trace))
+
+
+class WrongArguments(ToolError):
+    """Arguments that fit the tool's schema and are wrong all the same. `instead` has values that would be right."""
+
+    def __init__(self, message: str, *, instead: Mapping[str, Any]) -> None:
+        super().__init__(message, code="invalid_arguments")
+        self.instead = instead
 
 
 class ConfigError(KeepholdError):

@@ -33,7 +33,7 @@ _FORMATS = {
     "binary": "text",
     "path": "name",
 }
-_TEXTS = ("text", "a", "A", "1", "0", "main", "a-b", "a_b", "a.b", "a/b", "1.0", "v1", "#000000", "example.com", "")
+_TEXTS = ("a", "A", "1", "0", "main", "a-b", "a_b", "a.b", "a/b", "1.0", "v1", "#000000", "example.com", "")
 _MISSING: Any = object()
 
 
@@ -48,7 +48,13 @@ def mended(schema: Schema, arguments: Mapping[str, Any], most: int) -> dict[str,
             made = _Mender(schema).mended(given, schema.root, 0)
             if isinstance(made, dict) and schema.fits(schema.root, made) and len(msgspec.json.encode(made)) <= most:
                 return made
-        except (ConfigError, ValueError, TypeError, RecursionError):  # such arguments cannot even be written as JSON
+        except (
+            ConfigError,
+            ValueError,
+            TypeError,
+            OverflowError,
+            RecursionError,
+        ):  # such arguments cannot even be written as JSON
             continue
     return None
 
@@ -74,7 +80,7 @@ class _Mender:
         self._joined[id(joined)] = (joined, self._schema.alone(joined))
         return joined
 
-    def mended(self, value: Any, part: Any, depth: int) -> Any:
+    def mended(self, value: Any, part: Any, depth: int, name: str = "text") -> Any:
         """Return the value if it fits, else the nearest one that does; `_MISSING` if there is none."""
         if depth > _DEEPEST:
             return _MISSING
@@ -84,7 +90,7 @@ class _Mender:
         near = self._near(value, schema, depth)
         if near is not _MISSING and self._fits(part, near):
             return near
-        return self.example(part, depth)
+        return self.example(part, depth, name)
 
     def _near(self, value: Any, schema: Mapping[str, Any], depth: int) -> Any:
         for form in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
@@ -119,41 +125,41 @@ class _Mender:
                 own = properties.get(name, False)
             if own is False or own is NOWHERE:
                 continue
-            kept = self.mended(member, own, depth + 1)
+            kept = self.mended(member, own, depth + 1, name)
             if kept is not _MISSING and (name in required or kept == member or _close(kept, member)):
                 made[name] = kept
         for name in required:
             if name not in made:
-                made[name] = self.example(properties.get(name, others), depth + 1)
+                made[name] = self.example(properties.get(name, others), depth + 1, name)
         return {name: member for name, member in made.items() if member is not _MISSING}
 
-    def example(self, part: Any, depth: int = 0) -> Any:
-        """Return a value that fits the part; `_MISSING` if none was found."""
+    def example(self, part: Any, depth: int = 0, name: str = "text") -> Any:
+        """Return a value that fits the part, of the argument `name`; `_MISSING` if none was found."""
         if depth > _DEEPEST:
             return _MISSING
         schema = self._schema.followed(part)
-        for value in self._candidates(schema, depth):
+        for value in self._candidates(schema, depth, name):
             if value is not _MISSING and self._fits(part, value):
                 return value
         return _MISSING
 
-    def _candidates(self, schema: Mapping[str, Any], depth: int) -> Iterator[Any]:
+    def _candidates(self, schema: Mapping[str, Any], depth: int, name: str) -> Iterator[Any]:
         yield from (schema[key] for key in ("const", "default") if key in schema)
         for key in ("examples", "enum"):
             yield from schema[key][:20] if isinstance(schema.get(key), list) else ()
         for form in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())):
-            yield self.example(self._form(schema, form), depth + 1)
+            yield self.example(self._form(schema, form), depth + 1, name)
         kinds = schema.get("type", ())
         for kind in (kinds,) if isinstance(kinds, str) else kinds:
-            yield from self._of_type(kind, schema, depth)
+            yield from self._of_type(kind, schema, depth, name)
         if not kinds:
-            yield from (self._members({}, schema, depth), "text")
+            yield from (self._members({}, schema, depth) if "properties" in schema else f"<{name[:40]}>", {})
 
-    def _of_type(self, kind: str, schema: Mapping[str, Any], depth: int) -> Iterator[Any]:
+    def _of_type(self, kind: str, schema: Mapping[str, Any], depth: int, name: str) -> Iterator[Any]:
         match kind:
             case "string":
                 length = max(schema.get("minLength", 1), 1)
-                yield from filter(None, (_FORMATS.get(schema.get("format", "")),))
+                yield _FORMATS.get(schema.get("format", ""), f"<{name[:40]}>")
                 yield from _TEXTS
                 yield "x" * min(length, 1000)
             case "integer" | "number":
@@ -176,4 +182,4 @@ class _Mender:
 def _close(kept: Any, given: Any) -> bool:
     """Whether the mended value of an optional argument is still what was given: of the same type, but not empty."""
     numbers = (int, float)
-    return bool(kept) and (type(kept) is type(given) or (type(kept) in numbers and type(given) in numbers))
+    return (type(kept) in numbers and type(given) in numbers) or (bool(kept) and type(kept) is type(given))

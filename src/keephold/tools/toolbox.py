@@ -151,7 +151,7 @@ class Toolbox:
         if tool is not None and may_use(tool):
             return tool
         offered = [each.name for each in listed]
-        near = _near(name, offered)
+        near = nearest(name, offered)
         known = ", ".join(f"`{each}`" for each in offered) or "none"
         right = f"did you mean `{near[0]}`?" if near else f"known tools: {known}"
         if self.unlisted:
@@ -204,7 +204,7 @@ class Toolbox:
         return names
 
 
-def _near(name: str, offered: list[str]) -> list[str]:
+def nearest(name: str, offered: list[str]) -> list[str]:
     """Return the tool that was meant, if any. Models prefix names: `functions.measure`, `default_api:measure`."""
     parts = [each for each in re.split("[^A-Za-z0-9_-]", name) if each in offered]
     return parts[-1:] or difflib.get_close_matches(name[:100], offered, 1)

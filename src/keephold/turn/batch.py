@@ -25,6 +25,7 @@ from keephold.turn.lineage import outside_label
 from keephold.turn.prompt_queue import PromptQueue
 from keephold.turn.recovery import waits_for_resume
 from keephold.turn.replies import CANCELLED, error_reply, failed_reply
+from keephold.turn.suggestions import with_suggestion
 from keephold.turn.tool_call import ActiveCall, ParsedCall
 
 Claim = Callable[[Record], Awaitable[Record | None]]
@@ -126,8 +127,7 @@ class Batch:
         await self._name_launched()
         conflict = self._conflict()
         if conflict is not None:
-            self._replies = [error_reply(conflict, call.parsed.tool) for call in self._calls]
-            self._answered.set_result(None)
+            self._reject(*conflict)
             return
         new = self._make_handles()
         if not self.resumable:
@@ -191,7 +191,17 @@ class Batch:
         refusal = ToolError(f"{self._nothing_ran}: {error}", code=code)
         if code == "batch_rejected" and len(self._calls) == 1:
             refusal = _once(self._calls[0].parsed) or refusal  # in the words of its rule (W7)
+            self._reject(self._calls[0], refusal)
+            return
+        self._reject(None, refusal)
+
+    def _reject(self, wrong: ActiveCall | None, refusal: ToolError) -> None:
+        """Answer every call with the refusal of the batch, for which one of them may be to blame."""
         self._replies = [error_reply(refusal, call.parsed.tool) for call in self._calls]
+        if wrong is not None:
+            wrong.parsed = replace(wrong.parsed, error=refusal)
+            at = wrong.parsed.position
+            self._replies[at] = self._suggesting(wrong, error_reply(refusal, wrong.parsed.tool))
         if not self._answered.done():
             self._answered.set_result(None)
 
@@ -253,21 +263,22 @@ class Batch:
                 call.parsed = replace(call.parsed, handle_id=id)
             taken.add(id)
 
-    def _conflict(self) -> ToolError | None:
+    def _conflict(self) -> tuple[ActiveCall, ToolError] | None:
         """B2: an id spawned twice, or one that is active, rejects the whole batch."""
         names = self._registry.conversation(self._conversation).names
         seen: set[str] = set()
-        for parsed in (call.parsed for call in self._calls):
+        for call in self._calls:
+            parsed = call.parsed
             id = parsed.handle_id
             if parsed.action != "spawn" or id is None:
                 continue
             once = _once(parsed)
             active = id in names and (names[id].active or once is not None)
             if once is not None and (id in seen or active):
-                return once
+                return call, once
             if id in seen or active:
                 why = "is active already" if active else "is spawned twice in this batch"
-                return ToolError(
+                return call, ToolError(
                     f"{self._nothing_ran}: handle id `{id}` {why}. Choose another id"
                     + (" or abort the handle first." if active else "."),
                     code="batch_rejected",
@@ -391,7 +402,7 @@ class Batch:
         position = call.parsed.position
         if self._replies[position] is not None:
             return
-        self._replies[position] = reply
+        self._replies[position] = self._suggesting(call, reply)
         self._left -= 1
         if call.made is not None and self.failed is None:
             self.failed = _fails_turn(call.made)
@@ -405,6 +416,12 @@ class Batch:
         self._lanes.returned(call)
         if self._left == 0 and not self._answered.done():
             self._answered.set_result(None)
+
+    def _suggesting(self, call: ActiveCall, reply: Reply) -> Reply:
+        """Add the call that would have worked to the refusal of a wrong one."""
+        if call.parsed.error is None and not reply.is_error:
+            return reply
+        return with_suggestion(reply, call.parsed, self._registry.conversation(self._conversation).names)
 
     def _parked(self, call: ActiveCall) -> None:
         """D10: the serial lane continues; the batch waits, with `park_after` only for a while."""

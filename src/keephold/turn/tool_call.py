@@ -56,6 +56,8 @@ class ParsedCall(msgspec.Struct, frozen=True, kw_only=True):
     """Sentences about arguments that were read in another type than they were sent in."""
     by: By = "model"
     """Who sends it: a person may do what the model may not (C2, Q4)."""
+    tools: Tools | None = None
+    """The tools that it may use."""
     cause: bytes = b""
     """Identifies an `apply`; recorded with what it sends, so that a resumed batch sends it once (B9)."""
     answers: str | None = None
@@ -249,6 +251,7 @@ def read_call(call: ToolCall, position: int, tools: Tools, limits: Limits, now: 
         launch=launch,
         error=error,
         taken=tuple(taken),
+        tools=tools,
     )
 
 

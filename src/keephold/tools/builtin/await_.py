@@ -18,6 +18,7 @@ DESCRIPTION = (
     "all that is pending needs your input."
 )
 _LONGEST = 10**9
+"""Seconds, about 30 years."""
 _IDS = {"type": "array", "items": {"type": "string"}}
 PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -32,6 +33,8 @@ PARAMETERS: dict[str, Any] = {
         },
         "timeout_secs": {
             "type": "integer",
+            "minimum": 0,
+            "maximum": _LONGEST,
             "description": "Maximum seconds to wait. If exceeded, returns with current handle states. "
             "Omit for no timeout.",
         },
@@ -62,9 +65,6 @@ def await_tool(show: Callable[[Waited], Reply]) -> Tool:
     ) -> Reply:
         if not any and not all:
             raise ToolError("At least one handle ID required", code="invalid_arguments")
-        if timeout_secs is not None and not 0 <= timeout_secs <= _LONGEST:
-            why = f"`timeout_secs` must be 0 or more, up to {_LONGEST}; leave it out to wait for ever"
-            raise ToolError(why, code="invalid_arguments")
         waited = call.handles.wait(all=all or (), any=any or (), timeout=timeout_secs, on_progress=call.pass_on)
         return show(await waited)
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from keephold.errors import ConfigError, ToolError
+from keephold.errors import ConfigError, ToolError, WrongArguments
 from keephold.handles.question import Question
 from keephold.text import instant
 from keephold.tools.base import OnCrash, QuestionPolicy, RunMode
 from keephold.tools.call import Call
-from keephold.tools.toolbox import Tools, has
+from keephold.tools.toolbox import Tools, has, nearest
 from keephold.tools.waiting.create import timed_out
 from keephold.tools.waiting.tool import WaitToolHost
 
@@ -139,7 +139,8 @@ class Agents:
         if agent is None or (tools is not None and not has(tools, agent.tool)):
             offered = [each.id for each in self._agents.values() if tools is None or has(tools, each.tool)]
             known = ", ".join(offered) or "none; a program registers them with @rt.agent"
-            raise ToolError(f"Agent {id} not found; known agents: {known}", code="invalid_arguments")
+            why = f"Agent {id} not found; known agents: {known}"
+            raise WrongArguments(why, instead={"agentId": (*nearest(id, offered), *offered, "")[0]})
         return agent
 
     def slots_of(self, arguments: Mapping[str, Any]) -> dict[str, int]:

@@ -1,0 +1,319 @@
+"""The call that an error suggests: one that would have worked, which the model can send back as it is (C9).
+
+It is made of what the model sent, of examples from the tool's schema and of the ids of the conversation's handles: it
+shows the model nothing that it was not shown before. It is in the form that the call had (G5). A suggestion acts on no
+handle that the call did not name: instead of aborting another one or writing to it, it looks at it. If no call is known
+that would have worked, the error stands alone.
+
+Only the model's view of a reply has it, as the last line of a text or as `try` in an object; programs get the error.
+"""
+
+import difflib
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from keephold.errors import ToolError, WrongArguments
+from keephold.handles.handle import Handle
+from keephold.handles.question import Question, answer_fits, select_options
+from keephold.handles.state import Reply, Running, Waiting
+from keephold.ids import check_id, made_id
+from keephold.schema.shared import HANDLE_TOOLS, PREFIX, action_of, verb_of
+from keephold.text import to_json
+from keephold.tools.base import ACTIONS, Action, Tool
+from keephold.tools.toolbox import has, nearest
+from keephold.turn.tool_call import ParsedCall
+
+_log = logging.getLogger("keephold.turn")
+
+Suggested = tuple[str, dict[str, Any]]
+"""The name of a tool, and arguments."""
+
+_MOST = 800
+"""Bytes of the arguments of a suggestion."""
+_IDS = ("id", "handleId", "taskId")
+_LISTS = ("any", "all", "handleIds")
+_WAITS = ("await", "wait_for", "wait_for_multiple", "read_output")
+_LOOK = ("not_running", "driven_by_person", "question_exclusive", "input_not_read", "already_stopped")
+_MISSING = ("handle_not_found", "handle_expired", "handle_of_another_tool")
+_WRONG = ("invalid_arguments", "unknown_action", "invalid_handle_id", "limit_exceeded", "unknown_tool")
+_CODES = frozenset((*_LOOK, *_MISSING, *_WRONG, "batch_rejected", "bad_answer"))
+
+
+def with_suggestion(reply: Reply, parsed: ParsedCall, names: Mapping[str, Handle]) -> Reply:
+    """Return the reply with the call that would have worked, if it refuses a call and there is such a call."""
+    error = parsed.error
+    code = error.code if error is not None else reply.code if reply.is_error else None
+    ran = error is None and parsed.action is None and (parsed.tool is None or parsed.tool.source != "builtin")
+    if code not in _CODES or parsed.tools is None or (ran and code != "invalid_arguments"):
+        return reply
+    try:
+        found = _Suggestion(parsed, names).of(code)
+    except Exception:  # of arguments or a schema that no example can be made of; the refusal must arrive all the same
+        _log.warning("no suggestion could be made for a call of `%s`", parsed.call.name, exc_info=True)
+        found = None
+    if found is None or found == (parsed.call.name, _sent(parsed)):
+        return reply
+    name, arguments = found
+    said = f"{name} {to_json(arguments).decode()}"
+    try:
+        shown = msgspec.json.decode(reply.model) if reply.model.startswith("{") else None
+    except msgspec.DecodeError:
+        shown = None
+    whole = f"{reply.model}\nTry: {said}"
+    if isinstance(shown, dict):
+        whole = to_json({**shown, "try": said}).decode()
+    return replace(reply, model=whole)
+
+
+def _sent(parsed: ParsedCall) -> dict[str, Any]:
+    """Return the arguments that the model sent, as far as they can be read."""
+    given: Any = parsed.call.arguments
+    if isinstance(given, str):
+        try:
+            given = msgspec.json.decode(given)
+        except (ValueError, RecursionError):
+            given = {}
+    return dict(given) if isinstance(given, dict) else {}
+
+
+class _Suggestion:
+    """Finds a call that would have worked instead of one that did not."""
+
+    def __init__(self, parsed: ParsedCall, names: Mapping[str, Handle]) -> None:
+        assert parsed.tools is not None
+        self._tools = parsed.tools
+        self._parsed = parsed
+        self._names = names
+        self._sent = {name: value for name, value in _sent(parsed).items() if value is not None}
+        self._shared = parsed.call.name.startswith(PREFIX) or "action" not in self._sent
+
+    def of(self, code: str) -> Suggested | None:
+        tool = self._parsed.tool
+        if tool is None:
+            name = next(iter(nearest(self._parsed.call.name, [each.name for each in self._known()])), None)
+            tool = None if name is None else self._tools.find(name)
+        if tool is None:
+            return None
+        if code == "bad_answer":
+            return self._answer()
+        if code == "batch_rejected":
+            return self._renamed(tool)
+        if verb_of(tool.name) is None and not tool.actions:
+            return self._plain(tool, code)
+        action, id = action_of(tool.name, self._sent)
+        if action is not None and action not in tool.actions and verb_of(tool.name) is None:
+            near = difflib.get_close_matches(str(action)[:20], tool.actions, 1)
+            action = near[0] if near else "spawn" if id is None or str(id) not in self._names else "fetch"
+        if action is None or action == "spawn":
+            return self._start(tool, action == "spawn", id, code)
+        return self._on_handle(tool, ACTIONS[ACTIONS.index(action)], id, code)
+
+    def _known(self) -> Iterator[Tool]:
+        """Yield the tools that the conversation is offered, with those for handles."""
+        stateful = False
+        for tool in self._tools:
+            stateful = stateful or bool(tool.actions)
+            yield tool
+        if stateful:
+            yield from HANDLE_TOOLS.values()
+
+    # Calls that make handles, or none
+
+    def _start(self, tool: Tool, spawn: bool, id: Any, code: str = "") -> Suggested | None:
+        """Return a call of a stateful tool with arguments that fit."""
+        own = {name: value for name, value in self._sent.items() if name not in ("action", "id", "spawn")}
+        if tool.name != self._parsed.call.name and verb_of(self._parsed.call.name) is not None:
+            own = {}
+        made = self._tools.check(tool, None).mended(own, _MOST)
+        if code == "limit_exceeded" and made == own:
+            return self._live()
+        if made == own and code == "invalid_arguments" and not spawn:
+            made = self._fewer(tool)
+        if made is None or not spawn:
+            return None if made is None else (tool.name, made)
+        free = self._free(id, tool)
+        return (tool.name, {"spawn": free, **made} if self._shared else {"action": "spawn", "id": free, **made})
+
+    def _live(self) -> Suggested | None:
+        """Return a wait for one of the live handles: the conversation has as many as it may have."""
+        live = [handle.id for handle in self._names.values() if handle.active]
+        if self._parsed.action != "spawn" or not live:
+            return None
+        return ("await", {"any": live[:3], "timeout_secs": 60})
+
+    def _free(self, id: Any, tool: Tool) -> str:
+        """Return the id if it can be used, else one like it that is not used."""
+        wanted = made_id(str(id if id is not None else tool.name))[:100]
+        try:
+            check_id(wanted)
+        except ToolError:
+            wanted = tool.name
+        error = self._parsed.error
+        taken = self._parsed.handle_id if error is not None and error.code == "batch_rejected" else None
+        used, count, free = self._names, 1, wanted
+        while free == taken or (free in used and (used[free].active or self._once(tool))):
+            count += 1
+            free = f"{wanted}-{count}"
+        return free
+
+    @staticmethod
+    def _once(tool: Tool) -> bool:
+        return tool.launching is not None and bool(tool.launching.once)
+
+    def _renamed(self, tool: Tool) -> Suggested | None:
+        """Return the same call under an id that is free."""
+        taken = self._parsed.handle_id
+        key = next((name for name, value in self._sent.items() if value == taken and name != "action"), None)
+        return None if key is None else (tool.name, {**self._sent, key: self._free(taken, tool)})
+
+    def _plain(self, tool: Tool, code: str) -> Suggested | None:
+        """Return a call of a tool without actions."""
+        if tool.name == "describe_tools":
+            return self._described(tool)
+        if tool.source == "builtin" or tool.launching is not None:
+            if code in (*_MISSING, *_LOOK):
+                return self._instead_of_missing(tool)
+            if tool.name in _WAITS and not any(self._sent.get(name) for name in (*_IDS, *_LISTS, "call_id")):
+                return self._instead_of_missing(tool)
+        instead = self._parsed.error.instead if isinstance(self._parsed.error, WrongArguments) else {}
+        made = self._tools.check(tool, None).mended({**self._sent, **instead}, _MOST)
+        if made is None or made != self._sent or code != "invalid_arguments":
+            return None if made is None else (tool.name, made)
+        fewer = self._fewer(tool)
+        return None if fewer is None else (tool.name, self._one_handle(tool, fewer))
+
+    def _fewer(self, tool: Tool) -> dict[str, Any] | None:
+        """Return other arguments than those sent, which fit the schema: the tool itself has refused one of them."""
+        required = tool.parameters.get("required", ())
+        for kept in ({name: value for name, value in self._sent.items() if name in required}, {}):
+            fewer = self._tools.check(tool, None).mended(kept, _MOST)
+            if fewer is not None and fewer != self._sent and tool.source in ("builtin", "python"):
+                return fewer
+        return None
+
+    def _one_handle(self, tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments with the handle that the tool cannot do without."""
+        named = {name: value for name, value in self._sent.items() if name in _IDS or name in _LISTS}
+        return {**dict(list(named.items())[:1]), **arguments} if tool.name in _WAITS else arguments
+
+    def _described(self, tool: Tool) -> Suggested | None:
+        known = [each.name for each in self._tools if each.source != "builtin"]
+        given = self._sent.get("tools")
+        near = [n for each in (given if isinstance(given, list) else ()) for n in nearest(str(each), known)]
+        return (tool.name, {"tools": near or known[:1]}) if known else None
+
+    # Calls that name handles
+
+    def _instead_of_missing(self, tool: Tool) -> Suggested | None:
+        """Return a call of a built-in that names handles which are there, or one that shows which are."""
+        if tool.name in _WAITS:
+            known = self._named_or_near()
+            if known:
+                return self._waiting(tool, known)
+            listing = "list_wait_handles" if tool.name.startswith("wait") else ""
+        else:
+            id = next((self._sent[name] for name in _IDS if name in self._sent), None)
+            if isinstance(id, str) and id in self._names:
+                return ("await", {"all": [id], "timeout_secs": 0})
+            listing = "list_tasks" if "taskId" in self._sent else "list_wait_handles"
+        if listing and has(self._tools, listing):
+            return (listing, {})
+        return self._example()
+
+    def _named_or_near(self) -> list[str]:
+        """Return the ids of the call that are there, else the nearest or newest that is."""
+        given = [self._sent[name] for name in _IDS if isinstance(self._sent.get(name), str)]
+        for name in _LISTS:
+            given += [id for id in self._sent.get(name) or () if isinstance(id, str)]
+        known = [id for id in dict.fromkeys(given) if id in self._names]
+        if known or not self._names:
+            return known
+        near = [id for each in given[:5] for id in difflib.get_close_matches(each[:100], list(self._names)[-200:], 1)]
+        return near[:1] or [list(self._names)[-1]]
+
+    def _waiting(self, tool: Tool, known: list[str]) -> Suggested | None:
+        match tool.name:
+            case "await":
+                ids: dict[str, Any] = {
+                    name: kept
+                    for name in ("any", "all")
+                    if (kept := [id for id in self._sent.get(name) or () if id in known])
+                }
+                given = {**(ids or {"all": known}), "timeout_secs": self._sent.get("timeout_secs", 60)}
+            case "read_output":
+                rest = {name: value for name, value in self._sent.items() if name not in ("id", "call_id")}
+                given = {"id": known[0], **rest}
+            case "wait_for":
+                given = {**self._sent, "handleId": known[0]}
+            case _:
+                given = {**self._sent, "handleIds": known}
+        made = self._tools.check(tool, None).mended(given, _MOST)
+        return None if made is None else (tool.name, made)
+
+    def _on_handle(self, tool: Tool, action: Action, id: Any, code: str) -> Suggested | None:
+        """Return the same action on the handle if it can take it, else a look at the handle or at another one."""
+        handle = self._names.get(id) if isinstance(id, str) else None
+        if handle is None:
+            shared = verb_of(tool.name) is not None
+            own = [each for each in self._names.values() if (each.tool.actions if shared else each.tool is tool)]
+            near = difflib.get_close_matches(str(id)[:100], [each.id for each in own][-200:], 1)
+            if own:
+                return self._look(self._names[near[0]] if near else own[-1])
+            return self._example() if shared else self._start(tool, True, id)
+        if code in _LOOK or action not in handle.tool.actions:
+            return self._look(handle)
+        kept = {name: value for name, value in self._sent.items() if name not in ("action", "id", "spawn", "eof")}
+        arguments = self._tools.check(handle.tool, action).mended({"action": action, "id": handle.id, **kept}, _MOST)
+        own_arguments = {name: value for name, value in (arguments or {}).items() if name not in ("action", "id")}
+        takes = handle.run is not None and isinstance(handle.state, Running | Waiting) and not handle.parked
+        if arguments is None or (action == "apply" and not (takes and "input" in self._sent)):
+            return self._look(handle)
+        if action == "apply" and own_arguments == kept:  # it fits, and the tool itself refused it
+            return self._look(handle)
+        return self._call(handle, action, own_arguments)
+
+    def _call(self, handle: Handle, action: Action, arguments: Mapping[str, Any]) -> Suggested:
+        if self._shared:
+            return (PREFIX + action, {"id": handle.id, **arguments})
+        return (handle.tool.name, {"action": action, "id": handle.id, **arguments})
+
+    def _look(self, handle: Handle) -> Suggested:
+        if "fetch" in handle.tool.actions:
+            return self._call(handle, "fetch", {})
+        return ("await", {"all": [handle.id], "timeout_secs": 0})
+
+    def _answer(self) -> Suggested | None:
+        """Return an answer of the type of the open question: the one that was probably meant, else the careful one."""
+        handle = self._names.get(str(self._parsed.handle_id))
+        if handle is None or not isinstance(handle.state, Waiting) or handle.state.question.secret:
+            return None
+        return self._call(handle, "apply", {"input": _meant(self._sent.get("input"), handle.state.question)})
+
+    def _example(self) -> Suggested | None:
+        """Return how a handle is made where there is none: by a tool that nothing is said against."""
+        able = [tool for tool in self._tools if "spawn" in tool.actions and tool.run == "unattended"]
+        able = [tool for tool in able if tool.hints.get("destructiveHint") is not True]
+        able.sort(key=lambda tool: tool.hints.get("readOnlyHint") is not True)
+        ids = [self._sent[name] for name in _IDS if isinstance(self._sent.get(name), str)]
+        ids += [id for name in _LISTS for id in self._sent.get(name) or () if isinstance(id, str)]
+        for tool in able:
+            made = self._tools.check(tool, None).mended({}, _MOST)
+            if made is not None:
+                free = self._free(ids[0] if ids else tool.name, tool)
+                return (tool.name, {"spawn": free, **made} if self._shared else {"action": "spawn", "id": free, **made})
+        return None
+
+
+def _meant(given: Any, question: Question) -> Any:
+    if question.answer_type == "Boolean":
+        return str(given).strip().lower() in ("true", "yes", "y", "ok", "1")
+    options = select_options(question)
+    if options is None:
+        return str(given)[:100]
+    near = difflib.get_close_matches(str(given)[:100], options, 1)
+    default = [question.default] if answer_fits(question, question.default) else []
+    return [*near, *default, *options][0]
