@@ -162,7 +162,7 @@ class Runtime:
         )
         if loaded is not None and loaded.has_model:
             self.inquiries.use(self._inquire)
-        self.notifications = Notifications(self.registry)
+        self.notifications = Notifications(self.registry, self.replies)
         self.approvals = Approvals(self.registry)
         self.people = PromptQueue(prompter, self.approvals)
         self.permission = Permission(detached, self.people, self.approvals)

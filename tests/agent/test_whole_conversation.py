@@ -144,12 +144,12 @@ def test_P3_a_call_that_the_person_denies_is_answered_and_not_run(seen: Seen) ->
 
 def test_N4_news_comes_once_with_the_next_response_or_the_next_message(seen: Seen) -> None:
     texts = [asked.messages[-1].text for asked in seen.requests]
-    assert [number for number, text in enumerate(texts) if "`w1` (watch) stopped." in text] == [3]
-    assert [number for number, text in enumerate(texts) if "`w2` (watch) stopped." in text] == [5]
+    assert [number for number, text in enumerate(texts) if "`w1` (watch) stopped:" in text] == [3]
+    assert [number for number, text in enumerate(texts) if "`w2` (watch) stopped:" in text] == [5]
     assert texts[5].endswith("Thanks.")
     # later requests have it in the history, once
     said = [message.text for message in seen.requests[5].messages]
-    assert sum("`w1` (watch) stopped." in text for text in said) == 1
+    assert sum("`w1` (watch) stopped:" in text for text in said) == 1
     assert len([event for event in seen.events if isinstance(event, NotificationsDelivered)]) == 3
 
 

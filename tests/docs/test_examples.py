@@ -49,7 +49,7 @@ ESSENTIAL = {
     "release.py": [
         "migrate asks: Drop the table old_users?",
         "tool: old_users kept\n\n[Automatic notifications.",
-        "- info: `links` (check) stopped.",
+        "- info: `links` (check) stopped: links: all well",
         '{"completed":[{"id":"tests","state":"stopped","result":"tests: all well"}],"pending":[]}\n'
         "assistant: The tests are well, too.",
     ],

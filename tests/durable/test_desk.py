@@ -221,7 +221,7 @@ async def test_N4_news_does_not_go_to_a_client_that_is_gone(tmp_path: Path, ms: 
         waiting = [each.message for each in await rt.registry.store.notifications("mcp")]
         assert "`w` (work) stopped." in waiting
         answer = (await post_modern(http, here.url, 3, "nap", ms=0)).text
-        assert answer.count("`w` (work) stopped.") == 1
+        assert answer.count("`w` (work) stopped: done") == 1
         await until(here.idle)
 
 
@@ -268,7 +268,7 @@ async def test_N4_news_rides_once_whoever_answers(tmp_path: Path, runtimes: int)
         await until(lambda: not any(rt.registry.live() for rt in among))
         last = await among[0].call_queue("main").call(ToolCall("n", "nap", {"ms": 0}))
         told.extend(each.message for each in last.notifications)
-    assert sorted(told) == sorted(f"`{number}-{n}` (work) stopped." for number in range(4) for n in range(12))
+    assert sorted(told) == sorted(f"`{number}-{n}` (work) stopped: done" for number in range(4) for n in range(12))
 
 
 # Whatever happens to several of them

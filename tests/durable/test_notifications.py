@@ -43,7 +43,7 @@ async def test_N5_what_was_queued_is_delivered_after_a_crash_in_order(puppets: P
     async with Runtime(tools, store=cut) as rt:
         assert await next_turn(rt) == [
             ("disk.full", "no room"),
-            ("tool.stopped", "`a` (work) stopped."),
+            ("tool.stopped", "`a` (work) stopped: done"),
             ("tool.failed", "`b` (work) failed: no luck"),
         ]
         assert await next_turn(rt) == []
@@ -93,7 +93,7 @@ async def test_B9_responses_that_may_not_have_arrived_come_with_the_news_that_ro
         puppets.ends("a")
         await over(rt, "a")
         given = await turn.run([call("nothing"), call("nothing")])
-        assert told(given) == [("tool.stopped", "`a` (work) stopped.")]
+        assert told(given) == [("tool.stopped", "`a` (work) stopped: done")]
         cut = power_cut(url)
     async with Runtime(tools, store=cut) as rt, rt.turn("main", resume=True) as turn:
         assert turn.answered == given
@@ -152,7 +152,7 @@ async def test_N4_a_resumed_first_batch_still_stands_for_the_start_of_the_turn(
             await batch
     async with Runtime(tools, store=cut) as rt, rt.turn("main", resume=True) as turn:
         responses = await turn.resume()
-        assert told(responses) == [("tool.stopped", "`a` (work) stopped.")]
+        assert told(responses) == [("tool.stopped", "`a` (work) stopped: done")]
 
 
 async def test_N3_an_open_question_is_news_again_after_a_crash(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ async def test_N_a_call_that_another_process_resolves_is_news_here(tmp_path: Pat
         await heard(turn, spawn("approve", "a"))
         await parked(one)
         await two.resolve(keys[0], ok("yes"))
-        assert await heard(turn) == [("tool.stopped", "`a` (approve) stopped.")]
+        assert await heard(turn) == [("tool.stopped", "`a` (approve) stopped: yes")]
         assert await heard(turn) == []
 
 
@@ -47,7 +47,7 @@ async def test_N_a_handle_that_another_process_runs_is_news_here_once(puppets: P
             puppets.ends("a")
             puppets.ends("b")
             await over(one, "a", "b")
-            assert await heard(turn, wait_all("b")) == [("tool.stopped", "`a` (work) stopped.")]
+            assert await heard(turn, wait_all("b")) == [("tool.stopped", "`a` (work) stopped: done")]
             assert await heard(turn) == []
         assert await next_turn(one) == []
 
@@ -112,7 +112,7 @@ async def test_N_news_of_a_process_that_lives_and_of_one_that_was_killed(tmp_pat
         await other.kill()
         async with Runtime([*its_tools(tmp_path), nothing], store=stored_in(tmp_path)) as rt:
             assert await next_turn(rt) == [
-                ("tool.stopped", "`approve` (approve) stopped."),
+                ("tool.stopped", "`approve` (approve) stopped: yes"),
                 ("tool.failed", f"`work` (work) failed: {CRASHED}"),
             ]
             assert await next_turn(rt) == []

@@ -37,7 +37,7 @@ async def test_N4_the_news_of_a_resolution_rides_on_the_first_response_that_does
         await rt.resolve(keys[0], ok("yes"))
         fetched = await only(turn, fetch("approve", "b"))
         assert [(each.kind, each.message) for each in fetched.notifications] == [
-            ("tool.stopped", "`a` (approve) stopped.")
+            ("tool.stopped", "`a` (approve) stopped: yes")
         ]
         assert (await only(turn, wait_all("a"))).notifications == ()
 

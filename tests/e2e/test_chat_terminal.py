@@ -384,7 +384,7 @@ def test_N4_news_between_turns_is_shown_above_what_is_being_typed(chats: Chats, 
     assert pane.lines[-2].startswith("✓ k (kept)") and pane.lines[-2].endswith("wide open")
     pane.type("ne")
     pane.until("I have heard.")
-    assert "`k` (kept) stopped." in chats.given
+    assert "`k` (kept) stopped: " in chats.given
     assert pane.count("k (kept)") == 1
 
 

@@ -135,7 +135,9 @@ class Story:
             (puppets.ends if step == "end" else puppets.fails)(id)
             await over(self._rt, id)
             model.states[id] = "stopped"
-            model.tell(id, *(("tool.stopped", "stopped.") if step == "end" else ("tool.failed", "failed: no luck")))
+            model.tell(
+                id, *(("tool.stopped", "stopped: done") if step == "end" else ("tool.failed", "failed: no luck"))
+            )
 
     async def _carry(self, step: str) -> None:
         if step == "batch":

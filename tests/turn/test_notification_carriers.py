@@ -18,7 +18,7 @@ from keephold.store.rows import CARRIERS, Carrier
 from keephold.testing import VirtualClock
 
 both = pytest.mark.parametrize("store", STORES)
-DONE = ("tool.stopped", "`a` (work) stopped.")
+DONE = ("tool.stopped", "`a` (work) stopped: done")
 
 
 @pytest.fixture
@@ -54,12 +54,12 @@ async def test_N4_by_default_it_rides_on_whatever_comes_first(puppets: Puppets, 
             assert await heard(turn) == [DONE]
             puppets.ends("b")
             await over(rt, "b")
-            assert await message(turn) == [("tool.stopped", "`b` (work) stopped.")]
+            assert await message(turn) == [("tool.stopped", "`b` (work) stopped: done")]
             assert await heard(turn) == [] and await message(turn) == []
         puppets.ends("c")
         await over(rt, "c")
         async with rt.turn("main") as turn:
-            assert await message(turn) == [("tool.stopped", "`c` (work) stopped.")]
+            assert await message(turn) == [("tool.stopped", "`c` (work) stopped: done")]
             assert await heard(turn) == [] and await message(turn) == []
 
 
@@ -142,11 +142,11 @@ async def test_N4_in_order_whatever_it_is_about(puppets: Puppets, tmp_path: Path
             await over(rt, who)
             await rt.notify("after.it", "info", who, conversation="main")
         assert [text.replace("(work) ", "") for _, text in await heard(turn)] == [
-            "`c` stopped.",
+            "`c` stopped: done",
             "c",
             "`a` failed: no luck",
             "a",
-            "`b` stopped.",
+            "`b` stopped: done",
             "b",
         ]
 

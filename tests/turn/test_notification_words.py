@@ -84,7 +84,7 @@ async def test_O2_what_a_tool_says_is_cut(puppets: Puppets, end: str) -> None:
             puppets.asks("a", Question(id="long", text=long))
             await in_state(rt, "a", "waiting")
         ((_, message),) = await heard(turn)
-        assert message.startswith("`a` (work) ") and len(message) < 4100
+        assert message.startswith("`a` (work) ") and len(message) < 4200
 
 
 def test_N_the_block_says_that_nobody_wrote_it_and_keeps_each_on_its_own_lines() -> None:

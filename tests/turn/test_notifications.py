@@ -11,7 +11,7 @@ from keephold import Runtime
 from keephold.turn.notifications import Notification
 
 both = pytest.mark.parametrize("store", STORES)
-DONE = ("tool.stopped", "`a` (work) stopped.")
+DONE = ("tool.stopped", "`a` (work) stopped: done")
 FAILED = ("tool.failed", "`a` (work) failed: no luck")
 
 
@@ -31,7 +31,7 @@ async def test_N3_what_finished_unwatched_is_told_once_on_the_next_response(
         await over(rt, "a", "b")
         first, second = await turn.run([call("nothing"), call("nothing")])
         assert first.notifications == (
-            Notification("tool.stopped", "info", "`a` (work) stopped."),
+            Notification("tool.stopped", "info", "`a` (work) stopped: done"),
             Notification("tool.failed", "error", "`b` (work) failed: no luck"),
         )
         assert second.notifications == ()

@@ -12,7 +12,7 @@ from keephold.policies import NotificationPolicy
 
 both = pytest.mark.parametrize("store", STORES)
 CONTENT = ("tool.content", "`a` (work) has new output.")
-DONE = ("tool.stopped", "`a` (work) stopped.")
+DONE = ("tool.stopped", "`a` (work) stopped: done")
 ON = NotificationPolicy(on_content=True)
 
 

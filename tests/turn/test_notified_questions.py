@@ -13,7 +13,7 @@ from keephold.policies import QuestionPolicy
 from keephold.turn.notifications import Notification
 
 both = pytest.mark.parametrize("store", STORES)
-DONE = ("tool.stopped", "`a` (work) stopped.")
+DONE = ("tool.stopped", "`a` (work) stopped: done")
 
 
 @pytest.fixture

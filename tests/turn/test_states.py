@@ -86,6 +86,7 @@ async def test_S3_an_abort_is_an_error_that_says_who_did_it_and_is_not_shown_as_
             "state": "stopped",
             "result": "Aborted by the assistant.",
             "ended_by": "abort",
+            "content": "half of it\n",
         }
         info = await rt.handle("w", conversation="main")
         assert info.outcome == Failure("Aborted by the assistant.", "aborted") and not info.ok

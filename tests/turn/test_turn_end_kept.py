@@ -37,7 +37,7 @@ async def test_T1_a_replay_call_that_waits_in_its_effects_is_kept_unless_its_too
         if chosen is None:
             await clock.advance(3600)
             async with rt.turn("main") as turn:
-                assert [each.message for each in await turn.notifications()] == ["`n` (nap) stopped."]
+                assert [each.message for each in await turn.notifications()] == ["`n` (nap) stopped: rested"]
 
 
 async def test_T1_a_replay_call_that_works_is_not_kept(clock: VirtualClock) -> None:

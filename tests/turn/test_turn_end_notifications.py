@@ -143,7 +143,7 @@ async def test_N3_what_stopped_before_the_end_of_its_turn_stays_news(
             ending = await turn.end()
             assert [each["id"] for each in ending.results] == ["b"]
         assert await next_turn(rt) == [
-            ("tool.stopped", "`a` (work) stopped."),
+            ("tool.stopped", "`a` (work) stopped: done"),
             ("tool.stopped", "`b` (work) stopped: Aborted at the end of the turn."),
         ]
 
@@ -160,7 +160,7 @@ async def test_T4_a_kept_handle_reports_when_it_ends(puppets: Puppets, tmp_path:
         told = await next_turn(rt)
         assert sorted(told) == [
             ("tool.failed", "`b` (work) failed: no luck"),
-            ("tool.stopped", "`a` (work) stopped."),
+            ("tool.stopped", "`a` (work) stopped: done"),
         ]
         assert await next_turn(rt) == []
 
@@ -251,7 +251,7 @@ async def test_T4_a_parked_call_stays_and_its_end_is_one_line_whatever_N2_says(t
             assert ending.results == () and ending.kept == ()
         assert (await rt.handle("a", conversation="main")).parked
         await rt.resolve(keys[0], ok("yes"))
-        assert await next_turn(rt) == [("tool.stopped", "`a` (approve) stopped.")]
+        assert await next_turn(rt) == [("tool.stopped", "`a` (approve) stopped: yes")]
         assert await next_turn(rt) == []
 
 
@@ -287,4 +287,4 @@ async def test_N4_a_parked_call_rides_only_on_what_its_tool_allows(tmp_path: Pat
             await parked(rt)
             await rt.resolve(keys[0], ok("yes"))
             assert await heard(turn) == []
-        assert await next_turn(rt) == [("tool.stopped", "`a` (approve) stopped.")]
+        assert await next_turn(rt) == [("tool.stopped", "`a` (approve) stopped: yes")]

@@ -47,9 +47,13 @@ def timed_out(parking: Parking | None) -> Failure:
     return TIMED_OUT if said is None else Failure(said, TIMED_OUT.code)
 
 
+STOPPED, FAILED = "tool.stopped", "tool.failed"
+"""The kinds of notifications that a handle has stopped."""
+
+
 @cache
 def _end_notice(failed: bool, carriers: tuple[Carrier, ...]) -> Notice:
-    return Notice("tool.failed", "error", None, carriers) if failed else Notice("tool.stopped", "info", None, carriers)
+    return Notice(FAILED, "error", None, carriers) if failed else Notice(STOPPED, "info", None, carriers)
 
 
 def end_notice(state: Stopped, carriers: tuple[Carrier, ...] = CARRIERS) -> Notice:

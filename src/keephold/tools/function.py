@@ -165,14 +165,16 @@ class Function:
 class _Task:
     """A running async function."""
 
-    __slots__ = ("_call", "_sink", "_task")
+    __slots__ = ("_call", "_sink", "_task", "can_park")
 
     def __init__(self, call: Call, sink: Sink) -> None:
         self._call = call
         self._sink = sink
         self._task: asyncio.Task[None] | None = None
+        self.can_park = False
 
     def start(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+        self.can_park = any(value is self._call for value in kwargs.values())
         self._task = asyncio.get_running_loop().create_task(self._drive(function, kwargs))
 
     async def _drive(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:

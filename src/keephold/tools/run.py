@@ -514,6 +514,11 @@ class Run:
         return bool(getattr(self.live, "has_key", False))
 
     @property
+    def can_park(self) -> bool:
+        """Whether it is a tool that can wait for an outside result: a function that gets its call (D1)."""
+        return bool(getattr(self.live, "can_park", False))
+
+    @property
     def open_to_caller(self) -> bool:
         """Whether the caller may answer the open question."""
         return self._open is not None and self._open.caller

@@ -364,8 +364,24 @@ class Actions:
             self._launched(call, handle.tool.launching)
         elif isinstance(handle.state, Running) and "apply" in handle.tool.actions and not handle.parked:
             self._settle(call, 0)
+        elif handle.run is not None and handle.run.can_park:
+            asyncio.get_running_loop().call_soon(self._begun, call, self._replies.handle(handle))
         else:
             call.answer(self._replies.handle(handle))
+
+    def _begun(self, call: ActiveCall, reply: Reply) -> None:
+        """Answer the spawn of a function that has made its first step (D9).
+
+        If it has taken its completion key, it is about to park: the reply says so, which saves the model a fetch. Any
+        other reply is as of the start: a function does not seem to stop at once or not by how busy the loop is.
+        """
+        handle = call.handle
+        if handle.parked:
+            call.answer(self._replies.handle(handle))
+        elif isinstance(handle.state, Running) and handle.run is not None and handle.run.has_key:
+            self._settle(call, 0)
+        else:
+            call.answer(reply)
 
     def _launched(self, call: ActiveCall, how: Launching) -> None:
         """Answer a spawn by another name in the words of its tool (W7, W12)."""

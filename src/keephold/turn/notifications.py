@@ -6,6 +6,7 @@ not notified.
 """
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, get_args
@@ -15,10 +16,12 @@ import msgspec
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
 from keephold.handles.registry import Registry
-from keephold.handles.state import Reply
+from keephold.handles.state import Reply, Stopped
 from keephold.store.base import Carrier, Delivered, Notified, QueuedNotification, Shown
-from keephold.store.endings import clip
+from keephold.store.endings import FAILED, STOPPED, clip, words
 from keephold.store.rows import Level
+from keephold.text import strip_controls
+from keephold.turn.replies import Replies
 
 AUTOMATIC = ("[Automatic notifications.", "[Automatic message.")
 """How automatic messages begin: notifications, and results at the end of a turn (T2)."""
@@ -33,9 +36,10 @@ class Notification(msgspec.Struct, frozen=True):
     message: str
 
 
-def notifications(queued: Iterable[QueuedNotification]) -> tuple[Notification, ...]:
-    """Return queued notifications in the form in which they are delivered."""
-    return tuple(Notification(each.kind, each.level, each.message) for each in queued)
+def result_words(handle: Handle, failed: bool, result: str) -> str:
+    """Return the message of the notification that a handle has stopped with that result."""
+    how = f"`{handle.id}` ({handle.tool.name}) {'failed' if failed else 'stopped'}"
+    return f"{how}: {strip_controls(result)}" if result.strip() else f"{how}."
 
 
 def notification_block(delivered: Sequence[Notification]) -> str:
@@ -63,8 +67,9 @@ def _asks(handle: Handle | None, question: int) -> bool:
 class Notifications:
     """The notifications of a runtime's conversations."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, replies: Replies) -> None:
         self._registry = registry
+        self._replies = replies
         self._urgent: dict[str, asyncio.Event] = {}
 
     async def notify(self, kind: str, level: Level, message: str, conversation: str) -> None:
@@ -90,7 +95,7 @@ class Notifications:
         """Return the notifications that this carrier may take, recorded as delivered."""
         taken = await self.carried(self._deliver(conversation, carrier))
         self.delivered(conversation)
-        return notifications(taken)
+        return await self.present(taken)
 
     async def _deliver(self, conversation: str, carrier: Carrier) -> tuple[QueuedNotification, ...]:
         (delivered,) = await self._registry.write((Delivered(conversation, carrier),))
@@ -119,6 +124,39 @@ class Notifications:
             for each in undelivered
         ]
         self._registry.commit(again, lambda _: None, lambda _: None, keep=True)
+
+    async def present(self, delivered: Sequence[QueuedNotification]) -> tuple[Notification, ...]:
+        """Return delivered notifications as the model gets them; if this is cancelled, queue them again (N3)."""
+        try:
+            return await self.with_results(delivered)
+        except asyncio.CancelledError:
+            self.queue_again(delivered)
+            raise
+
+    async def with_results(self, delivered: Sequence[QueuedNotification]) -> tuple[Notification, ...]:
+        """Return notifications as the model gets them: the end of a handle with the handle's result, within the budget.
+
+        The queue does not have the results: most ends are shown by a reply first, and a result may be large.
+        """
+        ends = {at: handle for at, each in enumerate(delivered) if (handle := await self._ended(each)) is not None}
+        messages = [each.message for each in delivered]
+        for (at, handle), result in zip(ends.items(), self._replies.notified(list(ends.values())), strict=True):
+            if result is not None:
+                messages[at] = result_words(handle, delivered[at].kind == FAILED, result)
+        return tuple(Notification(each.kind, each.level, text) for each, text in zip(delivered, messages, strict=True))
+
+    async def _ended(self, queued: QueuedNotification) -> Handle | None:
+        """Return the stopped handle whose end this notifies in the words of the store, without its result."""
+        if queued.uid is None or queued.kind not in (STOPPED, FAILED):
+            return None
+        handle = self._registry.loaded(queued.uid)
+        if handle is None or handle.active:
+            with contextlib.suppress(KeepholdError):  # the result is left out
+                record = await self._registry.store.handle(queued.uid)
+                handle = None if record is None else self._registry.adopt(record)
+        if handle is None or not isinstance(handle.state, Stopped):
+            return None
+        return handle if queued.message == words(handle.id, handle.tool.name, handle.state) else None
 
     # A critical notification does not wait for a carrier: it interrupts a stream (N4)
 

@@ -16,12 +16,16 @@ from keephold.handles.handle import Handle
 from keephold.handles.output import Output
 from keephold.handles.state import Failure, Ok, Outcome, Pending, PrintedOutput, Reply, Stopped, Waiting, name
 from keephold.handles.view import Waited
+from keephold.store.endings import NOTIFICATION_CHARACTERS
 from keephold.text import time_of_day, to_json
 from keephold.tools.base import OutputView, Screen, SupportsScreen, Tool, ViewName
 from keephold.turn.budget import Projector, ProjectorProtocol, shares, size_of
 from keephold.turn.settle import Because
 
 _log = logging.getLogger("keephold.turn")
+
+_LEAST_NOTIFIED = 200
+"""A result of which a notification could show less than this is left out of it."""
 
 CANCELLED = "Tool execution cancelled."
 TRANSIENT = "This error is transient: the same call may succeed later."
@@ -201,6 +205,23 @@ class Replies:
         entry.setdefault("is_error", False)
         return entry
 
+    def notified(self, handles: Sequence[Handle]) -> list[str | None]:
+        """Return the results of stopped handles for the notifications of one carrier, which nobody asked for (O2).
+
+        Each has at most as many bytes as a notification may have characters, and all together four times that. None:
+        so little would be shown that the model is better off without.
+        """
+        views = [_view(handle, "model", None) for handle in handles]
+        most = [min(view.limit, NOTIFICATION_CHARACTERS // (1 if view.mode == "bytes" else 4)) for view in views]
+        sizes = [_size(handle, view.mode) for handle, view in zip(handles, views, strict=True)]
+        given = shares(sizes, most, 4 * max(most, default=0))
+        results: list[str | None] = []
+        for handle, size, limit, share in zip(handles, sizes, most, given, strict=True):
+            enough = share >= min(size, limit, _LEAST_NOTIFIED)
+            entry = self.entry(handle, "model", limit if share >= size else share) if enough else None
+            results.append(None if entry is None else str(entry["result"]))
+        return results
+
     def entries(self, handles: Sequence[Handle], view: ViewName) -> list[dict[str, Any]]:
         """Return C3's objects for several handles in one reply: their results share four limits (O3)."""
         limits = self._limits(handles, view)
@@ -240,23 +261,30 @@ class Replies:
         return entry
 
     def _add_notification(self, entry: dict[str, Any], handle: Handle, view: ViewName, limit: int | None) -> None:
-        state, output = handle.state, handle.output
-        hint = read_hint("id", handle.id)
+        state = handle.state
         if isinstance(state, Stopped):
+            hint = read_hint("id", handle.id)
             entry["result"] = self._result(handle, state.outcome, view, hint, limit)
             if isinstance(state.outcome, Failure):
                 _add_error(entry, state, state.outcome, handle)
+                if state.deliberate:  # its output is not in the result (C7)
+                    self._add_content(entry, handle, view, limit)
         elif not isinstance(state, Pending):
             entry |= _parked(handle)
             if handle.progress is not None:
                 entry["progress"] = handle.progress
-            if output is not None and _end(handle, output) > handle.cursor and not handle.withheld:
-                span = output.span(handle.cursor, _end(handle, output))
-                content = self._projector.text(span, _view(handle, view, limit), hint)
-                if content:  # else all of it was control sequences
-                    entry["content"] = content
+            self._add_content(entry, handle, view, limit)
             if isinstance(state, Waiting):
                 entry["question"] = state.question
+
+    def _add_content(self, entry: dict[str, Any], handle: Handle, view: ViewName, limit: int | None) -> None:
+        """Add the output that the conversation has not seen yet (C5)."""
+        output = handle.output
+        if output is not None and _end(handle, output) > handle.cursor and not handle.withheld:
+            span = output.span(handle.cursor, _end(handle, output))
+            content = self._projector.text(span, _view(handle, view, limit), read_hint("id", handle.id))
+            if content:  # else all of it was control sequences
+                entry["content"] = content
 
     def _result(self, handle: Handle, outcome: Outcome, view: ViewName, hint: str, limit: int | None = None) -> str:
         chosen = _view(handle, view, limit)

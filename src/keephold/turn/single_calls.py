@@ -20,7 +20,7 @@ from keephold.store.base import CARRIERS, QueuedNotification, Responded, Shown
 from keephold.tools.toolbox import Tools
 from keephold.turn.batch import Batch
 from keephold.turn.budget import size_of
-from keephold.turn.notifications import notifications, still_shown
+from keephold.turn.notifications import still_shown
 from keephold.turn.prompt_queue import PromptQueue
 from keephold.turn.replies import error_reply
 from keephold.turn.tool_call import ToolCall, read_call
@@ -182,9 +182,11 @@ class CallQueue:
         if not queued.left:
             with contextlib.suppress(KeepholdError):  # the store cannot be read: notifications stay queued
                 queued.notifications = await self._record(reply)
+        carried = await self._parts.notifications.present(queued.notifications)
         if queued.left:
             self._queue_again(queued)
-        carried = (*note_on(queued._batch, 0), *notifications(queued.notifications))
+            carried = ()
+        carried = (*note_on(queued._batch, 0), *carried)
         return Response(call.id, reply.result, reply.is_error, reply.model, reply.code, carried)
 
     def _queue_again(self, queued: QueuedCall) -> None:

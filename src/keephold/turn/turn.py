@@ -27,12 +27,13 @@ from keephold.store.base import (
     TurnBegan,
     TurnEnded,
 )
+from keephold.store.endings import FAILED, STOPPED
 from keephold.tools.toolbox import Tools
 from keephold.turn.batch import Batch
 from keephold.turn.budget import size_of
 from keephold.turn.ending import Ender, Ending
 from keephold.turn.lineage import root_of
-from keephold.turn.notifications import Notification, notifications, still_shown
+from keephold.turn.notifications import Notification, result_words, still_shown
 from keephold.turn.replies import error_reply
 from keephold.turn.tool_call import ToolCall, read_call
 
@@ -130,7 +131,7 @@ class Turn:
                     self.unfinished = OpenBatch(before.batch.batch, calls, uids)
                 else:
                     given = await registry.store.answers(self.conversation, self.id, before.batches)
-                    self.answered = None if given is None else _recorded(given)
+                    self.answered = None if given is None else await self._recorded(given)
         began = asyncio.ensure_future(self._begin(before))
         try:
             await asyncio.shield(began)
@@ -142,6 +143,14 @@ class Turn:
         if registry.traces is not None:
             self._trace_left = registry.traces.entered(self.conversation, self.id)
         return self
+
+    async def _recorded(self, answers: Answers) -> list[Response]:
+        """Return the responses to a batch, as the store has them."""
+        given = [Response(id, result, is_error, model, code) for id, result, model, is_error, code in answers.responses]
+        if given and answers.notifications:
+            carried = await self._parts.notifications.with_results(answers.notifications)
+            given[0] = msgspec.structs.replace(given[0], notifications=carried)
+        return given
 
     async def _check_name(self) -> None:
         """Refuse a new conversation whose name could be taken for another one (S6)."""
@@ -339,7 +348,7 @@ class Turn:
         if calls:
             self._started = True
             self._parts.notifications.delivered(self.conversation)
-        return notifications(carried)
+        return await self._parts.notifications.present(carried)
 
     def cancel(self) -> None:
         """Cancel the turn: its open batch is answered soon, and its handles are ended with the turn."""
@@ -438,18 +447,10 @@ def _as_notification(each: Notified) -> QueuedNotification:
 def _result_notification(handle: Handle, result: dict[str, Any], at: float) -> Notified:
     """Make the notification of a handle's result at the end of its turn (T2, T3)."""
     failed = bool(result.get("is_error"))
-    kind, level, how = ("tool.failed", "error", "failed") if failed else ("tool.stopped", "info", "stopped")
-    message = f"`{handle.id}` ({handle.tool.name}) {how}: {result.get('result', '')}"
+    kind, level = (FAILED, "error") if failed else (STOPPED, "info")
+    message = result_words(handle, failed, str(result.get("result", "")))
     carriers = handle.tool.spawn.notifications.deliver
     return Notified(handle.conversation, kind, level, message, at, handle.uid, carriers)  # type: ignore[arg-type]
-
-
-def _recorded(answers: Answers) -> list[Response]:
-    """Return the responses to a batch, as the store has them."""
-    given = [Response(id, result, is_error, model, code) for id, result, model, is_error, code in answers.responses]
-    if given and answers.notifications:
-        given[0] = msgspec.structs.replace(given[0], notifications=notifications(answers.notifications))
-    return given
 
 
 def _responses(
