@@ -245,7 +245,7 @@ DO_NOTHING = """
 mcp.builtins
     conversation.actions conversation.context_tokens conversation.max_cost conversation.max_requests
     conversation.max_tokens conversation.inquiry.timeout_secs limits.* runtime.* mcp.schema_ mcp.task_after_ms acp.*
-    serve.person serve.url serve.port store.retention_secs wait_handles.retention_secs.*
+    mcp.answer_within_secs serve.person serve.url serve.port store.retention_secs wait_handles.retention_secs.*
     assistant.temperature assistant.top_p assistant.max_tokens assistant.timeout_secs assistant.strict
     tool.server tool.tool tool.description tool.summary tool.examples tool.result tool.timeout_secs tool.wire
     tool.scheduling tool.resources tool.max_running tool.retry.* tool.on_crash tool.output.* tool.options

@@ -156,7 +156,12 @@ def settings_of(config: Config, builtins: tuple[str, ...] | None) -> dict[str, A
     chosen = settings.builtins if builtins is None else builtins
     if chosen is None and config.source is None:
         chosen = ["*"]
-    return {"schema": settings.schema_, "task_after": settings.task_after_ms / 1000, "builtins": chosen}
+    return {
+        "schema": settings.schema_,
+        "task_after": settings.task_after_ms / 1000,
+        "answer_within": settings.answer_within_secs,
+        "builtins": chosen,
+    }
 
 
 def _passed_on(store: str, config: Path | None, conversation: str | None) -> bool:

@@ -379,6 +379,7 @@ class McpSettings(Table):
 
     schema_: Annotated[Literal["generic", "canonical"], Field(alias="schema")] = "generic"
     task_after_ms: Annotated[int, Field(ge=0)] = 500
+    answer_within_secs: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 45
     builtins: list[str] | None = None
     servers: dict[str, McpServerSettings] = {}
 

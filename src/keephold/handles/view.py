@@ -31,14 +31,27 @@ class Waited(msgspec.Struct, frozen=True):
 
 
 class Handles:
-    """The handles of one conversation. `already_handled`: uids that other calls of the same batch name (A6)."""
+    """The handles of one conversation. `already_handled`: uids that other calls of the same batch name (A6).
+    `longest`: the seconds after which a client gives up, so that a tool that waits returns before (M7)."""
 
-    __slots__ = ("_registry", "already_handled", "conversation")
+    __slots__ = ("_registry", "already_handled", "conversation", "longest")
 
-    def __init__(self, registry: "Registry", conversation: str, already_handled: Container[str] = ()) -> None:
+    def __init__(
+        self,
+        registry: "Registry",
+        conversation: str,
+        already_handled: Container[str] = (),
+        longest: float | None = None,
+    ) -> None:
         self._registry = registry
         self.already_handled = already_handled
         self.conversation = conversation
+        self.longest = longest
+
+    def within(self, timeout: float | None) -> float | None:
+        """Return how long a tool may wait: as long as it was asked to, and not longer than the client does."""
+        given = [each for each in (timeout, self.longest) if each is not None]
+        return min(given, default=None)
 
     def named(self, id: str) -> Handle:
         """Return the newest handle of an id that is loaded because the batch names it. Raises like `find`."""

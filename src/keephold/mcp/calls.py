@@ -6,6 +6,7 @@ the way its protocol version has (see `elicit.py`).
 
 import asyncio
 import contextlib
+import re
 import secrets
 import time
 from collections.abc import Collection, Mapping
@@ -51,6 +52,10 @@ PROGRESS_SECS = 5.0
 """The interval of progress notifications for a running call."""
 _BACK_SECS = 3600.0
 """The time a client has to return with input for a call that only this server knows."""
+PERSON_SECS = 30.0
+"""After how long a call that needs a person is answered, if its client cannot ask its user."""
+_TIMED_OUT = re.compile(r"time[sd]?[ -]?out", re.IGNORECASE)
+"""The reason that clients give when they stop waiting; the SDKs for Python and TypeScript say `timed out`."""
 _CANCELLED_SECS = 0.05
 """The time within which a cancellation arrives; after it, the client has left."""
 
@@ -81,14 +86,16 @@ class Calls:
         conversation: str = MCP,
         client_prompts: Collection[str] = (),
         builtins: Collection[str] | None = None,
+        answer_within: float | None = None,
     ) -> None:
         self.runtime = runtime
+        self._answer_within = answer_within
         self._conversation = conversation
         self._client_prompts = frozenset(client_prompts)
         self._asking: dict[str, Served] = {}
         """By `requestState`: calls with a handle of their own, or none, whose client is to return with input."""
-        self._cancelled: set[tuple[int, Any]] = set()
-        """By connection and request: calls that their client has cancelled."""
+        self._cancelled: dict[tuple[int, Any], str] = {}
+        """By connection and request: calls that their client has cancelled, and why."""
         self.served = ServedTools(runtime.toolbox, lambda: bool(runtime.agent_functions.ids), builtins)
         runtime.offers.finders.append(self._offered)
 
@@ -128,7 +135,7 @@ class Calls:
         people = None if asker is None else self.runtime.people.joined(asker, decides=self.decides(conversation))
         try:
             desk = self.runtime.call_queue(conversation)
-            visit = await desk.begin(call, park_after=park_after, people=people)
+            visit = await desk.begin(call, park_after=park_after, people=people, answer_within=self._answer_within)
         except KeepholdError as error:  # the runtime is closing, or its store cannot be read
             raise MCPError(INTERNAL_ERROR, error.message) from None
         served = Served(tool, visit, asker, desk.conversation)
@@ -160,20 +167,25 @@ class Calls:
         watcher = _Progress()
         handle.watch(watcher)
         try:
-            while handle.active and not self.tasks.requests(handle):
-                await watcher.changed.wait()
-                watcher.changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._answer_within):
+                    while handle.active and not self.tasks.requests(handle):
+                        await watcher.changed.wait()
+                        watcher.changed.clear()
         except asyncio.CancelledError:
             asyncio.get_running_loop().call_later(_CANCELLED_SECS, self._unfollowed, handle, _request(ctx))
             raise
         finally:
             handle.unwatch(watcher)
-        if handle.active:
-            return self._needs_input(self.tasks.requests(handle), handle.uid)
+        requests = self.tasks.requests(handle)
+        if handle.active and requests:
+            return self._needs_input(requests, handle.uid)
+        if handle.active:  # it has an id since its client was sent for input
+            return result(handle.tool, self.runtime.replies.handle(handle).model, False)
         return await self.tasks.outcome(handle)
 
     def _unfollowed(self, handle: Handle, request: tuple[int, Any]) -> None:
-        if request in self._cancelled and handle.active:
+        if self._was_cancelled(request) and handle.active:
             self.runtime.registry.run_soon(self.tasks.cancel(handle))
 
     def _needs_input(self, requests: dict[str, Any], state: str) -> HandlerResult:
@@ -190,10 +202,9 @@ class Calls:
             asked = asyncio.ensure_future(asker.asked.wait())
         gone = asyncio.create_task(_until_gone(ctx)) if ctx.session.can_send_request and ctx.request else None
         try:
-            waits = [each for each in (answered, asked, gone) if each is not None]
-            await asyncio.wait(waits, return_when="FIRST_COMPLETED")
+            await self._until_one(served, [each for each in (answered, asked, gone) if each is not None])
             if not answered.done() and gone is not None and gone.done():
-                served.visit.leave()
+                served.visit.gone()
             elif not answered.done() and asker is not None:
                 return await self._wait_for_input(served, asker)
             if not answered.done():
@@ -209,6 +220,20 @@ class Calls:
                     task.cancel()
             if not answered.done():
                 answered.cancel()  # only the wait ends; the call keeps running
+
+    async def _until_one(self, served: Served, waits: list[asyncio.Future[Any]]) -> None:
+        """Wait until the first of them is done. If the call lasts, have it answered before its client gives up (M7):
+        sooner if it needs a person whom the client cannot ask."""
+        within, asker, first = self._answer_within, served.asker, asyncio.FIRST_COMPLETED
+        patience = PERSON_SECS if within is None else min(PERSON_SECS, within)
+        if (await asyncio.wait(waits, timeout=patience, return_when=first))[0]:
+            return
+        asks_others = served.visit.needs_person and (asker is None or not asker.asked.is_set())
+        if not asks_others and within is not None:
+            await asyncio.wait(waits, timeout=within - patience, return_when=first)
+        if asks_others or within is not None:
+            served.visit.answer_now()
+        await asyncio.wait(waits, return_when=first)
 
     async def _wait_for_input(self, served: Served, asker: ElicitationPrompter) -> HandlerResult:
         """Ask the client to return with input. Any server finds a one-shot call by its uid; other calls, such as a
@@ -232,8 +257,8 @@ class Calls:
 
     def cancelled(self, ctx: Context) -> None:
         key = (_channel(ctx), (ctx.params or {}).get("requestId"))
-        self._cancelled.add(key)
-        asyncio.get_running_loop().call_later(10 * _CANCELLED_SECS, self._cancelled.discard, key)
+        self._cancelled[key] = str((ctx.params or {}).get("reason"))
+        asyncio.get_running_loop().call_later(10 * _CANCELLED_SECS, self._cancelled.pop, key, None)
 
     def client_left(self, ctx: Context, served: Served) -> None:
         """Detach the client at once. Whether it has cancelled the call or left (M3) is known a moment later."""
@@ -241,10 +266,16 @@ class Calls:
         asyncio.get_running_loop().call_later(_CANCELLED_SECS, self._left, served, _request(ctx))
 
     def _left(self, served: Served, request: tuple[int, Any]) -> None:
-        if request in self._cancelled:
+        if self._was_cancelled(request):
             served.visit.cancel()
         else:
-            served.visit.leave()
+            served.visit.gone()
+
+    def _was_cancelled(self, request: tuple[int, Any]) -> bool:
+        """Return whether the client has cancelled the call on purpose. One that gave up waiting has not: it may come
+        back for the result."""
+        why = self._cancelled.get(request)
+        return why is not None and _TIMED_OUT.search(why) is None
 
 
 def _channel(ctx: Context) -> int:

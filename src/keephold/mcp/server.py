@@ -49,11 +49,13 @@ _CONNECT_SECS = 5.0
 _KNOWN = ", ".join(("*", *NAMES))
 TASK_AFTER_SECS = 0.5
 """After how long a call becomes a task, for clients that know tasks."""
+ANSWER_WITHIN_SECS = 45.0
+"""After how long a call is answered with its handle."""
 
 INSTRUCTIONS = """\
 Start several, then call `await` with {"all": [ids]} or {"any": [ids]} and `timeout_secs`: it returns when they have \
 finished. Do not poll in a loop. Results outlive this connection: ask again by id. Long output is cut; `read_output` \
-reads the rest."""
+reads the rest. A call that lasts is answered with its id and `"state":"running"`: await that id."""
 WAITS = """\
 `create_wait_handle`, `complete_wait_handle`, `wait_for` and `wait_for_multiple` do the same for work that somebody \
 else does: a webhook, a person, another agent."""
@@ -93,21 +95,24 @@ class Server(MCPServer[Any]):
         conversation: str | None = None,
         schema: Schema = "generic",
         task_after: float = TASK_AFTER_SECS,
+        answer_within: float = ANSWER_WITHIN_SECS,
         client_prompts: Collection[str] = (),
         builtins: Collection[str] | None = None,
         **options: Any,
     ) -> None:
         """`conversation` holds the handles; each authenticated client gets its own, `<conversation>:<principal>`. By
         default it is `mcp`, and on stdio `mcp:<client>:<digest of its directory>`. A call becomes a task after
-        `task_after` seconds. `client_prompts` names the principals whose own client may approve their calls and answer
-        exclusive questions, instead of the runtime's prompter. `builtins` names the built-ins for clients, `*` all; by
-        default, those that can be used here. Further options are those of the SDK's server."""
+        `task_after` seconds. A call that lasts longer than `answer_within` seconds is answered with its handle, because
+        many clients give up after a minute; 0: never. `client_prompts` names the principals whose own client may
+        approve their calls and answer exclusive questions, instead of the runtime's prompter. `builtins` names the
+        built-ins for clients, `*` all; by default, those that can be used here. Further options are those of the SDK's
+        server."""
         if unknown := unknown_builtins(builtins or ()):
             raise ConfigError([f"builtins: there is no built-in `{name!s:.80}`; use {_KNOWN}" for name in unknown])
         self.runtime = runtime
         self._schema: Schema = schema
         self.conversation = conversation
-        self.calls = Calls(runtime, conversation or MCP, client_prompts, builtins)
+        self.calls = Calls(runtime, conversation or MCP, client_prompts, builtins, answer_within or None)
         self.tasks = Tasks(self.calls, after=task_after)
         bus = InMemorySubscriptionBus()
         self.subscriptions = Subscriptions(self.calls, self.tasks, bus)

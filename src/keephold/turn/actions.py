@@ -398,6 +398,10 @@ class Actions:
         except Exception as error:
             call.answer(failed_reply(handle.call_id, error, handle.tool))
 
+    def asks_user(self, handle: Handle) -> bool:
+        """Return whether a question of the handle is open, or the user is asked about its result."""
+        return isinstance(handle.state, Waiting) or self._admission.is_delivering(handle.uid)
+
     def show(self, handle: Handle) -> Reply:
         """Return a handle's state as a reply (C3)."""
         return self._replies.handle(handle)

@@ -57,9 +57,11 @@ class Batch:
         people: PromptQueue | None = None,
         patience: float | None = None,
         step: bool = False,
+        answer_within: float | None = None,
     ) -> None:
         """`resumable`: its answers are wanted after a crash, so the store records that it is open. `people` and
-        `patience` are those of `ActiveCall`. `step`: keephold has chosen the labels, for a step of a workflow."""
+        `patience` are those of `ActiveCall`. `step`: keephold has chosen the labels, for a step of a workflow.
+        `answer_within` limits the waits of its tools (M7); `answer_now` ends that of its caller."""
         self._registry = registry
         self._actions = actions
         self._limits = limits
@@ -71,7 +73,7 @@ class Batch:
         self._left = len(calls)
         self._named: dict[str, int] = {}
         """By uid: how many unanswered calls of this batch name the handle. Such a handle is not blocked yet (A6)."""
-        handles = Handles(registry, conversation, self._named)
+        handles = Handles(registry, conversation, self._named, answer_within)
         self._calls = [
             ActiveCall(
                 replace(parsed, cause=f"{turn}:{number}:{parsed.position}".encode())
@@ -433,6 +435,33 @@ class Batch:
         done = self._answered.done() or self._registry.closing
         if not done and self._is_open(call) and call.made is not None and call.made.parked:
             self._registry.run_soon(self.promote_to_handle(call.made))
+
+    @property
+    def asks_permission(self) -> bool:
+        """Whether the user has not yet decided whether an unanswered call may run."""
+        return any(call.asking is not None and self._is_open(call) for call in self._calls)
+
+    @property
+    def needs_person(self) -> bool:
+        """Whether an unanswered call waits for the user: for permission, an answer, or the approval of its result."""
+        made = (call.made for call in self._calls if call.made is not None and self._is_open(call))
+        return self.asks_permission or any(self._actions.asks_user(handle) for handle in made)
+
+    def answer_now(self) -> None:
+        """M7: answer the open calls with the states of their handles; one-shot calls become handles like parked ones
+        (D10), and keep their lanes. Tools that wait see to it themselves (`Handles.within`)."""
+        for call in self._calls if self.opened else ():
+            handle = call.made
+            if not self._is_open(call):
+                continue
+            if handle is None and call.asking is not None:
+                call.withdraw()
+                why = "Nobody has permitted this in time, so nothing was sent; call again to ask again"
+                self._answer(call, error_reply(ToolError(why, code="permission_denied")))
+            elif handle is None or handle.stateful:
+                self._answer(call, self._actions.show(call.handle))
+            elif not handle.tool.unrecorded and handle.kind != "timer":
+                self._registry.run_soon(self.promote_to_handle(handle))
 
     async def promote_to_handle(self, handle: Handle, *, left: bool = False) -> None:
         """Name a one-shot call and answer with that name: it is parked (D10), or its client has left (`left`)."""

@@ -38,7 +38,10 @@ class Decided(TypedDict):
 
 
 TAKEN: Decided = {"status": "taken", "problem": None}
-GONE: Decided = {"status": "gone", "problem": "nobody waits for this any more: it was decided, or ended"}
+GONE: Decided = {
+    "status": "gone",
+    "problem": "nobody waits for this any more: it was decided, it ended, or its caller left",
+}
 
 
 def read_decision(prompt: Prompt, said: Mapping[str, Any], by: str | None = None) -> Decision:

@@ -74,9 +74,27 @@ class QueuedCall:
         if self._answer is None:
             self._answer = asyncio.create_task(self._queue._answered(self, self._call))
 
+    @property
+    def needs_person(self) -> bool:
+        """Whether the call waits for the user, not for its tool."""
+        return self._batch.needs_person
+
+    def answer_now(self) -> None:
+        """Answer with the state of the call's handle, so that the client does not give up (M7)."""
+        self._batch.answer_now()
+
+    def gone(self) -> None:
+        """The client is gone. If no reply has named a handle and the user has not permitted the call, nothing starts
+        any more, and its prompt is withdrawn (P7). Otherwise as `leave`."""
+        self.detach()
+        if self._batch.asks_permission:
+            self._batch.cancel()
+        else:
+            self.leave()
+
     def leave(self) -> None:
-        """The client is gone: a one-shot call continues as a handle that is found by `call:<label>`, and its end is
-        notified. A call that only reads or waits is cancelled."""
+        """The client waits no longer: a one-shot call continues as a handle that is found by `call:<label>`, and its
+        end is notified. A call that only reads or waits is cancelled."""
         handle = self.handle
         self.detach()
         if handle is None or handle.stateful:
@@ -126,9 +144,11 @@ class CallQueue:
         people: PromptQueue | None = None,
         tools: Tools | None = None,
         step: bool = False,
+        answer_within: float | None = None,
     ) -> QueuedCall:
         """Begin a call. `people` gets the prompts about it, if it decides (K9), and its questions unless it spawns.
-        `tools` are those it may use (default: those that the conversation is offered). `step` is that of `Batch`."""
+        `tools` are those it may use (default: those that the conversation is offered). `step` and `answer_within` are
+        those of `Batch`."""
         parts, deciding = self._parts, people if people is not None and people.decides else None
         async with self._lock:
             parts.lifecycle.check_open()
@@ -157,6 +177,7 @@ class CallQueue:
                 people=deciding,
                 patience=park_after if deciding is None else None,  # the client's user may take their time
                 step=step,
+                answer_within=answer_within,
             )
             parts.batches.add(batch)
             try:

@@ -65,7 +65,7 @@ def await_tool(show: Callable[[Waited], Reply]) -> Tool:
     ) -> Reply:
         if not any and not all:
             raise ToolError("At least one handle ID required", code="invalid_arguments")
-        waited = call.handles.wait(all=all or (), any=any or (), timeout=timeout_secs, on_progress=call.pass_on)
-        return show(await waited)
+        timeout = call.handles.within(timeout_secs)
+        return show(await call.handles.wait(all=all or (), any=any or (), timeout=timeout, on_progress=call.pass_on))
 
     return replace(await_, unrecorded=True, returns=RETURNS, hints={"readOnlyHint": True, "openWorldHint": False})

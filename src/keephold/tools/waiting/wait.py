@@ -89,7 +89,7 @@ def wait_for_tool(around: WaitToolHost) -> Tool:
         """
         began = around.now()
         handle = await around.find(call, arguments["handleId"])
-        timeout = arguments.get("timeoutMs")
+        timeout = _within(call, arguments)
         waited = await wait(around, call, "all", (handle,), timeout)
         now = around.now()
         passed = milliseconds(now - began)
@@ -136,7 +136,7 @@ def wait_for_multiple_tool(around: WaitToolHost) -> Tool:
         """Wait for multiple async operations: for all of them, for any success, or for the first to settle. Use it as
         `wait_for`, for several handles. Returns the `status` of the whole, and `results` by id.
         """
-        mode, timeout = arguments["mode"], arguments.get("timeoutMs")
+        mode, timeout = arguments["mode"], _within(call, arguments)
         if not arguments["handleIds"]:
             raise ToolError("At least one handle ID required: `handleIds` is empty", code="invalid_arguments")
         began = around.now()
@@ -168,6 +168,13 @@ def wait_for_multiple_tool(around: WaitToolHost) -> Tool:
         )
 
     return wait_for_multiple
+
+
+def _within(call: Call, arguments: Arguments) -> float | None:
+    """Return how long to wait, in milliseconds: until the client gives up at most (M7)."""
+    given = arguments.get("timeoutMs")
+    timeout = call.handles.within(None if given is None else given / 1000)
+    return None if timeout is None else timeout * 1000
 
 
 async def wait(
@@ -261,7 +268,11 @@ PARAMETERS = object_schema(
     durationMs=duration("Duration to wait in milliseconds."),
     label=text("Optional label for the timer."),
 )
-RETURNS = reply("success label? requestedDurationMs actualDurationMs startTime endTime")
+RETURNS = reply(
+    "success status? error? label? requestedDurationMs actualDurationMs remainingMs? startTime endTime",
+    success={"type": "boolean", "description": "Whether all of the time has passed."},
+    remainingMs={**COUNT, "description": "When the wait timed out: how long to sleep again."},
+)
 
 
 def sleep_tool(around: WaitToolHost) -> Tool:
@@ -271,13 +282,18 @@ def sleep_tool(around: WaitToolHost) -> Tool:
         use it to wait for work: `wait_for` returns as soon as that is done. Returns how long it took.
         """
         start = around.created(call)
-        due = start + arguments["durationMs"] / 1000
-        while (left := due - around.now()) > 0:  # noqa: ASYNC110 (nobody but time can tell)
+        wanted = arguments["durationMs"] / 1000
+        sleeps = call.handles.within(wanted) or 0.0
+        while (left := start + sleeps - around.now()) > 0:  # noqa: ASYNC110 (nobody but time can tell)
             await asyncio.sleep(left)  # again if the time of day and the loop's disagree
         end = around.now()
         label = arguments.get("label")
-        answer = {"success": True} | ({} if label is None else {"label": label})
+        answer: dict[str, Any] = {"success": sleeps >= wanted} | ({} if label is None else {"label": label})
+        if sleeps < wanted:  # the client would give up: it gets the shape of a wait that timed out (W3, M7)
+            answer |= {"status": "timeout", "error": f"Wait timed out after {number(sleeps * 1000)}ms"}
         answer |= {"requestedDurationMs": arguments["durationMs"], "actualDurationMs": milliseconds(end - start)}
+        if sleeps < wanted:
+            answer["remainingMs"] = milliseconds(start + wanted - end)
         return around.show(answer | {"startTime": instant(start), "endTime": instant(end)})
 
     return sleep
