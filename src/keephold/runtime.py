@@ -136,13 +136,14 @@ class Runtime:
         )
         self._wait_tools = _offered(waiting, builtins)
         self.toolbox = self._make_toolbox(loaded, self.agent_functions)
+        self.toolbox.finders.append(self._toolbox_of)
         self.offers = Offers(self.toolbox, self._tools_of_agent)
         """The tools that each conversation may call."""
         self.registry = Registry(
             opened,
             clock or SystemClock(),
             Spool(opened.directory, self.limits.disk),
-            self.toolbox.known,
+            lambda name, conversation: self.toolbox.of(conversation).known(name),
             retention=retention,
         )
         if "opentelemetry.trace" in sys.modules:  # a program that has a tracer provider has imported it
@@ -212,6 +213,8 @@ class Runtime:
         self.registry.on_held.add(self.recovery.held)
         self.registry.on_deadline.add(self.deadlines.expect)
         self._servers = self._use(used)
+        self._brought: dict[str, tuple[Toolbox, Servers]] = {}
+        """By conversation: the MCP servers that it brought, and the toolbox with their tools (X6)."""
         self._emulators: EmulatorHost | None = None
         """The process that terminals' emulators run in, held while this is open."""
 
@@ -241,10 +244,16 @@ class Runtime:
     def _use(self, servers: "list[McpServer]") -> "Servers | None":
         return self._connect(servers) if servers else None
 
-    def _connect(self, servers: "list[McpServer]") -> "Servers":
+    def _connect(
+        self, servers: "Iterable[McpServer]", toolbox: Toolbox | None = None, owner: str | None = None
+    ) -> "Servers":
         from keephold.tools.remote.servers import Servers  # only if servers are used: the import is expensive
 
-        return Servers(servers, self._guard, self.toolbox, self._tell, self._tools_arrived)
+        return Servers(servers, self._guard, toolbox or self.toolbox, self._tell, self._tools_arrived, owner)
+
+    def _toolbox_of(self, conversation: str) -> Toolbox | None:
+        brought = self._brought.get(root_of(conversation)) if self._brought else None
+        return None if brought is None else brought[0]
 
     def _tell(self, kind: str, level: Level, message: str, conversation: str) -> None:
         if not self.closing:
@@ -356,6 +365,23 @@ class Runtime:
             self._servers = self._connect([])
         self.toolbox.offer("await", "read_output")
         self._servers.add(server)
+
+    async def _bring_servers(self, conversation: str, servers: "Sequence[McpServer]") -> "Servers":
+        """Connect MCP servers in the background whose tools this conversation and its agents alone have, until
+        `_dismiss_servers`."""
+        await self._parts.ready()
+        self.toolbox.offer("await", "read_output")
+        own = Toolbox((), actions=self.toolbox.actions, base=self.toolbox)
+        brought = self._connect(servers, own, conversation)
+        self._brought[conversation] = own, brought
+        brought.open()
+        return brought
+
+    async def _dismiss_servers(self, conversation: str) -> None:
+        """End the servers that a conversation brought. Calls of their tools fail."""
+        brought = self._brought.pop(conversation, None)
+        if brought is not None:
+            await brought[1].close()
 
     def agent(
         self, id: str, *, on_crash: Literal["replay", "fail"] = "fail", max_running: int | None = None
@@ -495,6 +521,8 @@ class Runtime:
             await self.streams.close()
             if self._servers is not None:
                 await self._servers.close()
+            for conversation in tuple(self._brought):
+                await self._dismiss_servers(conversation)
             if self._conversations is not None:
                 await self._conversations.close()
             self.expressions.close()

@@ -47,6 +47,7 @@ _RESULTS: dict[str, Any] = {
     "session/list": schema.ListSessionsResponse,
     "session/close": schema.CloseSessionResponse,
     "session/set_mode": schema.SetSessionModeResponse,
+    "session/set_config_option": schema.SetSessionConfigOptionResponse,
     "session/prompt": schema.PromptResponse,
 }
 
@@ -236,12 +237,14 @@ async def editor(
     store: str | None = None,
     capabilities: dict[str, Any] | None = None,
     more: str = "",
+    found: dict[str, str] | None = None,
 ) -> AsyncIterator[Editor]:
-    """`keephold acp` in a directory, and an editor that is connected to it."""
-    file = config(directory, more)
+    """`keephold acp` in a directory, and an editor that is connected to it. With `found`, an environment, sessions find
+    their configurations."""
+    chosen = ["--config", str(config(directory, more))] if found is None else []
     person = Editor()
-    words = ["-m", "keephold", "acp", "--config", str(file), "--store", store or f"sqlite:///{directory}/store.db"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = ["-m", "keephold", "acp", *chosen, "--store", store or f"sqlite:///{directory}/store.db"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **(found or {})}
     with (directory / "stderr").open("ab") as stderr:
         async with acp.spawn_agent_process(
             person,  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ async def test_X1_the_handshake(tmp_path: Path) -> None:
         assert answer["protocolVersion"] == 1 and answer["agentInfo"]["name"] == "keephold"
         offered = answer["agentCapabilities"]
         assert offered["loadSession"] and offered["promptCapabilities"]["image"]
-        assert {"list", "resume", "close", "delete"} == set(offered["sessionCapabilities"])
+        assert {"list", "resume", "close", "delete", "additionalDirectories"} == set(offered["sessionCapabilities"])
         assert offered["_meta"] == {"keephold/turnComplete": {}}
         created = await person.connection.new_session(cwd="/tmp", mcp_servers=[])
         assert created.modes is not None and created.modes.current_mode_id == "ask"

@@ -94,8 +94,9 @@ async def test_X1_nothing_is_asked_in_the_mode_unattended(tmp_path: Path) -> Non
     async with editor(tmp_path) as person:
         session, other = await person.new(), await person.new()
         await person.connection.set_session_mode(session_id=session, mode_id="unattended")
-        (update,) = person.updates(session)
-        assert update["sessionUpdate"] == "current_mode_update" and update["currentModeId"] == "unattended"
+        mode, options = person.updates(session)
+        assert mode["sessionUpdate"] == "current_mode_update" and mode["currentModeId"] == "unattended"
+        assert options["configOptions"][0]["currentValue"] == "unattended"
         await person.prompt(session, ASK)
         assert requests(person) == [] and "ran hello" in shown(person.calls(session)["1"][-1])
         await person.prompt(other, ASK)

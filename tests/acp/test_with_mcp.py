@@ -48,5 +48,5 @@ async def test_M2_the_client_of_a_task_is_asked_about_it_whichever_came_first(tm
             await turn.run([ToolCall("1", "job", {"action": "spawn", "id": "j"})])
             handle = agent.runtime.registry.find("j", "mcp")
             of_session, of_task = recovered(agent, handle, {}), recovered(agent, handle, {MARK: {"elicits": True}})
-            assert of_task is not of_session and of_session is agent.agent._persons.of("mcp")
+            assert of_task is not of_session and of_session is agent.agent._projects.home.persons.of("mcp")
             turn.cancel()

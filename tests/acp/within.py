@@ -12,7 +12,8 @@ from tests.acp.editor import config, script
 from tests.acp.wires import Heard
 
 from keephold import Runtime
-from keephold.acp.agent.server import AgentServer, SessionPrompts
+from keephold.acp.agent.projects import Projects, SessionPrompts
+from keephold.acp.agent.server import AgentServer
 from keephold.acp.rpc import Id
 from keephold.acp.wire import Peer
 
@@ -62,7 +63,7 @@ async def within(directory: Path, more: str = "", **capabilities: Any) -> AsyncI
     read_a, write_b = os.pipe()
     read_b, write_a = os.pipe()
     async with runtime:
-        agent = AgentServer(runtime, persons)
+        agent = AgentServer(Projects(runtime, persons))
         serving = asyncio.create_task(agent.serve(read_a, write_a))
         peer = Peer(read_b, write_b, on_request=heard.request, on_notification=heard.notification)
         peer.start()

@@ -145,7 +145,8 @@ async def test_F1_the_whole_call_is_in_the_environment(start: Start) -> None:
     _, recorder = start(["printenv", "KEEPHOLD_CALL"], arguments, options={"level": 3})
     assert await recorder.end() == (PrintedOutput(), 0, None)
     tool = {"name": "t", "arguments": arguments, "answers": {}, "options": {"level": 3}}
-    context = {"action": "run", "root": "/root", "conversation_id": "main", "turn_id": "turn-1", "call_id": "call-1"}
+    ids = {"conversation_id": "main", "turn_id": "turn-1", "call_id": "call-1"}
+    context = {"action": "run", "root": "/root", "cwd": "/root", **ids}
     assert json.loads(recorder.printed) == {"tool": tool, "context": context}
 
 

@@ -45,7 +45,7 @@ class World:
     """Three running handles and a wait for some of them."""
 
     def __init__(self) -> None:
-        self.registry = Registry(MemoryStore(), SystemClock(), Spool(), lambda _: TOOL)
+        self.registry = Registry(MemoryStore(), SystemClock(), Spool(), lambda *_: TOOL)
         made: dict[str, Any] = {"tool": TOOL, "conversation": "c", "turn": "t", "call_id": "1", "stateful": True}
         self.handles = [self.registry.new_handle(id=id, **made) for id in "abc"]
         self.registry.register([(handle, record_of(handle)) for handle in self.handles], lambda: None, print)

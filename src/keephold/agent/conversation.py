@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 from pydantic_ai.messages import InstructionPart, ModelResponse
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
@@ -111,6 +112,14 @@ class Conversation:
         async with self.runtime.turn(self.id, resume=True, tools=self.selection) as turn:
             turn.cancel()
         self.interrupted = False
+
+    async def use(self, assistant: Assistant) -> None:
+        """Ask another model from the next turn on. Raises `KeepholdError` if `max_cost` is set and its price is not
+        known."""
+        need_price(assistant.model, Spending(self._allowance, self._above).max_cost)
+        await self.runtime.agents.enter(assistant)
+        self.assistant = assistant
+        self.usage = msgspec.structs.replace(self.usage, context_window=assistant.model.context_window)
 
     async def prompt(self, content: Content, *, listener: Listener | None = None) -> TurnAnswer:
         """Run one whole turn: send the user's message, return the model's answer. An interrupted turn is resumed in it.

@@ -73,8 +73,8 @@ class Conversations:
             self._runtime,
             f"c-{secrets.token_hex(6)}" if id is None else id,
             self.assistant(settings.assistant, model),
-            selection=Selection(self._runtime.toolbox),
-            own_instructions=(settings.instructions, own_instructions or ""),
+            selection=Selection(self._runtime.toolbox if id is None else self._runtime.toolbox.of(id)),
+            own_instructions=(settings.instructions, self.config.surroundings, own_instructions or ""),
             allowance=Allowance(
                 max_requests=settings.max_requests, max_tokens=settings.max_tokens, max_cost=settings.max_cost
             ),

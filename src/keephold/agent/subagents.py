@@ -48,12 +48,13 @@ RunProgram = Callable[[str, AgentSettings, Path, Guard, Call, str], Awaitable[di
 def tools_of(runtime: "Runtime", conversation: str, patterns: Sequence[str], only: Sequence[str] = ("*",)) -> Selection:
     """Return the tools of the agent whose conversation that is: its own, of those `only` the ones its caller allows."""
     deepest = depth_of(conversation) >= runtime.limits.agent_depth
-    chosen = Selection(runtime.toolbox, only)
+    toolbox = runtime.toolbox.of(conversation)
+    chosen = Selection(toolbox, only)
 
     def allowed(tool: Tool) -> bool:
         return chosen.has(tool) and not (deepest and tool.kind == "agent")
 
-    return Selection(runtime.toolbox, patterns, allowed)
+    return Selection(toolbox, patterns, allowed)
 
 
 async def tools_by_name(runtime: "Runtime", config: Config | None, conversation: str) -> Selection | None:
@@ -155,7 +156,9 @@ class SubAgent:
                 code="limit_exceeded",
             )
         if self.settings.command is not None:
-            return await self._run_program(self.id, self.settings, self._config.root, self._guard, call, prompt)
+            own = "cwd" in self.settings.model_fields_set
+            here = self._config.root if own else self._config.directory
+            return await self._run_program(self.id, self.settings, here, self._guard, call, prompt)
         id = conversation_of(call.conversation, self.id, call.uid)
         try:
             answer = await self._converse(call, self._open(call, id, request), prompt)
@@ -176,7 +179,14 @@ class SubAgent:
             wanted = wanted.under(given)
             own, only = request.system_prompt or own, request.tools or only
         assistant = agency.assistant(wanted, None if request is None else _asked_model(request))
-        return agency.of_agent(id, settings, call.conversation, assistant, own_instructions=(_ROLE, own), only=only)
+        return agency.of_agent(
+            id,
+            settings,
+            call.conversation,
+            assistant,
+            own_instructions=(_ROLE, own, self._config.surroundings),
+            only=only,
+        )
 
     async def _converse(self, call: Call, conversation: "Conversation", prompt: str) -> "TurnAnswer":
         await conversation.open()

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +14,7 @@ from keephold.cli.parameters import config_option, config_unasked, model_option,
 from keephold.cli.process import Signals, log_to_stderr
 from keephold.cli.store import store_of, store_option
 from keephold.config import Config
+from keephold.config.model import McpSettings
 from keephold.runtime import Runtime
 
 
@@ -34,10 +36,10 @@ def acp(config: Path | None, store: str | None, model: str | None, mode: Literal
     The editor starts it with this setting:
       {"command": "keephold", "args": ["acp", "--config", "/path/to/keephold.toml"]}
 
-    One process serves all sessions of its editor. Without --config, it has the keephold.toml of the directory it was
-    started in or the nearest one above, unless that is not trusted: then the session says so, and a session that is
-    begun after `keephold trust` has the tools. Sessions are kept in the store. The next prompt resumes a turn that was
-    interrupted.
+    One process serves all sessions of its editor. The tools of a session run in its directory. Without --config, it has
+    the keephold.toml of that directory or the nearest one above, unless that is not trusted: then the session says so,
+    and a session that is opened after `keephold trust` has the tools. Sessions are kept in one store: the one of
+    --store, else of the directory in which keephold was started. The next prompt resumes a turn that was interrupted.
     """
     log_to_stderr()
     loaded, ignored = config_unasked(config)
@@ -46,7 +48,7 @@ def acp(config: Path | None, store: str | None, model: str | None, mode: Literal
     else:
         tell_source(loaded)
     read_fd, write_fd = _own_stdio()
-    sys.exit(asyncio.run(_serve(loaded, ignored, store or store_of(loaded), model, mode, read_fd, write_fd)))
+    sys.exit(asyncio.run(_serve(loaded, config, store or store_of(loaded), model, mode, read_fd, write_fd)))
 
 
 def _own_stdio() -> tuple[int, int]:
@@ -61,7 +63,7 @@ def _own_stdio() -> tuple[int, int]:
 
 async def _serve(
     config: Config,
-    ignored: str,
+    file: Path | None,
     store: str,
     model: str | None,
     mode: Literal["ask", "unattended"],
@@ -69,20 +71,22 @@ async def _serve(
     write_fd: int,
 ) -> int:
     """Serve until the client leaves or a signal comes, then close the runtime in good order (R6)."""
-    from keephold.acp.agent.server import AgentServer, SessionPrompts
-    from keephold.cli.look_again import LookAgain
+    from keephold.acp.agent.projects import Projects, SessionPrompts
+    from keephold.acp.agent.server import AgentServer
 
-    persons = SessionPrompts()
-    runtime = Runtime(store=store, config=config, prompter=persons)
-    settings = config.acp
+    def find(cwd: str, additional: Sequence[str]) -> tuple[Config, str]:
+        found, ignored = (config, "") if file is not None else config_unasked(None, Path(cwd))
+        return found.in_session(cwd, additional), ignored
+
+    persons, settings = SessionPrompts(), config.acp
+    without_servers = config.model_copy(update={"mcp": McpSettings()})  # no session uses them here
+    runtime = Runtime(store=store, config=without_servers, prompter=persons)
     agent = AgentServer(
-        runtime,
-        persons,
+        Projects(runtime, persons, find=find, store=store),
         model=model,
         mode=mode,
         signal=settings.turn_complete,
         terminals=settings.terminals,
-        notice=LookAgain(runtime, ignored),
     )
     signals = Signals()
     async with runtime:

@@ -1,7 +1,7 @@
 """Use an ignored configuration as soon as the user trusts it: looked for when a client begins a session (K7).
 
-`keephold mcp` and `keephold acp` cannot ask, because a client has their input and output. They start as if there were
-no file, and say so in every session until the file is trusted.
+`keephold mcp` cannot ask, because a client has its input and output. It starts as if there were no file, and says so in
+every session until the file is trusted.
 """
 
 import logging

@@ -136,16 +136,17 @@ def the_config(path: Path | None, *, ask: bool = True) -> "Config":
     return trusted_config(found, ask=ask)
 
 
-def config_unasked(path: Path | None) -> "tuple[Config, str]":
-    """Return the configuration of the file that is named, else of the one found, and why a found file is ignored. The
-    user's own file counts where there is none or it is ignored, else the defaults do."""
+def config_unasked(path: Path | None, start: Path | None = None) -> "tuple[Config, str]":
+    """Return the configuration of the file that is named, else of the one found from `start` (default: the working
+    directory), and why a found file is ignored. The user's own file counts where there is none or it is ignored, else
+    the defaults do."""
     from keephold.config import Config
     from keephold.config.load import load_config
     from keephold.config.trust import find_usable
 
     if path is not None:
         return load_config(path), ""
-    found, left = find_usable(Path.cwd())
+    found, left = find_usable(start or Path.cwd())
     config = Config() if found is None else load_config(found.path, found.data)
     if left is None:
         return config, ""

@@ -123,6 +123,7 @@ def _program(config: Config, name: str, guard: Guard) -> dict[str, Any]:
         "pass_env": tuple(settings.pass_env),
         "cwd": working_directory(config, name),
         "root": str(config.root),
+        "directory": str(config.directory),
         "input": settings.input,
         "options": settings.options,
         "guard": guard,
@@ -159,7 +160,8 @@ def _program_tool(config: Config, name: str, runtime: ToolRuntime) -> Tool:
 
 def working_directory(config: Config, name: str) -> str:
     """Return the directory in which the program of a tool runs."""
-    return os.path.normpath(config.root / config.conversation.tools[name].cwd)
+    settings = config.conversation.tools[name]
+    return os.path.normpath(config.root / settings.cwd if "cwd" in settings.model_fields_set else config.directory)
 
 
 def policy_fields(settings: ToolSettings, window: Window) -> dict[str, Any]:

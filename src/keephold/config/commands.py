@@ -92,7 +92,7 @@ def _unquoted(command: str) -> list[str]:
 
 SEEN = {
     "tool": ("name", "arguments", "answers", "options"),
-    "context": ("action", "root", "conversation_id", "turn_id", "call_id"),
+    "context": ("action", "root", "cwd", "conversation_id", "turn_id", "call_id"),
 }
 """The names that templates see (F1)."""
 

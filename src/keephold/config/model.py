@@ -4,7 +4,7 @@ Types are strict: a setting that is silently converted is often a misunderstandi
 are in `rules`; the sentences for mistakes are in `explain`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -385,10 +385,12 @@ class McpSettings(Table):
 
 
 class AcpSettings(Table):
-    """`[acp]`: how editors learn that a turn is complete (X2), and whether commands use their terminals."""
+    """`[acp]`: how editors learn that a turn is complete (X2), whether commands use their terminals, and which models
+    they offer besides the configured one."""
 
     turn_complete: Literal["extension", "update", "off"] = "extension"
     terminals: bool = True
+    models: list[str] = []
 
 
 class ServeSettings(Table):
@@ -414,6 +416,28 @@ class Config(Table):
     acp: AcpSettings = AcpSettings()
     serve: ServeSettings = ServeSettings()
     _source: Source | None = PrivateAttr(default=None)
+    _directories: tuple[Path, ...] = PrivateAttr(default=())
+    """Those of an editor's session: its working directory, then the additional ones (X6)."""
+
+    def in_session(self, directory: str, additional: Sequence[str] = ()) -> "Config":
+        """Return it for a session whose tools run in this directory."""
+        made = self.model_copy()
+        made._directories = (Path(directory), *map(Path, additional))
+        return made
+
+    @property
+    def directory(self) -> Path:
+        """Where programs run that set no `cwd`: the session's working directory, else the file's."""
+        return self._directories[0] if self._directories else self.root
+
+    @property
+    def surroundings(self) -> str:
+        """The session's directories, in words for a model; empty if there is no session."""
+        if not self._directories:
+            return ""
+        here, *more = (f"`{path}`" for path in self._directories)
+        also = f" The user has opened these directories, too: {', '.join(more)}." if more else ""
+        return f"The working directory is {here}. Tools run there.{also}"
 
     @property
     def source(self) -> Source | None:

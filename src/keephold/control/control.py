@@ -227,11 +227,12 @@ class Control:
 
     def _check_edited(self, prompt: RunTool, edited: Any) -> None:
         """Check edited arguments while the user still sees them (P5); those of a turn's own tool are checked later."""
-        tool = self.runtime.toolbox.get(prompt.tool)
+        toolbox = self.runtime.toolbox.of(prompt.conversation)
+        tool = toolbox.get(prompt.tool)
         if tool is not None:
             action = cast(Action | None, prompt.action) if tool.launching is None else None
             parsed = ParsedCall(call=ToolCall("", prompt.tool), action=action, handle_id=prompt.id)
-            checked_again(parsed, tool, edited, self.runtime.toolbox, self.runtime.limits)
+            checked_again(parsed, tool, edited, toolbox, self.runtime.limits)
 
     async def _written(self) -> None:
         """Wait until the decision is on the disk."""

@@ -104,7 +104,7 @@ class RuntimeView:
         if handle is not None and handle.owner not in (self._store.owner, None):
             handle = None
         live = live_fields(handle)
-        tool, output = self._runtime.toolbox.get(record.tool), record.output
+        tool, output = self._runtime.toolbox.of(record.conversation).get(record.tool), record.output
         if (tool is not None and tool.source == "terminal") or (output is not None and output.times):
             live["terminal"] = True
         if output is not None and live["output_bytes"] is None:
@@ -165,7 +165,7 @@ class RuntimeView:
             position=record.position,
             call_id=record.call_id,
             waits_on=masked(_waits_on(record.tool, record.arguments)),
-            serial=self._runtime.registry.tool(record.tool).scheduling == "serial",
+            serial=self._runtime.registry.tool(record.tool, record.conversation).scheduling == "serial",
         )
 
     # Tools and numbers

@@ -77,7 +77,7 @@ class Cache:
         store: Store,
         clock: Clock,
         spool: Spool,
-        tool: "Callable[[str], Tool]",
+        tool: "Callable[[str, str], Tool]",
         *,
         retention: float = 3600.0,
     ) -> None:
@@ -191,9 +191,9 @@ class Cache:
             raise ToolError(f"Call `{call_id}` not found in this conversation", code="handle_not_found")
         return handle
 
-    def tool(self, name: str) -> "Tool":
-        """Return the tool of that name, or its stand-in."""
-        return self._tool(name)
+    def tool(self, name: str, conversation: str = "") -> "Tool":
+        """Return the tool of that name in a conversation, or its stand-in."""
+        return self._tool(name, conversation)
 
     def loaded(self, uid: str) -> Handle | None:
         """Return the handle of that uid if it is in memory."""
@@ -222,7 +222,7 @@ class Cache:
         handle = Handle(
             id=record.id,
             uid=record.uid,
-            tool=self._tool(record.tool),
+            tool=self._tool(record.tool, record.conversation),
             conversation=record.conversation,
             turn=record.turn,
             call_id=record.call_id,

@@ -74,6 +74,8 @@ class Program:
     line: CommandLine
     cwd: str
     root: str
+    directory: str = ""
+    """The working directory of the session; empty: there is none, and `root` counts."""
     input: Literal["line", "raw"] = "line"
     env: Mapping[str, str] = field(default_factory=dict)
     pass_env: Collection[str] = ()
@@ -97,7 +99,9 @@ class Program:
         Raises `ToolError` if the command cannot be rendered or started.
         """
         assert self.guard is not None, "a program runs in a runtime, which gives it a guard"
-        values = values_of(invocation, answers=answers, options=self.options, root=self.root)
+        values = values_of(
+            invocation, answers=answers, options=self.options, root=self.root, cwd=self.directory or self.root
+        )
         argv = self.line.render(values)
         self.guard.ensure()
         call_file, whole = environment({**self.env, **(env or {})}, self.pass_env, self.guard, invocation.uid, values)

@@ -36,7 +36,12 @@ _MARKS = " marks"
 
 
 def values_of(
-    invocation: Invocation, *, answers: Values | None = None, options: Values | None = None, root: str = ""
+    invocation: Invocation,
+    *,
+    answers: Values | None = None,
+    options: Values | None = None,
+    root: str = "",
+    cwd: str = "",
 ) -> dict[str, Any]:
     """Return the data of a call that templates and the tool's process see (F1)."""
     return {
@@ -49,6 +54,7 @@ def values_of(
         "context": {
             "action": "run",
             "root": root,
+            "cwd": cwd,
             "conversation_id": invocation.conversation,
             "turn_id": invocation.turn,
             "call_id": invocation.call_id,

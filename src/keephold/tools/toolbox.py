@@ -17,6 +17,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any, Protocol
 
 from keephold.errors import ConfigError, ToolError
@@ -73,8 +74,17 @@ class Toolbox:
     """An ordered set of tools with unique names."""
 
     def __init__(
-        self, tools: Iterable[Tool], *, max_running: int | None = None, actions: Presentation | None = None
+        self,
+        tools: Iterable[Tool],
+        *,
+        max_running: int | None = None,
+        actions: Presentation | None = None,
+        base: "Toolbox | None" = None,
     ) -> None:
+        """`base`: a toolbox whose tools are there, too, and that is asked for resources and slots."""
+        self._base = base
+        self.finders: list[Callable[[str], Toolbox | None]] = []
+        """Return the toolbox of a conversation that has tools of its own (X6)."""
         self._slots = {} if max_running is None else {"runtime": max_running}
         self._tools: dict[str, Tool] = {}
         self._checks: dict[tuple[str, Action | None], ArgumentCheck] = {}
@@ -99,6 +109,11 @@ class Toolbox:
         if tool.resources:
             where = f"resources of tool `{tool.name}`"
             self._resources[tool.name] = tuple(Template(text, where) for text in tool.resources)
+
+    def of(self, conversation: str) -> "Toolbox":
+        """Return the toolbox of a conversation: one with tools that only this conversation has, else this one."""
+        found = (find(conversation) for find in self.finders)
+        return next((toolbox for toolbox in found if toolbox is not None), self)
 
     def become(self, other: "Toolbox") -> None:
         """Adopt the tools of another toolbox, and keep those of MCP servers."""
@@ -129,9 +144,16 @@ class Toolbox:
         for tool in tools:
             self._add(tool)
 
+    def held(self, name: str) -> bool:
+        """Whether a tool that is not one of `remote` has the name."""
+        own = self._tools.get(name)
+        if own is not None and own.source != "mcp":
+            return True
+        return self._base is not None and self._base.get(name) is not None
+
     def __iter__(self) -> Iterator[Tool]:
         """The tools that are offered to a model."""
-        return (tool for tool in self._tools.values() if tool.offered)
+        return (tool for tool in self.every() if tool.offered)
 
     def listed(self, dialect: Dialect) -> list[dict[str, Any]]:
         """Return the offered tools as a model of that dialect sees them."""
@@ -139,7 +161,8 @@ class Toolbox:
 
     def every(self) -> Iterator[Tool]:
         """Iterate over all tools, also those that nobody is offered."""
-        return iter(self._tools.values())
+        inherited = () if self._base is None else self._base.every()
+        return chain((tool for tool in inherited if tool.name not in self._tools), self._tools.values())
 
     def find(self, name: str) -> Tool:
         """Return the tool of that name, if models are offered it."""
@@ -154,8 +177,8 @@ class Toolbox:
         near = nearest(name, offered)
         known = ", ".join(f"`{each}`" for each in offered) or "none"
         right = f"did you mean `{near[0]}`?" if near else f"known tools: {known}"
-        if self.unlisted:
-            servers = ", ".join(f"`{each}`" for each in self.unlisted)
+        if unlisted := (*(() if self._base is None else self._base.unlisted), *self.unlisted):
+            servers = ", ".join(f"`{each}`" for each in unlisted)
             right += f"; MCP servers that are not connected yet may have it: {servers}"
         what = f"unknown tool `{name[:100]}`" if name else "the call names no tool"
         raise ToolError(f"{what}; {right}", code="unknown_tool")
@@ -163,12 +186,14 @@ class Toolbox:
     def get(self, name: str) -> Tool | None:
         """Return the tool of that name, or None. The tools for handles are there if a tool is stateful (K10)."""
         tool = self._tools.get(name)
-        if tool is None and name in HANDLE_TOOLS and any(each.actions for each in self._tools.values()):
+        if tool is None and name in HANDLE_TOOLS and any(each.actions for each in self.every()):
             return HANDLE_TOOLS[name]
-        return tool
+        return self._base.get(name) if tool is None and self._base is not None else tool
 
     def known(self, name: str) -> Tool:
         """Return the tool of a stored handle: ours, or a substitute that cannot be started."""
+        if name not in self._tools and self._base is not None:
+            return self._base.known(name)
         return self._tools.get(name) or Tool(name=name, runtime=_Absent(), actions=ACTIONS)
 
     def check(self, tool: Tool, action: Action | None) -> ArgumentCheck:
@@ -191,7 +216,8 @@ class Toolbox:
         names: dict[str, int] = {}
         for resource in self._resources.get(tool.name, ()):
             options, root = getattr(tool.runtime, "options", {}), getattr(tool.runtime, "root", "")  # of a command
-            names[RESOURCE + resource.render(values_of(invocation, options=options, root=root))] = 1
+            cwd = getattr(tool.runtime, "directory", "") or root
+            names[RESOURCE + resource.render(values_of(invocation, options=options, root=root, cwd=cwd))] = 1
         if tool.max_running is not None:
             names[f"tool:{tool.name}"] = tool.max_running
         # The steps of a workflow and the calls of an agent queue themselves; it would block them forever.
@@ -353,7 +379,7 @@ class Offers:
     def now(self, conversation: str) -> Tools:
         """Return the tools of a conversation that is in use here."""
         found = (self._limited.get(conversation), *(find(conversation) for find in self.finders))
-        return next((tools for tools in found if tools is not None), self._toolbox)
+        return next((tools for tools in found if tools is not None), self._toolbox.of(conversation))
 
     async def of(self, conversation: str) -> Tools:
         """Return the tools of any conversation. After a crash, an agent's calls may run again before the agent does."""

@@ -198,9 +198,10 @@ class Actions:
     def _ask(self, call: ActiveCall, ask: Ask, tool: Tool, then: Callable[[Outcome | None], None]) -> None:
         """Ask the user; `then` gets None to run the call, with the permitted arguments in it."""
         parsed, uid = call.parsed, call.made.uid if call.made is not None else None
+        toolbox = self._toolbox.of(call.handle.conversation)
 
         def check(edited: Any) -> dict[str, Any]:
-            return checked_again(parsed, tool, edited, self._toolbox, self._limits)
+            return checked_again(parsed, tool, edited, toolbox, self._limits)
 
         def decided(verdict: Outcome | Granted) -> None:
             call.asking = None
@@ -229,7 +230,7 @@ class Actions:
         assert parsed.tool is not None and parsed.handle_id is not None and call.handles is not None
         handle = call.handles.named(parsed.handle_id)
         if verb_of(parsed.tool.name) is not None:
-            call.parsed = by_handle(parsed, handle.tool, self._toolbox)
+            call.parsed = by_handle(parsed, handle.tool, self._toolbox.of(handle.conversation))
         elif handle.tool.name != parsed.tool.name:
             raise ToolError(
                 f"Handle `{handle.id}` belongs to tool `{handle.tool.name}`, not to `{parsed.tool.name}`; "

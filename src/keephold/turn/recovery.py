@@ -9,6 +9,7 @@ rather than never: one that passed while no process ran is found at the start an
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,8 @@ class Recovery:
         self.actions: Actions
         self.leaves_calls = False
         """Whether calls are left to a runtime that has the tools of their own program (R1)."""
+        self.adopts: Callable[[str], bool] = lambda conversation: True
+        """Whether calls of a conversation are resumed here: another project may have another tool of a name (X6)."""
 
     async def start(self) -> None:
         """At the start of a runtime: restore the resources that parked calls hold, and sweep."""
@@ -109,7 +112,7 @@ class Recovery:
         after, turns, reaped = "", dict[str, OpenTurn | None](), False
         while records := await self._registry.store.owned(owner, after=after):
             for record in records:
-                known = self._toolbox.get(record.tool)
+                known = self._known(record)
                 if not reaped and known is not None and known.source in ("local", "terminal"):
                     reaped = True
                     marks.reap()  # before anything says that it has ended: its guard may have died with it (R2)
@@ -124,9 +127,12 @@ class Recovery:
                         tools[claimed.uid] = tool
         return resumed
 
+    def _known(self, record: Record) -> Tool | None:
+        return self._toolbox.of(record.conversation).get(record.tool) if self.adopts(record.conversation) else None
+
     def _tool(self, record: Record) -> Tool | None:
         """Return the tool of a call, with the policies that the call itself chose."""
-        tool = None if self.leaves_calls else self._toolbox.get(record.tool)
+        tool = None if self.leaves_calls else self._known(record)
         if tool is None or tool.launching is None:
             knows = getattr(tool.runtime, "knows", None) if tool is not None else None  # SupportsKnowing
             return tool if knows is None or knows(record.arguments) else None
@@ -149,7 +155,7 @@ class Recovery:
             record = await self._registry.store.handle(uid) if uid is not None else None
             if record is None or isinstance(record.state, Stopped) or record.owner is None:
                 continue
-            tool = self._toolbox.get(record.tool)
+            tool = self._known(record)
             source = None if tool is None else tool.source
             if waits_for_resume(record, source) and not self._registry.is_ours(record):
                 claimed = await self.claim(record)
@@ -212,7 +218,7 @@ class Recovery:
         event = Ended(now, error, by) if resolution is None else ended(resolution, now)
         state = transition(record.state, event)
         same = Attempted(record.uid, record.fence, attempt, None)  # the claim began none
-        tool = self._toolbox.get(record.tool)
+        tool = self._known(record)
         notification = notice(tool, state) if tool is not None and record.stateful else None
         if error.code == "crash_loop" and isinstance(state, Stopped):
             notification = end_notice(state)  # also if the tool's settings want no notification
@@ -306,7 +312,7 @@ class Recovery:
             self._registry.run_soon(self.unowned())
 
     async def _unowned(self, record: Record) -> None:
-        if self._toolbox.get(record.tool) is None:
+        if self._known(record) is None:
             return
         if isinstance(record.state, Stopped):
             self._call_hook(record)
@@ -343,7 +349,7 @@ class Recovery:
 
     async def call_hook(self, record: Record) -> None:
         """D2: end the work outside. A hook that fails with a transient error is called again."""
-        tool = self._toolbox.get(record.tool)
+        tool = self._known(record)
         hook = getattr(tool.runtime, "cancelled", None) if tool is not None else None  # SupportsCancelHook
         try:
             if tool is None:  # a runtime that has it will

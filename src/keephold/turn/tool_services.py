@@ -141,7 +141,7 @@ class ToolServices:
 
     async def _has_arguments(self, handle: Handle, arguments: dict[str, Any]) -> bool:
         record = await self._parts.registry.store.handle(handle.uid)
-        checked = self._parts.toolbox.check(handle.tool, None)(arguments)
+        checked = self._parts.toolbox.of(handle.conversation).check(handle.tool, None)(arguments)
         return record is not None and to_json(record.arguments) == to_json(checked)
 
     def _give_up(self, handle: Handle | None) -> None:

@@ -39,6 +39,8 @@ async def _play(
     step: dict[str, Any] = steps[played] if played < len(steps) else {"text": ["done"]}
     if "fail" in step:
         raise RuntimeError(step["fail"])
+    if "instructions" in step:
+        yield info.instructions or ""
     if "think" in step:
         yield {0: DeltaThinkingPart(content=step["think"])}
     for piece in step.get("text", ()):

@@ -217,7 +217,7 @@ class SessionCalls(Watcher):
                     self._printed(shown)  # the client has not been asked for a terminal yet
 
     def _tool(self, name: str) -> Tool | None:
-        return self._runtime.toolbox.get(name)
+        return self._runtime.toolbox.of(self._session).get(name)
 
     # Handles
 
@@ -305,7 +305,7 @@ class SessionCalls(Watcher):
         if shown.over:
             return
         if isinstance(state, Stopped):
-            failed, words, raw = ended(self._runtime.replies, handle, state, SHOWN)
+            failed, words, raw = ended(self._runtime.replies, handle, state, SHOWN, in_terminal=bool(shown.terminal))
             self._end(shown, failed, words, raw)
         elif isinstance(state, Running | Waiting):
             question = state.question if isinstance(state, Waiting) else None

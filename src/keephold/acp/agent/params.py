@@ -40,26 +40,40 @@ def directory(params: Params) -> str:
     return normal(cwd)
 
 
+def directories(params: Params) -> tuple[str, ...]:
+    """Return the additional directories of a session."""
+    given = params.get("additionalDirectories") or []
+    if not isinstance(given, list) or not all(isinstance(each, str) and each.startswith("/") for each in given):
+        raise invalid_params("`additionalDirectories` must be a list of absolute paths")
+    return tuple(dict.fromkeys(map(normal, given)))
+
+
 def servers(params: Params) -> list[McpServer]:
-    given = params.get("mcpServers") or []
+    """Return the MCP servers that the client brings, to be started in the session's directory. Names that are the same
+    for keephold are numbered."""
+    given, cwd = params.get("mcpServers") or [], directory(params)
     if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
         raise invalid_params("`mcpServers` must be a list of servers")
+    found: dict[str, McpServer] = {}
     try:
-        return [_server(each) for each in given]
+        for each in given:
+            name = re.sub("[^A-Za-z0-9_-]", "-", str(each["name"]))[:64]
+            numbered = (name, *(f"{name[:60]}-{number}" for number in range(2, len(given) + 1)))
+            free = next(one for one in numbered if one not in found)
+            found[free] = _server(free, each, cwd)
     except (ConfigError, KeyError, TypeError, ValueError) as error:
         raise invalid_params(f"an MCP server that cannot be taken: {error}") from None
+    return list(found.values())
 
 
-def _server(given: dict[str, Any]) -> McpServer:
-    """Return a server on pipes or HTTP; its name is made valid for keephold."""
-    name = re.sub("[^A-Za-z0-9_-]", "-", str(given["name"]))[:64]
+def _server(name: str, given: dict[str, Any], cwd: str) -> McpServer:
     kind = given.get("type", "stdio")
     if kind == "http":
         return mcp_server(name, url=str(given["url"]), headers=_pairs(given.get("headers")))
     if kind != "stdio":
         raise ValueError(f"`{name}` is of type {kind!r}; there are stdio and http")
     command = (str(given["command"]), *map(str, given.get("args") or ()))
-    return mcp_server(name, command=command, env=_pairs(given.get("env")))
+    return mcp_server(name, command=command, env=_pairs(given.get("env")), cwd=cwd)
 
 
 def _pairs(listed: Any) -> dict[str, str]:
@@ -91,5 +105,8 @@ def next_cursor(row: ConversationRow) -> str:
 
 def listed(row: ConversationRow) -> dict[str, Any]:
     title = row.metadata.get("title")
-    told = {"sessionId": row.id, "cwd": row.metadata["cwd"], "updatedAt": instant(row.updated)}
+    told: dict[str, Any] = {"sessionId": row.id, "cwd": row.metadata["cwd"], "updatedAt": instant(row.updated)}
+    additional = row.metadata.get("additionalDirectories")
+    if isinstance(additional, list) and additional:
+        told["additionalDirectories"] = additional
     return {**told, "title": title} if isinstance(title, str) else told

@@ -53,6 +53,8 @@ class Replayed(NamedTuple):
     """Handles that have not stopped, each with the id of its call."""
     used: list[str]
     """The labels that the interrupted turn used before the unanswered ones."""
+    messages: int
+    """The number of messages of the model in the newest turn."""
 
 
 class _ReplayedCall(NamedTuple):
@@ -77,6 +79,7 @@ class _Replay:
         self.live: list[tuple[str, ToolCall, Record]] = []
         self._turn = ""
         self._labels: list[str] = []
+        self._messages = self._prompts = 0
         self._batch = 0
         """The number of the turn's newest answered batch."""
         self._calls: list[_ReplayedCall] = []
@@ -87,6 +90,7 @@ class _Replay:
         if line.turn != self._turn:
             self._end_unanswered()
             self._turn, self._labels, self._batch = line.turn, [], 0
+            self._messages = self._prompts = 0
         body = msgspec.json.decode(line.body)
         if line.kind == SHOWN_LINE:
             self._show(body)
@@ -94,6 +98,7 @@ class _Replay:
             self._request(body)
         elif line.kind == "response":
             self._end_unanswered()
+            self._messages += 1
             for part in body.get("parts", ()):
                 self._said(part)
 
@@ -109,14 +114,15 @@ class _Replay:
         if part.get("part_kind") == "tool-return":
             self._returned(part, ran)
         elif part.get("part_kind") == "user-prompt" and not str(content).startswith(AUTOMATIC):
-            self.updates += [user_message(block) for block in _blocks(content)]
+            self._prompts += 1
+            self.updates += [user_message(block, f"{self._turn}.u{self._prompts}") for block in _blocks(content)]
 
     def _said(self, part: Mapping[str, Any]) -> None:
         kind, content = part.get("part_kind"), part.get("content")
         if kind == "text" and content:
-            self.updates.append(message(str(content)))
+            self.updates.append(message(str(content), f"{self._turn}.m{self._messages}"))
         elif kind == "thinking" and content:
-            self.updates.append(thought(str(content)))
+            self.updates.append(thought(str(content), f"{self._turn}.t{self._messages}"))
         elif kind == "tool-call":
             call = ToolCall(part["tool_call_id"], part["tool_name"], part.get("args") or {})
             self._labels.append(call.id)
@@ -179,7 +185,7 @@ class _Replay:
             used = self._labels[: len(self._labels) - len(still)]
         else:
             self._end_unanswered()
-        return Replayed(self.updates, still, self.live, used)
+        return Replayed(self.updates, still, self.live, used, self._messages)
 
 
 def replay(
@@ -243,7 +249,7 @@ async def replay_session(conversation: "Conversation", peer: Peer | None) -> Rep
     turn = await registry.store.turn(conversation.id) if conversation.interrupted else None
     before = replay(
         await conversation.lines(),
-        tool=runtime.toolbox.get,
+        tool=runtime.toolbox.of(conversation.id).get,
         handles=await _handles(registry.store, conversation.id),
         end=end,
         interrupted=None if turn is None else turn.turn,

@@ -1,4 +1,4 @@
-"""keephold's agent over ACP: one runtime and one store for all sessions of a client, on one connection (X1).
+"""keephold's agent over ACP: one store for all sessions of a client, on one connection (X1).
 
 A session's id is its conversation's id. Methods are answered in tasks of their own, so that a turn delays nothing else;
 a prompt, a cancel or a mode must keep its order, so it is begun when it is read.
@@ -6,9 +6,8 @@ a prompt, a cancel or a mode must keep its order, so it is begun when it is read
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -16,10 +15,10 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from keephold.acp.agent.content import prompt_content
-from keephold.acp.agent.describing import check_kinds
 from keephold.acp.agent.params import (
     client_of,
     cursor_of,
+    directories,
     directory,
     is_session,
     listed,
@@ -28,9 +27,9 @@ from keephold.acp.agent.params import (
     servers,
     string,
 )
+from keephold.acp.agent.projects import Project, Projects
 from keephold.acp.agent.replay import replay_session
-from keephold.acp.agent.session import MODES, AgentSession, Client, Mode, Signal
-from keephold.acp.agent.updates import current_mode
+from keephold.acp.agent.session import AgentSession, Client, Mode, Models, Opening, Signal
 from keephold.acp.rpc import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
@@ -40,67 +39,20 @@ from keephold.acp.rpc import (
     Id,
     Params,
     RpcError,
-    invalid_params,
     unknown_method,
 )
 from keephold.acp.wire import Peer
-from keephold.errors import ConfigError, KeepholdError
-from keephold.handles.handle import Handle
+from keephold.errors import KeepholdError
 from keephold.handles.state import Failure
 from keephold.store.base import ConversationRow, Forgotten, Store
-from keephold.turn.approvals import Approvals
 from keephold.turn.ending import end_conversation
 from keephold.turn.lineage import root_of
-from keephold.turn.prompt_queue import LeftOpen, PromptQueue
-from keephold.turn.prompts import Decision, Prompt
 
 if TYPE_CHECKING:
     from keephold.acp.agent.session import AgentSession
     from keephold.agent.conversation import Conversation
     from keephold.runtime import Runtime
     from keephold.tools.remote.server import McpServer
-
-
-class SessionPrompts:
-    """Ask the user at the client that has the session open (P, Q). A `Prompter`; prompts of closed sessions wait until
-    they are opened."""
-
-    who = "the user of the editor"
-
-    def __init__(self) -> None:
-        self.approvals: Approvals | None = None
-        """Those of the runtime, which lists open prompts."""
-        self._people: WeakValueDictionary[str, PromptQueue] = WeakValueDictionary()
-        """Kept as long as a call or a prompt needs them: a conversation has one at a time."""
-        self._sessions: dict[str, AgentSession] = {}
-
-    async def __call__(self, prompt: Prompt) -> Decision:
-        session = self._sessions.get(root_of(prompt.conversation))
-        if session is None:
-            raise LeftOpen
-        return await session.ask(prompt)
-
-    def of(self, root: str) -> PromptQueue:
-        """Return the queue of prompts for calls below that conversation, one at a time (Q5)."""
-        people = self._people.get(root)
-        if people is None:
-            people = self._people[root] = PromptQueue(self, self.approvals)
-        return people
-
-    def opened(self, session: "AgentSession") -> None:
-        """Ask the prompts that wait: the client has opened the session."""
-        self._sessions[session.id] = session
-        self.of(session.id).again()
-
-    def closed(self, session: "AgentSession") -> None:
-        """Ask nothing until the session is opened again."""
-        if self._sessions.get(session.id) is session:
-            del self._sessions[session.id]
-
-    async def close(self) -> None:
-        """Withdraw all prompts."""
-        for people in tuple(self._people.values()):
-            await people.close()
 
 
 _DELETE_PAGE = 1000
@@ -128,6 +80,7 @@ async def _below(store: Store, session: str) -> list[str]:
 
 
 _PAGE = 50
+_SESSION_CAPABILITIES = ("list", "resume", "close", "delete", "additionalDirectories")
 _CONNECT_SECS = 10.0
 """How long a session waits for the tools of MCP servers; they may come later."""
 
@@ -137,32 +90,28 @@ class AgentServer:
 
     def __init__(
         self,
-        runtime: "Runtime",
-        persons: SessionPrompts,
+        projects: Projects,
         *,
         model: str | None = None,
         mode: Mode = "ask",
         signal: Signal = "extension",
         terminals: bool = True,
-        notice: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
-        """`notice` is called when a session is opened; the session shows the text it returns, if any."""
-        self._runtime = runtime
-        self._notice = notice
-        self._persons = persons
+        self._projects = projects
         self._model, self._mode, self._signal, self._terminals = model, mode, signal, terminals
         self._client: Client | None = None
         """The client's capabilities, once it has sent them."""
         self._sessions: dict[str, AgentSession] = {}
-        self._conversations: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
-        """Sessions hold them. A runtime has one object for each, which a closed session's remains may still hold."""
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """One request at a time opens, closes or deletes a session."""
         self._peer: Peer | None = None
         self._prompts: dict[Id, AgentSession] = {}
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        check_kinds(runtime.toolbox)
-        self._listen_to_runtime()
+        self._at_once: dict[str, Callable[[Params], Any]] = {
+            "session/set_mode": self._set_mode,
+            "session/set_config_option": self._set_option,
+            "session/set_model": self._set_model,
+        }
         self._methods: dict[str, Callable[[Params], Coroutine[Any, Any, Any]]] = {
             "authenticate": self._authenticate,
             "session/new": self._new,
@@ -172,26 +121,6 @@ class AgentServer:
             "session/close": self._close,
             "session/delete": self._delete,
         }
-
-    def _listen_to_runtime(self) -> None:
-        """Listen to handles, and provide the prompts of sessions."""
-        runtime = self._runtime
-
-        def created(handles: Sequence[Handle]) -> None:
-            for handle in handles:
-                session = self._sessions.get(root_of(handle.conversation))
-                if session is not None:
-                    session.calls.created(handle)
-
-        runtime.registry.on_created.add(created)
-        self._persons.approvals = runtime.approvals
-        runtime.people.finders.append(lambda handle: self._persons.of(root_of(handle.conversation)))
-        runtime.permission.finders.append(lambda conversation: self._persons.of(root_of(conversation)))
-        runtime.permission.unattended.append(self._unattended)
-
-    def _unattended(self, conversation: str) -> bool:
-        session = self._sessions.get(root_of(conversation))
-        return session is not None and session.mode == "unattended"
 
     async def serve(self, read_fd: int, write_fd: int) -> None:
         """Serve until the client leaves. Unfinished turns stay in the store (R6)."""
@@ -203,8 +132,7 @@ class AgentServer:
             )
             ended.cancel()
         finally:
-            await self._runtime.close()  # before the tasks that answer: an interrupted turn is not a cancelled one
-            await self._persons.close()
+            await self._projects.close()  # before the tasks that answer: an interrupted turn is not a cancelled one
             await peer.close()
 
     def stop(self) -> None:
@@ -217,13 +145,13 @@ class AgentServer:
         assert self._peer is not None
         if method == "initialize":
             self._peer.respond(id, self._initialize(params))
-        elif method in ("session/prompt", "session/set_mode") or method in self._methods:
+        elif method == "session/prompt" or method in self._at_once or method in self._methods:
             if self._client is None:
                 raise RpcError(INVALID_REQUEST, "Invalid request: `initialize` comes first")
             if method == "session/prompt":
                 self._prompt(params, id)
-            elif method == "session/set_mode":
-                self._peer.respond(id, self._set_mode(params))
+            elif method in self._at_once:
+                self._peer.respond(id, self._at_once[method](params))
             else:
                 self._peer.answer(id, self._answered(method, params))
         else:
@@ -257,7 +185,7 @@ class AgentServer:
         said = params.get("clientCapabilities")
         client = client_of(said if isinstance(said, dict) else {}, self._signal)
         client = self._client = msgspec.structs.replace(client, terminals=client.terminals and self._terminals)
-        sessions: dict[str, Any] = {"list": {}, "resume": {}, "close": {}, "delete": {}}
+        sessions: dict[str, Any] = {name: {} for name in _SESSION_CAPABILITIES}
         capabilities: dict[str, Any] = {
             "loadSession": True,
             "promptCapabilities": {"image": True, "audio": False, "embeddedContext": True},
@@ -287,81 +215,81 @@ class AgentServer:
             raise RpcError(RESOURCE_NOT_FOUND, why)
         return session
 
-    def _converse(self, id: str) -> "Conversation":
-        conversation = self._conversations.get(id)
-        if conversation is None:
-            conversation = self._conversations[id] = self._runtime.conversation(id, model=self._model)
-        return conversation
-
-    def _open(self, conversation: "Conversation", cwd: str, before: ConversationRow | None) -> AgentSession:
-        assert self._peer is not None and self._client is not None
-        session = AgentSession(self._peer, self._client, conversation, cwd, before, self._mode)
-        self._sessions[session.id] = session
-        return session
-
-    async def _connect(self, brought: Sequence["McpServer"]) -> None:
-        """Connect the servers of one session for all: they belong to the same user and editor."""
-        for server in brought:
-            await self._add(server)
-        if brought:
-            await self._runtime.connected(_CONNECT_SECS)
-
-    async def _add(self, server: "McpServer", number: int = 1) -> None:
-        """Add a server. Editors reuse a name with other arguments for each project: add a number."""
-        named = server if number == 1 else replace(server, name=f"{server.name[:60]}-{number}")
-        try:
-            await self._runtime.add_server(named)
-        except ConfigError:
-            await self._add(server, number + 1)
-
     @asynccontextmanager
-    async def _noticing(self) -> AsyncIterator[str]:
-        """Yield what a session must show. If it cannot be opened, the error says it."""
-        notice = "" if self._notice is None else await self._notice()
+    async def _opening(self, params: Params, id: str) -> AsyncIterator[tuple[Project, "Opening"]]:
+        """Yield the project of a session, and how the session is opened in it: with its MCP servers, and with a notice
+        that it must show. If it cannot be opened, the error says it."""
+        cwd, additional, brought = directory(params), directories(params), servers(params)
+        project, notice = await self._projects.of(cwd, additional)
         try:
-            yield notice
+            await self._move(id, project)
+            yield project, Opening(cwd, additional, await self._connect(project, id, brought), notice)
         except KeepholdError as error:
             if not notice or isinstance(error, RpcError):
                 raise
             raise KeepholdError(f"{error.message}\n{notice}", code=error.code) from error
 
+    async def _move(self, id: str, project: Project) -> None:
+        """Close the session, if it is open, and let only this project resume its calls."""
+        here = self._sessions.get(id)
+        if here is not None and here.busy:
+            raise RpcError(INVALID_REQUEST, f"Invalid request: a turn of session `{id}` is running")
+        await self._close_session(id)
+        for other in self._projects:
+            if other is not project:
+                other.forget(id)
+
+    async def _connect(self, project: Project, id: str, brought: Sequence["McpServer"]) -> Callable[[], list[str]]:
+        """Connect the servers of one session; return what reports their problems."""
+        if not brought:
+            return list
+        connecting = await project.runtime._bring_servers(id, brought)
+        await connecting.ready(_CONNECT_SECS)
+        return connecting.problems
+
+    def _open(
+        self, project: Project, conversation: "Conversation", how: "Opening", before: ConversationRow | None
+    ) -> AgentSession:
+        assert self._peer is not None and self._client is not None
+        choice = Models(project.runtime.agents, self._model)
+        session = AgentSession(self._peer, self._client, conversation, how, before, self._mode, choice)
+        self._sessions[session.id] = session
+        return session
+
     async def _new(self, params: Params) -> dict[str, Any]:
-        cwd, brought = directory(params), servers(params)
-        async with self._noticing() as notice:
-            await self._connect(brought)
-            conversation = self._converse(f"s-{secrets.token_hex(16)}")
+        id = f"s-{secrets.token_hex(16)}"
+        async with self._opening(params, id) as (project, how):
+            await project.adopt(id)
+            conversation = project.converse(id, self._model)
             await conversation.open()
-        session = self._open(conversation, cwd, None)
-        session.notice = notice
-        self._persons.opened(session)
-        return {"sessionId": session.id, "modes": session.modes()}
+            session = self._open(project, conversation, how, None)
+        project.opened(session)
+        return {"sessionId": id, **session.choices()}
 
     async def _open_again(self, params: Params, *, show: bool) -> dict[str, Any]:
-        cwd, id, brought = directory(params), string(params, "sessionId"), servers(params)
-        async with self._lock(id), self._noticing() as notice:
+        id = string(params, "sessionId")
+        async with self._lock(id):
             row = await self._row(id)
-            await self._connect(brought)
-            here = self._sessions.get(id)
-            if here is not None and here.busy:
-                raise RpcError(INVALID_REQUEST, f"Invalid request: a turn of session `{id}` is running")
-            await self._close_session(id)
-            conversation = self._converse(id)
-            await conversation.open()
-            assert self._peer is not None
-            before = await replay_session(conversation, self._peer if show else None)
-            session = self._open(conversation, cwd, row)
-            session.notice = notice
+            async with self._opening(params, id) as (project, how):
+                await project.adopt(id)
+                conversation = project.converse(id, self._model)
+                await conversation.open()
+                assert self._peer is not None
+                before = await replay_session(conversation, self._peer if show else None)
+                session = self._open(project, conversation, how, row)
             session.restore(before, known=show)
-            self._persons.opened(session)
-            return {"modes": session.modes()}
+            project.opened(session)
+            await self._projects.close_idle()
+            return session.choices()
 
     def _lock(self, id: str) -> asyncio.Lock:
         return self._changing.setdefault(id, asyncio.Lock())
 
     async def _row(self, id: str) -> ConversationRow | None:
         """Return the session's row; None if it is open and empty."""
-        await self._runtime.open()
-        row = await self._runtime.registry.store.conversation(id)
+        row = None
+        for store in await self._stores():
+            row = row or await store.conversation(id)
         if row is None and id not in self._sessions:
             raise RpcError(RESOURCE_NOT_FOUND, f"there is no session `{id}`; `session/list` lists those there are")
         return row
@@ -369,40 +297,56 @@ class AgentServer:
     async def _close(self, params: Params) -> dict[str, Any]:
         async with self._lock(string(params, "sessionId")):
             await self._close_session(self._named(params).id)
+            await self._projects.close_idle()
         return {}
 
     async def _close_session(self, id: str) -> None:
         session = self._sessions.get(id)
         if session is not None:
             await session.close()
-            self._persons.closed(session)
             del self._sessions[id]
+            await self._projects.holding(id).closed(session)
+
+    async def _stores(self) -> list[Store]:
+        """Return the stores that sessions are in: one file for all projects, else the memory of each."""
+        await self._projects.home.runtime.open()
+        stores = [project.runtime.registry.store for project in self._projects]
+        return stores[:1] if stores[0].durable else stores
 
     async def _delete(self, params: Params) -> dict[str, Any]:
         id = string(params, "sessionId")
         async with self._lock(id):
             await self._close_session(id)
-            await self._runtime.open()
-            await delete(self._runtime, id)
+            await self._projects.home.runtime.open()
+            await delete(self._projects.holding(id).runtime, id)
+            await self._projects.close_idle()
         return {}
 
     async def _list(self, params: Params) -> dict[str, Any]:
         wanted = {"cwd": normal(params["cwd"])} if isinstance(params.get("cwd"), str) else None
         before = cursor_of(params.get("cursor"))
-        await self._runtime.open()
-        rows = await self._runtime.registry.store.conversations(metadata=wanted, before=before, limit=_PAGE)
+        rows: list[ConversationRow] = []
+        for store in await self._stores():
+            rows += await store.conversations(metadata=wanted, before=before, limit=_PAGE)
+        rows = sorted(rows, key=lambda row: (row.updated, row.id), reverse=True)[:_PAGE]
         page: dict[str, Any] = {"sessions": [listed(row) for row in rows if is_session(row)]}
         if len(rows) == _PAGE:
             page["nextCursor"] = next_cursor(rows[-1])
         return page
 
     def _set_mode(self, params: Params) -> dict[str, Any]:
-        session, mode = self._named(params), string(params, "modeId")
-        if mode not in [each["id"] for each in MODES]:
-            raise invalid_params(f"there is no mode `{mode}`; there are ask and unattended")
-        session.mode = mode  # type: ignore[assignment]
-        session.update(current_mode(mode))
+        self._named(params).choose("mode", string(params, "modeId"))
         return {}
+
+    def _set_model(self, params: Params) -> dict[str, Any]:
+        """Choose the model as clients of earlier versions of the protocol do."""
+        self._named(params).choose("model", string(params, "modelId"))
+        return {}
+
+    def _set_option(self, params: Params) -> dict[str, Any]:
+        session = self._named(params)
+        session.choose(string(params, "configId"), string(params, "value"), asked=True)
+        return {"configOptions": session.options()}
 
     def _prompt(self, params: Params, id: Id) -> None:
         assert self._peer is not None

@@ -7,8 +7,8 @@ before the prompt is answered, also with an error. Updates between turns are sen
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -18,7 +18,7 @@ from keephold.acp.agent.content import title_of
 from keephold.acp.agent.permissions import decided, elsewhere, filled_in, permission
 from keephold.acp.agent.replay import SHOWN_LINE, TURN_COMPLETE_LINE, Replayed
 from keephold.acp.agent.shown import ShownCall
-from keephold.acp.rpc import BACKGROUND, INTERNAL_ERROR, ConnectionLost, Id, RpcError
+from keephold.acp.rpc import BACKGROUND, INTERNAL_ERROR, ConnectionLost, Id, RpcError, invalid_params
 from keephold.acp.wire import Peer, RpcCall
 from keephold.agent.events import (
     Answered,
@@ -43,6 +43,8 @@ from keephold.turn.tool_call import ToolCall
 
 if TYPE_CHECKING:
     from keephold.agent.conversation import Conversation
+    from keephold.agent.conversations import Conversations
+    from keephold.agent.models import Assistant
 
 _log = logging.getLogger("keephold.acp")
 
@@ -63,6 +65,32 @@ class Client(msgspec.Struct, frozen=True):
     signal: Signal = "extension"
 
 
+class Opening(NamedTuple):
+    """How a client has opened a session."""
+
+    cwd: str
+    additional: Sequence[str] = ()
+    """Further directories."""
+    problems: Callable[[], list[str]] = list
+    """Return what is wrong with the MCP servers that it brought."""
+    notice: str = ""
+    """Shown at the beginning of the next turn: a client may ignore updates before it has the session's id."""
+
+
+class Models:
+    """The models that a session can choose from: the configured one or that of --model, and `[acp] models`."""
+
+    def __init__(self, agents: "Conversations", first: str | None) -> None:
+        self._agents = agents
+        settings = agents.config.conversation.assistant
+        named = (first or settings.model, *agents.config.acp.models)
+        self.names = list(dict.fromkeys(name for name in named if name))
+
+    def open(self, name: str) -> "Assistant":
+        """Return the model. Raises `KeepholdError` if it cannot be used, for example without its key."""
+        return self._agents.assistant(self._agents.config.conversation.assistant, name)
+
+
 class AgentSession:
     """One open session."""
 
@@ -71,29 +99,40 @@ class AgentSession:
         peer: Peer,
         client: Client,
         conversation: "Conversation",
-        cwd: str,
+        how: Opening,
         before: store.ConversationRow | None,
         mode: Mode,
+        models: Models,
     ) -> None:
         """`before` is the stored row, None if nothing was said in the session."""
         known = {} if before is None else before.metadata
         self.conversation = conversation
         self.id = conversation.id
         self.mode: Mode = mode
+        self._models = models
+        self._model = models.names[0] if models.names else ""
+        self._next: Assistant | None = None
+        """The model of the next turn, if it was changed."""
+        self._how = how
+        self._said: set[str] = set()
+        """The notices and problems that were shown."""
         self._peer = peer
         self._client = client
         self._named = isinstance(known.get("title"), str)
-        self._about: dict[str, Any] = {} if known.get("cwd") == cwd else {"cwd": cwd}
+        about = {"cwd": how.cwd, "additionalDirectories": list(how.additional) or None}
+        self._about: dict[str, Any] = {key: value for key, value in about.items() if known.get(key) != value}
         """Metadata to store with the first prompt: a session that is only opened leaves no trace."""
         self._requests: set[RpcCall] = set()
         """The open requests to the user."""
         self.closing = False
         """The session takes no more prompts."""
-        self.notice = ""
-        """Shown at the beginning of the next turn: a client may ignore updates before it has the session's id."""
         self._busy = False
         self._cancelled = False
         self._turn = ""
+        self._messages = 0
+        """The number of the turn's newest message."""
+        self._before = 0
+        """The number of messages in the interrupted turn."""
         self._started = False
         """The running prompt's turn has begun."""
         self._used: list[str] = []
@@ -104,19 +143,57 @@ class AgentSession:
         runtime = conversation.runtime
         self._terminals = Terminals(peer, self.id, runtime.registry.store, has_terminals=client.terminals)
         self.calls = SessionCalls(runtime, self.id, self.update, self._terminals, self._record)
+        if known.get("model") in models.names[1:]:
+            with contextlib.suppress(KeepholdError):  # it cannot be used any more: the configured one is
+                self._use(str(known["model"]))
 
     def update(self, update: updates.Update) -> None:
         if not self._busy:
             update = {**update, "_meta": {BACKGROUND: True}}
         self._peer.notify("session/update", {"sessionId": self.id, "update": update})
 
-    def modes(self) -> dict[str, Any]:
-        return {"currentModeId": self.mode, "availableModes": MODES}
+    def choices(self) -> dict[str, Any]:
+        """Return the fields of an answer that opens a session."""
+        modes = {"currentModeId": self.mode, "availableModes": MODES}
+        return {"modes": modes, "configOptions": self.options()}
+
+    def options(self) -> list[dict[str, Any]]:
+        """Return what the user can choose, with the present choices."""
+        modes = [{"value": each["id"], "name": each["name"], "description": each["description"]} for each in MODES]
+        found = [updates.select("mode", "Mode", self.mode, modes)]
+        if self._models.names:
+            named = [{"value": each, "name": each} for each in self._models.names]
+            found.append(updates.select("model", "Model", self._model, named))
+        return found
+
+    def choose(self, id: str, value: str, *, asked: bool = False) -> None:
+        """Set one of the options; a model counts from the next turn on. With `asked`, the answer has the options."""
+        option = next((each for each in self.options() if each["id"] == id), None)
+        if option is None:
+            raise invalid_params(f"there is no option `{id}`; there are mode and model")
+        values = [each["value"] for each in option["options"]]
+        if value not in values:
+            raise invalid_params(f"there is no {id} `{value}`; there are {', '.join(values)}")
+        if id == "model":
+            self._use(value)
+            self._about["model"] = value
+        else:
+            self.mode = value  # type: ignore[assignment]
+            self.update(updates.current_mode(value))
+        if not asked:
+            self.update(updates.config_options(self.options()))
+
+    def _use(self, model: str) -> None:
+        try:
+            self._next = self._models.open(model)
+        except KeepholdError as error:
+            raise RpcError(INTERNAL_ERROR, error.message, {"code": error.code}) from error
+        self._model = model
 
     def restore(self, before: Replayed, *, known: bool) -> None:
         """Follow the handles and open calls of an earlier session; with `known`, the client was shown them."""
         runtime = self.conversation.runtime
-        self._used, self._open = before.used, before.open if known else []
+        self._used, self._before, self._open = before.used, before.messages, before.open if known else []
         for id, call, record in before.live:
             self.calls.found(id, call, runtime.registry.adopt(record), known=known)
         for handle in runtime.registry.live():
@@ -139,9 +216,13 @@ class AgentSession:
         stop, error = "error", None
         try:
             await self._describe(blocks)
-            if self.notice:
-                self.update(updates.message(f"{self.notice}\n\n"))
-                self.notice = ""
+            for text in (self._how.notice, *self._how.problems()):
+                if text and text not in self._said:
+                    self._said.add(text)
+                    self.update(updates.message(f"{text}\n\n", f"{self.id}.{len(self._said)}"))
+            if self._next is not None:
+                await self.conversation.use(self._next)
+                self._next = None
             answer = await self.conversation.prompt(content, listener=self._on_event)
             stop, error = answer.stop_reason, answer.error
         except KeepholdError as failed:
@@ -216,15 +297,16 @@ class AgentSession:
         match event:
             case TurnStarted(turn, resumed):
                 self._turn, self._started = turn, True
+                self._messages = self._before + 1 if resumed else 1
                 self.calls.begin(turn, self._used if resumed else ())
                 if not resumed:
                     self._give_up()
                 if self._cancelled:  # cancelled before there was a turn: the prompt is kept
                     self.conversation.cancel()
             case Text(text):
-                self.update(updates.message(text))
+                self.update(updates.message(text, self._message("m")))
             case Thought(text):
-                self.update(updates.thought(text))
+                self.update(updates.thought(text, self._message("t")))
             case Called(calls) if self._open and [each.id for each in calls] == [call.id for _, call, _ in self._open]:
                 for each in calls:
                     self.calls.name(self._turn, each.id)  # skip the ids that they have
@@ -234,17 +316,27 @@ class AgentSession:
                 self._give_up()
                 self.calls.called(calls)
             case Answered(responses):
+                self._messages += 1
                 self.calls.answered(responses)
             case Restarted():
-                self.update(updates.message("\n\n[The answer broke off. It is asked for again.]\n\n"))
+                self.update(
+                    updates.message("\n\n[The answer broke off. It is asked for again.]\n\n", self._message("m"))
+                )
             case Retrying(_, delay, why):
-                self.update(updates.thought(f"[The model is asked again in {delay:.0f} s: {why}]\n"))
+                self.update(
+                    updates.thought(f"[The model is asked again in {delay:.0f} s: {why}]\n", self._message("t"))
+                )
             case Compacted():
-                self.update(updates.thought("[What was said before has been summarised to make room.]\n"))
+                told = "[What was said before has been summarised to make room.]\n"
+                self.update(updates.thought(told, self._message("t")))
             case Used(usage) if usage.context_window is not None:
                 before, cost = self.conversation.usage.cost, usage.cost
                 total = cost if before is None or cost is None else before + cost
                 self.update(updates.usage(usage.context_tokens, usage.context_window, total))
+
+    def _message(self, kind: str) -> str:
+        """Return the id of the model's newest message, or of the thoughts before it."""
+        return f"{self._turn}.{kind}{self._messages}"
 
     def _give_up(self) -> None:
         """End the open calls that nothing resumes."""

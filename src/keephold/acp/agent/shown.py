@@ -104,15 +104,18 @@ End = tuple[bool, str, Any]
 """Whether it failed, the words, and the data (`rawOutput`)."""
 
 
-def ended(replies: Replies, handle: Handle, state: Stopped, most: int) -> End:
-    """Return the end of a handle. An aborted one has failed, because ACP has no other status; the words say why."""
+def ended(replies: Replies, handle: Handle, state: Stopped, most: int, *, in_terminal: bool = False) -> End:
+    """Return the end of a handle. An aborted one has failed, because ACP has no other status; the words say why. With
+    `in_terminal`, its output is shown elsewhere and not repeated."""
     never_ran = state.started is None
     if not handle.stateful:
         reply = replies.outcome(handle)
         failed = reply.is_error or never_ran or isinstance(state.outcome, Failure)
         is_output = bool(reply.model) and not never_ran and handle.tool.source in ("local", "terminal")
+        if in_terminal and isinstance(state.outcome, PrintedOutput):
+            return failed, "", {"exit_code": state.exit_code}
         return failed, fenced(reply.model) if is_output else reply.model, response_output(reply.model)
-    printed = replies.tail(handle, most)
+    printed = "" if in_terminal else replies.tail(handle, most)
     shown = fenced(printed) if printed else ""
     match state.outcome:
         case Failure(message, code):

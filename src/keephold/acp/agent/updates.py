@@ -11,16 +11,16 @@ def text(value: str) -> dict[str, Any]:
     return {"type": "text", "text": value}
 
 
-def message(value: str) -> Update:
-    return {"sessionUpdate": "agent_message_chunk", "content": text(value)}
+def message(value: str, id: str) -> Update:
+    return {"sessionUpdate": "agent_message_chunk", "content": text(value), "messageId": id}
 
 
-def thought(value: str) -> Update:
-    return {"sessionUpdate": "agent_thought_chunk", "content": text(value)}
+def thought(value: str, id: str) -> Update:
+    return {"sessionUpdate": "agent_thought_chunk", "content": text(value), "messageId": id}
 
 
-def user_message(block: dict[str, Any]) -> Update:
-    return {"sessionUpdate": "user_message_chunk", "content": block}
+def user_message(block: dict[str, Any], id: str) -> Update:
+    return {"sessionUpdate": "user_message_chunk", "content": block, "messageId": id}
 
 
 def tool_call(id: str, fields: dict[str, Any]) -> Update:
@@ -39,6 +39,16 @@ def usage(used: int, size: int, cost: float | None) -> Update:
 
 def session_info(title: str, at: float) -> Update:
     return {"sessionUpdate": "session_info_update", "title": title, "updatedAt": instant(at)}
+
+
+def select(id: str, name: str, value: str, options: list[dict[str, Any]]) -> dict[str, Any]:
+    """An option of a session whose category is its id: `mode` or `model`."""
+    told = {"id": id, "name": name, "category": id, "type": "select"}
+    return {**told, "currentValue": value, "options": options}
+
+
+def config_options(options: list[dict[str, Any]]) -> Update:
+    return {"sessionUpdate": "config_option_update", "configOptions": options}
 
 
 def current_mode(mode: str) -> Update:

@@ -34,14 +34,22 @@ class Servers:
     """Connections to servers, and their tools in a toolbox."""
 
     def __init__(
-        self, servers: Iterable[McpServer], guard: Guard, toolbox: Toolbox, tell: Tell, arrived: Callable[[], None]
+        self,
+        servers: Iterable[McpServer],
+        guard: Guard,
+        toolbox: Toolbox,
+        tell: Tell,
+        arrived: Callable[[], None],
+        owner: str | None = None,
     ) -> None:
+        """`owner` is the conversation that brought them; None: they are those of the configuration."""
+        self._owner = owner
         self._toolbox = toolbox
         self._guard = guard
         self._tell = tell
         self._arrived = arrived
         self._connections = [Connection(server, guard, self) for server in servers]
-        self._warned: set[str] = set()
+        self._warned: dict[str, None] = {}
         names = [connection.server.name for connection in self._connections]
         problems = [f"two MCP servers are named `{name}`" for name in dict.fromkeys(names) if names.count(name) > 1]
         named = [name for connection in self._connections for name in connection.server.named]
@@ -77,6 +85,14 @@ class Servers:
                 await asyncio.gather(*(connection.first() for connection in self._connections))
         return all(connection.tools is not None for connection in self._connections)
 
+    def problems(self) -> list[str]:
+        """Return a sentence for each server that cannot be reached and each tool that was left out."""
+        away = [each for each in self._connections if each.link is None]
+        return [
+            *(f"MCP server `{each.server.name}` cannot be reached: {each.reason}; it is tried again" for each in away),
+            *self._warned,
+        ]
+
     # Changes of a connection
 
     def listed(self, connection: Connection) -> None:
@@ -103,8 +119,7 @@ class Servers:
         tools: dict[str, Tool] = {}
         for connection in self._connections:
             for name, tool in self._tools(connection):
-                held = self._toolbox.get(name)
-                if name in tools or (held is not None and held.source != "mcp"):
+                if name in tools or self._toolbox.held(name):
                     self._clash(connection, name)
                 else:
                     tools[name] = tool
@@ -138,16 +153,17 @@ class Servers:
 
     def _clash(self, connection: Connection, name: str) -> None:
         server = connection.server.name
-        self._leave_out(
-            connection,
-            f"its tool `{name}` is left out: there is another tool of that name; set `prefix` in "
-            f"[mcp.servers.{server}], or give it a name of its own by a table [conversation.tools.<name>] "
-            'with source = "mcp"',
+        cure = (
+            f"set `prefix` in [mcp.servers.{server}], or give it a name of its own by a table "
+            '[conversation.tools.<name>] with source = "mcp"'
         )
+        if self._owner is not None:
+            cure = "rename the other tool, or configure the server in keephold.toml with a `prefix`"
+        self._leave_out(connection, f"its tool `{name}` is left out: there is another tool of that name; {cure}")
 
     def _leave_out(self, connection: Connection, why: str) -> None:
         text = f"MCP server `{connection.server.name}`: {why}"
         if text not in self._warned:
-            self._warned.add(text)
+            self._warned[text] = None
             _log.warning("%s", text)
             self._tell_users(connection, "mcp.tool_left_out", "warning", text)
