@@ -102,7 +102,7 @@ async def test_G2_spawn_fetch_apply_await(tmp_path: Path) -> None:
     [
         ([["say", "The answer "], ["say", "is 42."], ["tool", "note"]], "The answer is 42."),
         ([["say", "Let me see."], ["tool", "look"], ["say", "It is 42."], ["tool", "note"]], "It is 42."),
-        ([["tool", "look"]], "(blank)"),  # providers refuse empty texts
+        ([["tool", "look"]], "(no output)"),  # providers refuse empty texts
         ([["say", "It is"], ["end", "max_tokens"]], "It is"),
     ],
 )

@@ -126,3 +126,21 @@ async def test_G1_a_bad_name_is_mended_in_the_history_and_the_model_is_told(form
     assert f"unknown tool `{calls[2][0]}`; " in told[2]
     assert told[3:] == ["measured a", "measured a", "measured b"]
     assert server.refusals == []
+
+
+@every
+async def test_G1_a_blank_result_is_sent_as_it_is_or_said_to_be_blank(format: str) -> None:
+    given = iter(["", " \n", "done"])
+
+    @keephold.tool
+    async def measure() -> str:
+        """Measure something."""
+        return next(given)
+
+    script = [Reply(calls=[("measure", {})] * 3), Reply(text="Done.")]
+    async with cutting(format, script) as server, model_of(server) as model, Runtime([measure]) as rt:
+        assert (await rt.conversation(model=model).prompt(" ")).text == "Done."
+    told = ["", " \n", "done"] if format == "gemini" else ["(no output)", "(only whitespace)", "done"]
+    assert [result.text for result in server.requests[-1].results] == told
+    assert server.requests[-1].messages[0].text == "(only whitespace)"
+    assert server.refusals == []

@@ -39,7 +39,8 @@ _OTHER_IDS = re.compile(r"[!-{}~]{1,40}|.*__thought__.*")
 """OpenAI's limit is 40. pydantic-ai splits ids at `|`. LiteLLM keeps Gemini's signature in ids of any length, which it
 wants back. Others stay as they are: Kimi, for one, is trained on ids such as `functions.measure:0`."""
 _DEEPEST = Limits().nesting
-_BLANK = "(blank)"
+_NO_OUTPUT, _NO_MESSAGE, _NO_ANSWER, _WHITESPACE = "(no output)", "(empty message)", "(no answer)", "(only whitespace)"
+"""Stand for blank texts, which Anthropic, Bedrock and gateways to either refuse."""
 
 
 class History:
@@ -48,6 +49,8 @@ class History:
     def __init__(self, messages: Sequence[ModelMessage], offered: Collection[str], dialect: Dialect) -> None:
         self._offered = offered
         self._id = _IDS.get(dialect, _OTHER_IDS)
+        self._blank_results = dialect == "gemini"
+        """Whether results may be blank: Gemini's are values of an object."""
         self._used: set[str] = set()
         """The ids of calls, as they are sent."""
         self._sent: dict[str, list[str]] = {}
@@ -71,7 +74,7 @@ class History:
             same = same and mended is part
             parts.append(mended)
         if not answers:  # an answer needs something besides thoughts
-            return replace(message, parts=[*parts, TextPart(_BLANK)])
+            return replace(message, parts=[*parts, TextPart(_NO_ANSWER)])
         return message if same else replace(message, parts=parts)
 
     def _call(self, part: ToolCallPart) -> ToolCallPart:
@@ -95,13 +98,14 @@ class History:
         if isinstance(part, ToolReturnPart):
             sent = self._sent.get(part.tool_call_id)
             id, name = sent.pop(0) if sent else part.tool_call_id, self._name(part.tool_name)
-            content = _filled(part.content)
+            content = part.content if self._blank_results else _filled(part.content, _NO_OUTPUT)
             if id == part.tool_call_id and name is part.tool_name and content is part.content:
                 return part
             return replace(part, tool_name=name, tool_call_id=id, content=content)
         if isinstance(part, UserPromptPart):
             given = part.content
-            content = _filled(given) if isinstance(given, str) else [_filled(each) for each in given]
+            told = [_filled(each, _NO_MESSAGE) for each in ((given,) if isinstance(given, str) else given)]
+            content = told[0] if isinstance(given, str) else told
             return part if content == given else replace(part, content=content)
         return part
 
@@ -116,9 +120,11 @@ def _is_blank(content: str) -> bool:
     return not content or content.isspace()
 
 
-def _filled(content: Any) -> Any:
-    """Return the content, but a text for one that is blank: Anthropic refuses blank texts."""
-    return _BLANK if isinstance(content, str) and _is_blank(content) else content
+def _filled(content: Any, empty: str) -> Any:
+    """Return the content, or what is said for one that is blank."""
+    if not isinstance(content, str) or not _is_blank(content):
+        return content
+    return _WHITESPACE if content else empty
 
 
 def _arguments(given: Any) -> Any:
