@@ -29,7 +29,7 @@ from keephold.agent.conversation import Conversation
 from keephold.agent.events import Answered, Called, Event
 from keephold.tools.base import Tool
 
-BAR = 0.005
+BAR = 0.0025
 TOOLS, MESSAGES, REQUESTS = 50, 200, 100
 
 

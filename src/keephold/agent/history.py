@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from operator import is_
 from typing import Any
 
 import msgspec
@@ -62,19 +63,18 @@ class History:
     def _response(self, message: ModelResponse) -> ModelResponse:
         self._sent = {}
         parts: list[Any] = []
-        answers, same = False, True
+        answers = False
         for part in message.parts:
-            mended: Any = part
-            if isinstance(part, ToolCallPart):
-                mended = self._call(part)
-            elif isinstance(part, TextPart) and _is_blank(part.content):
-                same = False
-                continue
+            if isinstance(part, TextPart):
+                if _is_blank(part.content):
+                    continue
+                parts.append(part)
+            else:
+                parts.append(self._call(part) if isinstance(part, ToolCallPart) else part)
             answers = answers or not isinstance(part, ThinkingPart)
-            same = same and mended is part
-            parts.append(mended)
         if not answers:  # an answer needs something besides thoughts
             return replace(message, parts=[*parts, TextPart(_NO_ANSWER)])
+        same = len(parts) == len(message.parts) and all(map(is_, parts, message.parts))
         return message if same else replace(message, parts=parts)
 
     def _call(self, part: ToolCallPart) -> ToolCallPart:
@@ -91,8 +91,7 @@ class History:
 
     def _request(self, message: ModelRequest) -> ModelRequest:
         parts = [self._told(part) for part in message.parts]
-        same = all(mended is part for mended, part in zip(parts, message.parts, strict=True))
-        return message if same else replace(message, parts=parts)
+        return message if all(map(is_, parts, message.parts)) else replace(message, parts=parts)
 
     def _told(self, part: Any) -> Any:
         if isinstance(part, ToolReturnPart):
@@ -104,9 +103,11 @@ class History:
             return replace(part, tool_name=name, tool_call_id=id, content=content)
         if isinstance(part, UserPromptPart):
             given = part.content
-            told = [_filled(each, _NO_MESSAGE) for each in ((given,) if isinstance(given, str) else given)]
-            content = told[0] if isinstance(given, str) else told
-            return part if content == given else replace(part, content=content)
+            if isinstance(given, str):
+                content = _filled(given, _NO_MESSAGE)
+                return part if content is given else replace(part, content=content)
+            contents = [_filled(each, _NO_MESSAGE) for each in given]
+            return part if all(map(is_, contents, given)) else replace(part, content=contents)
         return part
 
     def _name(self, name: str) -> str:
