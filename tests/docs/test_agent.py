@@ -28,7 +28,7 @@ def test_G1_every_event_has_a_section_in_order() -> None:
     titles = list(sections(PAGE))
     start = titles.index("Events") + 1
     assert titles[start : start + len(EVENTS)] == EVENTS
-    assert set(titles) - {"The agent", "Conversation", "Events", "Instructions for the model"} == set(STRUCTS)
+    assert set(titles) - {*titles[:2], "Events", *titles[-2:]} == set(STRUCTS)
 
 
 @pytest.mark.parametrize("name", STRUCTS)
