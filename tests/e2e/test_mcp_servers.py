@@ -1,10 +1,12 @@
 """Tools of other programs' MCP servers, over pipes and HTTP, in both eras of the protocol (M6)."""
 
 import asyncio
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import mcp.types as types
 import pytest
 from mcp import Client, StdioServerParameters
 from tests.e2e.mcp_servers import Server, names, serving, until, using
@@ -43,7 +45,7 @@ async def test_M6_a_call_can_be_spawned_watched_and_aborted(server: Server, tmp_
         async with rt.turn("main") as turn:
             never = str(tmp_path / "never")
             spawned = json.loads((await using(turn, "slow", action="spawn", id="s", file=never)).result)
-            assert spawned == {"id": "s", "state": "running"}
+            assert (spawned["id"], spawned["state"]) == ("s", "running")
             await until(lambda: rt.live()[0].progress is not None)
             progress = (await rt.handle("s", conversation="main")).progress
             assert progress is not None and (progress.done, progress.total, progress.message) == (1, 3, "waiting")
@@ -81,6 +83,11 @@ async def test_M6_tools_are_one_shot_and_listed_to_our_clients_as_their_server_l
             assert sizes[0] <= 1.1 * sizes[1]
             found = await ours.call_tool("route_3", {"first": {"name": "a"}, "last": {"name": "b"}})
             assert found.structured_content is not None and found.structured_content["end"]["name"] == "b"
+            gone = await ours.call_tool("forget_3", {"name": "a"})
+            assert gone.structured_content == {"result": "forgot a"}
+            words, picture = (await ours.call_tool("picture", {})).content
+            assert isinstance(words, types.TextContent) and words.text == "here:\n[image image/png, 3 KiB]"
+            assert isinstance(picture, types.ImageContent) and base64.b64decode(picture.data) == b"x" * 3000
 
 
 async def test_C1_a_tool_with_a_parameter_id_is_one_shot_only(server: Server) -> None:

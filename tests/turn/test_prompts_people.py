@@ -152,9 +152,12 @@ async def test_Q5_a_prompt_is_withdrawn_before_the_prompter_has_seen_it(clock: V
 @pytest.mark.parametrize(
     ("kind", "bad", "good", "problem"),
     [
-        ("Boolean", ["yes", 1, None, []], True, "true or false"),
-        ("Text", [True, 1, None, {"a": "b"}], "words", "a string"),
-        ("red|green", ["blue", 1, "", None], "green", 'one of "red", "green"'),
+        ("Boolean", ["yes", 1], True, "true or false"),
+        ("Boolean", [None, []], True, "true or false"),
+        ("Text", [True, 1], "words", "a string"),
+        ("Text", [None, {"a": "b"}], "words", "a string"),
+        ("red|green", ["blue", 1], "green", 'one of "red", "green"'),
+        ("red|green", ["", None], "green", 'one of "red", "green"'),
     ],
 )
 async def test_Q5_an_answer_outside_the_type_is_asked_again_before_anything_else(
@@ -167,6 +170,15 @@ async def test_Q5_an_answer_outside_the_type_is_asked_again_before_anything_else
         assert [question(prompt) for prompt in person.seen] == ["a"] * (len(bad) + 1) + ["b"]
         problems = [prompt.problem for prompt in person.seen if isinstance(prompt, AskQuestion)]
         assert problems == [None, *[f"the answer must be {problem}"] * len(bad), None]
+
+
+async def test_Q7_a_prompter_that_is_asked_again_three_times_at_most(clock: VirtualClock) -> None:
+    person = Person(*[Answer("maybe")] * 10)
+    async with attended(clock, [asks], person=person) as (_, turn):
+        (response,) = await turn.run([call("asks", q="a", kind="Boolean")])
+        assert response.is_error and response.code == "input_cancelled"
+        assert "4 answers were invalid; the answer must be true or false" in response.result
+        assert len(person.seen) == 4
 
 
 async def test_Q5_the_caller_may_answer_between_two_bad_answers_of_the_person(clock: VirtualClock) -> None:

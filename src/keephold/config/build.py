@@ -132,7 +132,8 @@ def _program(config: Config, name: str, guard: Guard) -> dict[str, Any]:
 
 def _command(config: Config, name: str, guard: Guard) -> Command:
     settings = config.conversation.tools[name]
-    return Command(**_program(config, name, guard), stdin=settings.spawn.stdin, wire=settings.wire)
+    media = settings.returns if isinstance(settings.returns, str) else None
+    return Command(**_program(config, name, guard), stdin=settings.spawn.stdin, wire=settings.wire, media=media)
 
 
 def _terminal_tool(config: Config, name: str, guard: Guard) -> Tool:
@@ -154,6 +155,7 @@ def _program_tool(config: Config, name: str, runtime: ToolRuntime) -> Tool:
         parameters=settings.parameters_schema(),
         actions=settings.actions,
         spawn=spawn_policy(settings, SpawnPolicy()),
+        returns=settings.returns if isinstance(settings.returns, dict) else None,
         **policy_fields(settings, "tail"),
     )
 
@@ -181,6 +183,7 @@ def policy_fields(settings: ToolSettings, window: Window) -> dict[str, Any]:
         "retry": RetryPolicy(**settings.retry.model_dump()),
         "on_crash": settings.on_crash,
         "output": settings.output.policy(window),
+        "hints": settings.hints,
     }
 
 

@@ -22,10 +22,12 @@ from keephold.config.values import (
     fixed_answer,
     host_pattern,
     http_url,
+    mime_or_schema,
     provider_url,
     question_target,
     store_address,
     terminal_name,
+    tool_hints,
     tool_prefix,
 )
 from keephold.limits import Limits
@@ -205,6 +207,8 @@ class ToolSettings(Table):
     env: dict[str, str] = {}
     pass_env: VariableNames = []
     wire: bool = False
+    returns: Annotated[str | dict[str, Any] | None, BeforeValidator(mime_or_schema)] = None
+    hints: Annotated[dict[str, Any], BeforeValidator(tool_hints)] = {}
     scheduling: Literal["parallel", "serial"] = "parallel"
     resources: list[str] = []
     max_running: Annotated[int, Field(ge=1)] | None = None

@@ -91,6 +91,7 @@ _NOT_FOR: dict[str, dict[KeyPath, str]] = {
     },
     "terminal": {
         ("function",): 'a terminal runs `command`; functions are for source = "python"',
+        ("returns",): 'a terminal shows text; `returns` is for source = "local"',
         ("wire",): 'what a terminal gets is for people to read; the wire form is for source = "local"',
         ("spawn", "stdin"): 'the terminal is the input, which `apply` types into; `stdin` is for source = "local"',
         ("env", "TERM"): "the terminal is of the kind `term` in the table `terminal` of this tool",
@@ -106,6 +107,7 @@ _NOT_FOR: dict[str, dict[KeyPath, str]] = {
         ("wire",): 'a function asks by `call.ask`; the wire form is for source = "local"',
         ("options",): 'give the function its options in Python; `options` are for source = "local"',
         ("parameters",): "a function's parameters come from its signature and docstring",
+        ("returns",): "a function declares it by the type that it returns",
         ("spawn", "stdin"): 'a function reads by `call.input()`; add "apply" to `actions`',
         ("spawn", "input"): "a function gets what `apply` sends as it is",
         ("terminal",): _NO_TERMINAL,
@@ -120,6 +122,7 @@ _NOT_FOR: dict[str, dict[KeyPath, str]] = {
         ("wire",): 'a server asks by elicitation; the wire form is for source = "local"',
         ("options",): 'a server takes arguments only; `options` are for source = "local"',
         ("parameters",): "the server says which parameters its tools have",
+        ("returns",): "the server says what its tools return",
         ("spawn", "stdin"): "a tool of a server takes no input while it runs; `apply` answers its questions",
         ("spawn", "input"): "a tool of a server takes no input while it runs; `apply` answers its questions",
         ("terminal",): _NO_TERMINAL,

@@ -81,6 +81,26 @@ def tool_prefix(value: Any) -> Any:
     raise ValueError("must be up to 32 characters of A-Z, a-z, 0-9, `_` and `-`, for it begins the names of tools")
 
 
+def mime_or_schema(value: Any) -> Any:
+    if isinstance(value, str) and re.fullmatch(r"[a-z]+/[a-z0-9.+-]+", value):
+        return value
+    if isinstance(value, dict) and value.get("type") == "object":
+        return value
+    raise ValueError('must be a MIME type such as "image/png", or the JSON Schema of an object: type = "object", …')
+
+
+_HINTS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
+
+
+def tool_hints(value: Any) -> Any:
+    if isinstance(value, dict) and all(
+        isinstance(hint, bool) if name in _HINTS else isinstance(hint, str) and name in ("title", "kind")
+        for name, hint in value.items()
+    ):
+        return value
+    raise ValueError(f"must be a table of `title` and `kind`, which are strings, and of booleans: {', '.join(_HINTS)}")
+
+
 def store_address(value: Any) -> Any:
     if value == "memory:" or (isinstance(value, str) and value.startswith("sqlite:///")):
         return value

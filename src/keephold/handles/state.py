@@ -18,6 +18,8 @@ class Ok(msgspec.Struct, frozen=True, tag="ok"):
     """The tool succeeded with any JSON value; text tools give a string."""
 
     value: Any = None
+    content: tuple[dict[str, Any], ...] | msgspec.UnsetType = msgspec.UNSET
+    """Images, audio and resources, as MCP writes them. The value describes them, for readers that cannot show them."""
 
 
 class Failure(msgspec.Struct, frozen=True, tag="error", omit_defaults=True):

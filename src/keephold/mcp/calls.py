@@ -31,7 +31,7 @@ from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle, OnStop, Watcher
 from keephold.mcp.elicit import Elicit, ElicitationPrompter
 from keephold.mcp.hosts import HOST, MCP, is_hosted
-from keephold.mcp.results import result
+from keephold.mcp.results import content_of, result
 from keephold.runtime import Runtime
 from keephold.tools.base import Tool
 from keephold.tools.toolbox import ServedTools, Tools, has
@@ -210,7 +210,15 @@ class Calls:
             if not answered.done():
                 return result(served.tool, "nobody takes this answer", True)
             response = answered.result()
-            return result(served.tool, response.model, response.is_error, response.notifications, code=response.code)
+            content = content_of(handle) if handle is not None and not handle.stateful else ()
+            return result(
+                served.tool,
+                response.model,
+                response.is_error,
+                response.notifications,
+                code=response.code,
+                content=content,
+            )
         except asyncio.CancelledError:
             self.client_left(ctx, served)
             raise

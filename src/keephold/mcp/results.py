@@ -1,12 +1,14 @@
 """Tools and results as MCP writes them: descriptions for `tools/list`, answers for `tools/call` (M1)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 from mcp_types import CallToolResult, TextContent, ToolAnnotations, ToolExecution
 from mcp_types import Tool as Described
 
+from keephold.handles.handle import Handle
+from keephold.handles.state import Ok, Stopped
 from keephold.schema.dialects import tool_list
 from keephold.schema.shared import HANDLE_TOOLS, Presentation
 from keephold.tools.base import Tool
@@ -18,6 +20,8 @@ _NO_RESULT = ("aborted", "cancelled", "runtime_closed")
 """Codes of calls that ended without a result."""
 _USUAL = {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": True}
 """The hints that MCP takes for granted."""
+_WITH_CONTENT = {"structuredContent", "content"}
+"""The keys of a foreign result that has an object and images."""
 _ROOTS = frozenset(("anyOf", "oneOf", "allOf", "$ref", "not", "if"))
 """Keywords at the root of a schema that providers refuse, or that say what an object must have."""
 
@@ -64,8 +68,9 @@ def result(
     notifications: Sequence[Notification] = (),
     *,
     code: str | None = None,
+    content: Sequence[Mapping[str, Any]] = (),
 ) -> CallToolResult:
-    """Return the answer to a call; notifications follow as a text of their own (M5).
+    """Return the answer to a call. Images and the like follow its text, and notifications as a text of their own (M5).
 
     A call that was ended has no result: that is an error to the client, though not the tool's (S3).
     """
@@ -73,13 +78,21 @@ def result(
         is_error = True
         if tool is not None and tool.errors == "object" and not text.startswith("{"):
             text = msgspec.json.encode({"error": text, "isError": True}).decode()
-    content: list[Any] = [TextContent(type="text", text=text)]
+    parts: list[Any] = [TextContent(type="text", text=text), *content]
     if notifications:
-        content.append(TextContent(type="text", text=notification_block(notifications)))
+        parts.append(TextContent(type="text", text=notification_block(notifications)))
     structured = None
     if not is_error and tool is not None and _form(tool) is not None:
         structured = _structured(tool, text)
-    return CallToolResult(content=content, structured_content=structured, is_error=is_error)
+        if content and structured.keys() == _WITH_CONTENT:
+            structured = structured["structuredContent"]
+    return CallToolResult(content=parts, structured_content=structured, is_error=is_error)
+
+
+def content_of(handle: Handle | None) -> Sequence[Mapping[str, Any]]:
+    """Return the images and the like that a call has returned."""
+    outcome = handle.state.outcome if handle is not None and isinstance(handle.state, Stopped) else None
+    return outcome.content or () if isinstance(outcome, Ok) else ()
 
 
 def _form(tool: Tool) -> dict[str, Any] | None:
@@ -94,9 +107,11 @@ def _form(tool: Tool) -> dict[str, Any] | None:
 
 def _structured(tool: Tool, text: str) -> dict[str, Any]:
     """Return the object that a text is the JSON of, cut in its strings (O3), or an object with the text."""
-    of_tool = "message" in ((tool.returns or {}).get("properties") or {})  # and may be of another type
+    known = (tool.returns or {}).get("properties") or {}
+    if tool.source == "mcp" and known.keys() == {"result"} and known["result"].get("type") == "string":
+        return {"result": text}
     try:
         shown = msgspec.json.decode(text)
     except msgspec.DecodeError:
         shown = None
-    return shown if isinstance(shown, dict) else {} if of_tool else {"message": text}
+    return shown if isinstance(shown, dict) else {} if "message" in known else {"message": text}

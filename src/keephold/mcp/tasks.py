@@ -23,7 +23,7 @@ from keephold.handles.question import question_form, question_key
 from keephold.handles.state import Failure, Outcome, Running, State, Stopped, Waiting
 from keephold.mcp.calls import Calls, Context, Served, elicits, plain, unknown
 from keephold.mcp.elicit import Elicit, ElicitationPrompter, elicitation
-from keephold.mcp.results import may_be_task, result
+from keephold.mcp.results import content_of, may_be_task, result
 from keephold.store.base import Annotated, TakenBack
 from keephold.text import instant
 from keephold.turn.prompt_queue import PromptQueue
@@ -277,7 +277,7 @@ class Tasks(Extension):
         if handle.parking is not None or handle.stateful:  # this replaces its notification (D9)
             taken = TakenBack(handle.conversation, ((handle.uid, "stopped"),))
             await runtime.registry.write((taken,))
-        answer = result(handle.tool, reply.model, reply.is_error, code=reply.code)
+        answer = result(handle.tool, reply.model, reply.is_error, code=reply.code, content=content_of(handle))
         return answer.model_dump(by_alias=True, exclude_none=True, mode="json")
 
     def ask_by(self, handle: Handle, elicit: Elicit | None) -> None:

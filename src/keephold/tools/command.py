@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from keephold.content import described, file_block
 from keephold.errors import ToolError
 from keephold.handles.question import Question
 from keephold.handles.state import Failure, Ok, Outcome, PrintedOutput, error_of
@@ -28,6 +29,8 @@ ROUNDS = 8
 """Number of times that a one-shot command may ask (C8)."""
 OPEN_QUESTIONS = 64
 """Number of unanswered questions that a live command may have (K6)."""
+MEDIA_LIMIT = 32 << 20
+"""Bytes of an image or another file that a command returns."""
 STOPS_ITSELF = 0.2
 """Seconds for a process to exit after it reported `stopped`, before it is ended."""
 
@@ -40,6 +43,8 @@ class Command(Program):
 
     stdin: bool = False
     wire: bool = False
+    media: str | None = None
+    """The MIME type of the file that it prints, such as `image/png`; None: it prints text."""
 
     def start(self, invocation: Invocation, sink: Sink) -> "_Call":
         """Start the call's process. Raises `ToolError` if the command cannot be rendered or started."""
@@ -75,7 +80,10 @@ class _Call:
         self._stderr = Tail(10_240, lines=250)
         # A spawned command's output is shown at once, and may be one form all the same.
         self._whole = Whole((lambda _: None) if invocation.stateful else self._sink.output)
+        self._file = bytearray()
         text = self._printed if invocation.stateful else self._whole.feed
+        if command.media is not None:
+            text = self._filed
         self._lines = Lines(text, self._heard) if command.wire else None
         self._process, self._call_file = command.launch(
             invocation,
@@ -84,7 +92,7 @@ class _Call:
                 env=env,
                 cwd=command.cwd,
                 stdin=self._takes_input,
-                merge_stderr=invocation.stateful and not command.wire,
+                merge_stderr=invocation.stateful and not command.wire and command.media is None,
                 mark=mark,
                 on_output=text if self._lines is None else self._lines.feed,
                 on_stderr=self._sink.output if invocation.stateful else self._stderr.add,
@@ -97,6 +105,18 @@ class _Call:
     def _printed(self, data: bytes) -> None:
         self._sink.output(data)
         self._whole.feed(data)
+
+    def _filed(self, data: bytes) -> None:
+        if len(self._file) <= MEDIA_LIMIT:
+            self._file += data
+
+    def _returned(self) -> Outcome:
+        """Return the printed file as an image, audio or a resource (M1)."""
+        if len(self._file) > MEDIA_LIMIT:
+            return Failure(f"The command printed a file of more than {MEDIA_LIMIT >> 20} MiB.", "command_failed")
+        assert self._command.media is not None
+        block = file_block(bytes(self._file), self._command.media, self._invocation.tool.name)
+        return Ok(described(block), (block,))
 
     def _exited(self, how: Exit) -> None:
         self._process = None
@@ -132,7 +152,10 @@ class _Call:
             case Asks(question=question) if one_shot and how.signal is None:
                 return self._unanswered(question) if self._told_to_end else question
         if how.code != 0:
+            self._sink.output(bytes(self._file))
             return self._failed(how)
+        if self._command.media is not None:
+            return self._returned()
         return self._unanswered(self._questions[0]) if self._questions else PrintedOutput()
 
     def _show(self, content: str) -> None:

@@ -13,6 +13,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
+from keephold.content import returned
 from keephold.durable.deferred import Pending
 from keephold.durable.keys import Key
 from keephold.errors import ConfigError, KeepholdError, ToolError
@@ -282,9 +283,10 @@ def ok_outcome(value: Any) -> Outcome:
     if isinstance(value, Pending):  # a sync function cannot take a key
         return NO_KEY
     try:
-        builtins = plain(value)
+        outcome = value if isinstance(value, Ok) else Ok(*(returned(value) or (value,)))
+        builtins = plain(outcome.value)
         to_json(builtins)  # a value that cannot be written is refused now, not at every read
-        return Ok(builtins)
+        return Ok(builtins, outcome.content)
     except RecursionError:
         return Failure("The tool returned a value that is nested too deeply.")
     except Exception as error:

@@ -26,6 +26,8 @@ from keephold.turn.prompt_queue import Asking, PromptQueue
 from keephold.turn.prompts import Answer, AskQuestion, Decision, Dismissed
 
 _NO_POLICY = QuestionPolicy()
+_AGAIN = 3
+"""How often a prompt is shown again. A client that answers by itself would be asked hundreds of times a second."""
 
 
 @dataclass(slots=True)
@@ -38,6 +40,8 @@ class _Asked:
     people: PromptQueue
     prompt: Asking | None = None
     inquiry: "asyncio.Task[None] | None" = None
+    invalid: int = 0
+    """The number of invalid answers to the prompt."""
 
 
 class Questions:
@@ -153,8 +157,12 @@ class Questions:
         assert prompt is not None and isinstance(prompt.prompt, AskQuestion)
         match said:
             case Answer(value) if not answer_fits(question, value):
+                asked.invalid += 1
                 problem = f"the answer must be {expected(question)}"
-                asked.people.ask_again(prompt, msgspec.structs.replace(prompt.prompt, problem=problem))
+                if asked.invalid <= _AGAIN:
+                    asked.people.ask_again(prompt, msgspec.structs.replace(prompt.prompt, problem=problem))
+                else:
+                    self._end(handle, not_answered(question.id, f"{asked.invalid} answers were invalid; {problem}"))
             case Answer(value, remember, by):
                 if remember and prompt.prompt.may_remember:
                     who = by or asked.people.who

@@ -4,12 +4,13 @@ import base64
 from typing import Any
 
 import mcp.types as types
+import msgspec
 import pytest
 from mcp.shared.exceptions import MCPError
 
 import keephold
 from keephold.errors import ToolError
-from keephold.tools.remote.result import failure, is_lost, value_of
+from keephold.tools.remote.result import failure, is_lost, outcome_of
 
 SERVER = keephold.mcp_server("x", url="https://user:pass@example.org/mcp", headers={"Authorization": "Bearer abcdef"})
 
@@ -24,6 +25,10 @@ def text(words: str) -> types.TextContent:
 
 def data(size: int) -> str:
     return base64.b64encode(b"x" * size).decode()
+
+
+def value_of(result: types.CallToolResult) -> Any:
+    return outcome_of(result).value
 
 
 def test_texts_are_joined() -> None:
@@ -55,6 +60,17 @@ def test_what_is_no_text_is_described() -> None:
         "inside",
         "[resource file:///b, binary, 2 KiB]",
     ]
+
+
+def test_content_that_is_not_text_is_kept_as_it_is() -> None:
+    picture = types.ImageContent(data=data(10), mime_type="image/png")
+    link = types.ResourceLink(name="log", uri="file:///log")
+    file = types.EmbeddedResource(resource=types.TextResourceContents(uri="file:///a", text="inside"))
+    assert outcome_of(answered(text("here"), picture, link, file)).content == (
+        {"type": "image", "data": data(10), "mimeType": "image/png"},
+        {"type": "resource_link", "name": "log", "uri": "file:///log"},
+    )
+    assert outcome_of(answered(text("here"))).content is msgspec.UNSET
 
 
 def test_a_picture_beside_structured_content_is_not_dropped() -> None:

@@ -3,10 +3,13 @@
 from typing import Any
 
 import mcp.types as types
+import msgspec
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
+from keephold.content import described, media
 from keephold.errors import ToolError
+from keephold.handles.state import Ok
 from keephold.tools.remote.server import McpServer
 
 _LOST = (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT)
@@ -14,43 +17,25 @@ _HTTP_TROUBLE = (types.INTERNAL_ERROR, "Server returned an error response")
 """How `mcp` words a response with an error status and no JSON-RPC in it: from a proxy, or an overloaded server."""
 
 
-def value_of(result: types.CallToolResult) -> Any:
-    """Return the value of a result: its structured content, else its text. Raises `ToolError` for an error."""
-    text = "\n".join(_shown(part) for part in result.content)
+def outcome_of(result: types.CallToolResult) -> Ok:
+    """Return a result as an outcome: its structured content, else its text, and the blocks that are not text.
+
+    Raises `ToolError` for an error.
+    """
+    blocks = [part.model_dump(by_alias=True, mode="json", exclude_none=True) for part in result.content]
+    shown = [described(block) for block in blocks]
+    text = "\n".join(shown)
     if result.is_error:
         raise ToolError(text or "The tool failed and did not say why.")
-    if "structured_content" not in result.model_fields_set or result.structured_content is None:
-        return text
-    structured = result.structured_content
-    other = [_shown(part) for part in result.content if not isinstance(part, types.TextContent)]
-    if other:
-        return {"structuredContent": structured, "content": other}
-    # A server that only wraps a text in an object does not add anything by it.
-    return text if structured == {"result": text} else structured
-
-
-def _shown(part: types.ContentBlock) -> str:
-    match part:
-        case types.TextContent():
-            return part.text
-        case types.ImageContent():
-            return f"[image {part.mime_type}, {_size(part.data)}]"
-        case types.AudioContent():
-            return f"[audio {part.mime_type}, {_size(part.data)}]"
-        case types.ResourceLink():
-            about = f" ({part.mime_type})" if part.mime_type else ""
-            return f"[resource {part.name}{about}: {part.uri}]"
-        case types.EmbeddedResource(resource=types.TextResourceContents() as resource):
-            return f"[resource {resource.uri}]\n{resource.text}"
-        case types.EmbeddedResource(resource=types.BlobResourceContents() as resource):
-            return f"[resource {resource.uri}, {resource.mime_type or 'binary'}, {_size(resource.blob)}]"
-    return f"[{part.type}]"
-
-
-def _size(base64: str) -> str:
-    """Return the size of base64 data, for people."""
-    count = len(base64.rstrip("=")) * 3 // 4
-    return f"{count} bytes" if count < 1024 else f"{-(-count // 1024)} KiB"
+    value: Any = text
+    if "structured_content" in result.model_fields_set and result.structured_content is not None:
+        structured = result.structured_content
+        other = [said for said, block in zip(shown, blocks, strict=True) if block["type"] != "text"]
+        if other:
+            value = {"structuredContent": structured, "content": other}
+        elif structured != {"result": text}:  # an object that only wraps the text does not add anything
+            value = structured
+    return Ok(value, media(blocks) or msgspec.UNSET)
 
 
 def is_lost(error: MCPError) -> bool:

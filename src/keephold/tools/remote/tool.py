@@ -69,9 +69,9 @@ class Remote:
         else:
             await self.connection.again(AWAY_SECS)
             result = await self._followed(asker, task["taskId"], task["pollIntervalMs"])
-        from keephold.tools.remote.result import value_of
+        from keephold.tools.remote.result import outcome_of
 
-        return value_of(result)
+        return outcome_of(result)
 
     def _recorded(self, call: Call) -> Any:
         """Return the task that this call became before its process died. A task that failed here is not followed again
@@ -182,7 +182,7 @@ def listed(connection: Connection, name: str, tool: "ListedTool", like: Tool) ->
         description=description,
         actions=_actions(name, parameters, like.actions),
         returns=tool.output_schema,
-        hints=_hints(tool),
+        hints={**_hints(tool), **like.hints},
     )
 
 
