@@ -224,3 +224,30 @@ async def test_W8_handles_are_resources(era: str) -> None:
             shown = json.loads(getattr(seen, "text", ""))
             assert (shown["id"], shown["metadata"], shown["state"]) == (id, {"of": id}, "running")
             assert "key" not in shown  # whoever reads may not complete (K5)
+
+
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("await", {"all": ["w"]}),
+        ("wait_for", {"handleId": "w"}),
+        ("wait_for_multiple", {"handleIds": ["w"], "mode": "all"}),
+    ],
+)
+async def test_M7_over_HTTP_a_wait_may_overtake_its_spawn(
+    era: str, tool: str, arguments: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call has a connection of its own, as frameworks do it. An id that nobody spawns stays unknown."""
+    monkeypatch.setattr("keephold.mcp.calls._UNKNOWN_SECS", 0.05)
+    async with serving() as here, connected(here.url, era) as one, connected(here.url, era) as other:
+        unknown = await one.call_tool(tool, arguments)
+        assert unknown.is_error and "not found" in texts(unknown)[0]
+        monkeypatch.setattr("keephold.mcp.calls._UNKNOWN_SECS", 60.0)
+        waiting = asyncio.create_task(one.call_tool(tool, arguments))
+        await until(lambda: bool(here.runtime.registry.followers))
+        spawned = await other.call_tool("work", {"action": "spawn", "id": "w", "gate": str(tmp_path / "gate")})
+        assert not spawned.is_error
+        (tmp_path / "gate").touch()
+        assert "worked at gate" in texts(await waiting)[0]
+        await until(here.idle)

@@ -1,9 +1,10 @@
 """A conversation's handles, as a tool or a batch sees them: find, list, wait (B8, `call.handles`)."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Container, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -30,27 +31,39 @@ class Waited(msgspec.Struct, frozen=True):
     """The handle that stopped first, if one did."""
 
 
-class Handles:
-    """The handles of one conversation. `already_handled`: uids that other calls of the same batch name (A6).
-    `longest`: the seconds after which a client gives up, so that a tool that waits returns before (M7)."""
+class Patience(NamedTuple):
+    """How long the tools of a call may wait (M7)."""
 
-    __slots__ = ("_registry", "already_handled", "conversation", "longest")
+    longest: float | None = None
+    """Seconds after which the client gives up, so that a tool that waits returns before; None: it does not."""
+    unknown: float = 0.0
+    """Seconds for which an unknown id is waited for: over HTTP no batch orders the calls, so the call that spawns it
+    may come next."""
+
+
+_PATIENT = Patience()
+
+
+class Handles:
+    """The handles of one conversation. `already_handled`: uids that other calls of the same batch name (A6)."""
+
+    __slots__ = ("_patience", "_registry", "already_handled", "conversation")
 
     def __init__(
         self,
         registry: "Registry",
         conversation: str,
         already_handled: Container[str] = (),
-        longest: float | None = None,
+        patience: Patience = _PATIENT,
     ) -> None:
         self._registry = registry
         self.already_handled = already_handled
         self.conversation = conversation
-        self.longest = longest
+        self._patience = patience
 
     def within(self, timeout: float | None) -> float | None:
         """Return how long a tool may wait: as long as it was asked to, and not longer than the client does."""
-        given = [each for each in (timeout, self.longest) if each is not None]
+        given = [each for each in (timeout, self._patience.longest) if each is not None]
         return min(given, default=None)
 
     def named(self, id: str) -> Handle:
@@ -61,6 +74,35 @@ class Handles:
         """Return the newest handle of that id. Raises `ToolError` if there is none, or only its tombstone."""
         await self._registry.load(self.conversation, (id,))
         return self.named(id)
+
+    async def arrive(self, ids: Sequence[str]) -> None:
+        """Wait a moment for handles of unknown ids, as the call's `Patience` says. Loads no handle that is loaded."""
+        registry, conversation, came = self._registry, self.conversation, asyncio.Event()
+        if not self._patience.unknown or not (unknown := self._unknown(ids)):
+            return
+        await registry.load(conversation, unknown)
+        if not (unknown := self._unknown(unknown)):
+            return
+
+        def follow(_: Handle) -> None:
+            came.set()
+
+        registry.followers.setdefault(conversation, []).append(follow)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._patience.unknown):
+                    while self._unknown(unknown):
+                        await came.wait()
+                        came.clear()
+        finally:
+            registry.followers[conversation].remove(follow)
+            if not registry.followers[conversation]:
+                del registry.followers[conversation]
+        await registry.load(conversation, self._unknown(unknown))  # another process may have made them
+
+    def _unknown(self, ids: Sequence[str]) -> "Sequence[str]":
+        known = self._registry.conversation(self.conversation)
+        return [id for id in ids if id not in known.names and id not in known.expired]
 
     async def find_call(self, call_id: str) -> Handle:
         """Return the newest one-shot call of that label."""
@@ -83,6 +125,7 @@ class Handles:
         (S6)."""
         missing: dict[str, str] = {}
         found: dict[str, Handle] = {}
+        await self.arrive((*any, *all))
         await self._registry.load(self.conversation, (*any, *all))
         for id in (*any, *all):
             try:

@@ -29,6 +29,7 @@ from mcp_types import (
 
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle, OnStop, Watcher
+from keephold.handles.view import Patience
 from keephold.mcp.elicit import Elicit, ElicitationPrompter
 from keephold.mcp.hosts import HOST, MCP, is_hosted
 from keephold.mcp.results import content_of, result
@@ -52,6 +53,7 @@ PROGRESS_SECS = 5.0
 """The interval of progress notifications for a running call."""
 _BACK_SECS = 3600.0
 """The time a client has to return with input for a call that only this server knows."""
+_UNKNOWN_SECS = 0.5
 PERSON_SECS = 30.0
 """After how long a call that needs a person is answered, if its client cannot ask its user."""
 _TIMED_OUT = re.compile(r"time[sd]?[ -]?out", re.IGNORECASE)
@@ -135,7 +137,8 @@ class Calls:
         people = None if asker is None else self.runtime.people.joined(asker, decides=self.decides(conversation))
         try:
             desk = self.runtime.call_queue(conversation)
-            visit = await desk.begin(call, park_after=park_after, people=people, answer_within=self._answer_within)
+            waits = Patience(self._answer_within, _unknown_secs(ctx))
+            visit = await desk.begin(call, park_after=park_after, people=people, waits=waits)
         except KeepholdError as error:  # the runtime is closing, or its store cannot be read
             raise MCPError(INTERNAL_ERROR, error.message) from None
         served = Served(tool, visit, asker, desk.conversation)
@@ -284,6 +287,12 @@ class Calls:
         back for the result."""
         why = self._cancelled.get(request)
         return why is not None and _TIMED_OUT.search(why) is None
+
+
+def _unknown_secs(ctx: Context) -> float:
+    """Return how long an unknown id is waited for: frameworks open a connection for every call, so over HTTP an `await`
+    may overtake its spawn."""
+    return 0.0 if ctx.request is None else _UNKNOWN_SECS
 
 
 def _channel(ctx: Context) -> int:

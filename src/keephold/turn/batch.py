@@ -14,7 +14,7 @@ from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.registry import Registry
 from keephold.handles.state import Failure, Reply, Running, Stopped, error_of
-from keephold.handles.view import Handles
+from keephold.handles.view import Handles, Patience
 from keephold.ids import call_id
 from keephold.limits import Limits
 from keephold.store.base import Opened, Record
@@ -31,6 +31,7 @@ from keephold.turn.tool_call import ActiveCall, ParsedCall
 Claim = Callable[[Record], Awaitable[Record | None]]
 """Claims a call of a dead process; None if another process was first."""
 
+_PATIENT = Patience()
 CANCEL_GRACE_SECS = 0.05
 """How long a cancelled call may take to return its own result."""
 _NOTED = 5
@@ -57,11 +58,11 @@ class Batch:
         people: PromptQueue | None = None,
         patience: float | None = None,
         step: bool = False,
-        answer_within: float | None = None,
+        waits: Patience = _PATIENT,
     ) -> None:
         """`resumable`: its answers are wanted after a crash, so the store records that it is open. `people` and
         `patience` are those of `ActiveCall`. `step`: keephold has chosen the labels, for a step of a workflow.
-        `answer_within` limits the waits of its tools (M7); `answer_now` ends that of its caller."""
+        `waits` limits the waits of its tools (M7); `answer_now` ends that of its caller."""
         self._registry = registry
         self._actions = actions
         self._limits = limits
@@ -73,7 +74,7 @@ class Batch:
         self._left = len(calls)
         self._named: dict[str, int] = {}
         """By uid: how many unanswered calls of this batch name the handle. Such a handle is not blocked yet (A6)."""
-        handles = Handles(registry, conversation, self._named, answer_within)
+        handles = Handles(registry, conversation, self._named, waits)
         self._calls = [
             ActiveCall(
                 replace(parsed, cause=f"{turn}:{number}:{parsed.position}".encode())

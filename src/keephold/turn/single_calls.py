@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Reply
+from keephold.handles.view import Patience
 from keephold.store.base import CARRIERS, QueuedNotification, Responded, Shown
 from keephold.tools.toolbox import Tools
 from keephold.turn.batch import Batch
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from keephold.turn.parts import Parts
 
 
+_PATIENT = Patience()
 _PASSES = 30
 """Passes of the event loop in which a server has sent a reply."""
 
@@ -144,11 +146,11 @@ class CallQueue:
         people: PromptQueue | None = None,
         tools: Tools | None = None,
         step: bool = False,
-        answer_within: float | None = None,
+        waits: Patience = _PATIENT,
     ) -> QueuedCall:
         """Begin a call. `people` gets the prompts about it, if it decides (K9), and its questions unless it spawns.
-        `tools` are those it may use (default: those that the conversation is offered). `step` and `answer_within` are
-        those of `Batch`."""
+        `tools` are those it may use (default: those that the conversation is offered). `step` and `waits` are those of
+        `Batch`."""
         parts, deciding = self._parts, people if people is not None and people.decides else None
         async with self._lock:
             parts.lifecycle.check_open()
@@ -177,7 +179,7 @@ class CallQueue:
                 people=deciding,
                 patience=park_after if deciding is None else None,  # the client's user may take their time
                 step=step,
-                answer_within=answer_within,
+                waits=waits,
             )
             parts.batches.add(batch)
             try:

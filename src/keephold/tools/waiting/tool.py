@@ -135,6 +135,10 @@ class WaitToolHost:
 
     async def find(self, call: Call, id: str) -> Handle:
         """Return the newest handle of the id, or the running `sleep` that `list_wait_handles` shows under it."""
+        await call.handles.arrive((id,))
+        return await self._find(call, id)
+
+    async def _find(self, call: Call, id: str) -> Handle:
         try:
             return await call.handles.find(id)
         except ToolError as error:
@@ -147,11 +151,12 @@ class WaitToolHost:
         """Return the handles of these ids, each once. Raises one error that names the unknown ids (W4)."""
         found: dict[str, Handle] = {}
         wrong: list[ToolError] = []
+        await call.handles.arrive(ids)
         for number, id in enumerate(dict.fromkeys(ids)):
             if number and not number % _YIELD:
                 await asyncio.sleep(0)  # a store in memory does not wait
             try:
-                found[id] = await self.find(call, id)
+                found[id] = await self._find(call, id)
             except ToolError as error:
                 wrong.append(error)
                 if len(wrong) == _NAMED:
