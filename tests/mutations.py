@@ -114,8 +114,8 @@ MUTATIONS = [
         "if open_now >= self._limits.open_questions:", "if open_now < 0:", "tests/turn tests/unit -k open_questions",
     ),
     Mutation(
-        "retry", "a call is tried again once too often after a crash", "turn/recovery.py",
-        "claimed.attempt <= tool.retry.max_attempts", "claimed.attempt <= tool.retry.max_attempts + 1",
+        "retry", "a call is tried again once too often", "tools/run.py",
+        "self._failures + 1 >= retry.max_attempts", "self._failures >= retry.max_attempts",
         "tests/durable/test_retry.py tests/durable/test_restart.py",
     ),
     Mutation(

@@ -326,10 +326,41 @@ async def test_R5_for_idempotent_a_crash_counts_as_transient(tmp_path: Path) -> 
 
 
 async def test_R5_for_idempotent_too_crashes_come_to_an_end(tmp_path: Path) -> None:
-    """A call that kills its process does so `max_attempts` times and not for ever."""
-    info = await after_a_crash(tmp_path, RetryPolicy(policy="idempotent", max_attempts=3), lives=5)
-    assert isinstance(info.outcome, Failure) and info.outcome.code == "crashed"
+    """R8 ends a call that kills its process; `max_attempts` does not count these attempts."""
+    info = await after_a_crash(tmp_path, RetryPolicy(policy="idempotent", max_attempts=2), lives=5)
+    assert isinstance(info.outcome, Failure) and info.outcome.code == "crash_loop"
     assert CRASHED == [1, 2, 3]
+
+
+async def test_R5_attempts_that_restarts_cut_short_are_not_counted(tmp_path: Path) -> None:
+    fails, reached = {1, 4}, asyncio.Event()
+
+    @keephold.tool(
+        actions=STATEFUL, on_crash="replay", retry=RetryPolicy(policy="safe", max_attempts=3, base_delay_ms=1)
+    )
+    async def work(call: Call) -> str:
+        if call.attempt in fails:
+            raise ToolError(f"busy {call.attempt}", transient=True)
+        reached.set()
+        if call.attempt < 5:
+            await asyncio.Event().wait()
+        return f"done in {call.attempt}"
+
+    store = f"sqlite:///{tmp_path / 'work.db'}"
+    async with Runtime([work], store=store) as rt:
+        turn = await rt.turn("main").__aenter__()
+        await reply(turn, spawn("work", "w"))
+        await reached.wait()  # in its second attempt
+    reached.clear()
+    async with Runtime([work], store=store) as rt:
+        await rt.open()
+        await reached.wait()  # in its third
+    async with Runtime([work], store=store) as rt:
+        waited = await rt.wait(all=["w"], conversation="main", timeout=20)
+        assert [each["result"] for each in waited["completed"]] == ["done in 5"]
+        (record,) = [each for each in await rt.handles(conversation="main") if each.id == "w"]
+        why = [entry for entry in await rt.registry.store.journal(record.uid) if entry.kind == "attempt"]
+    assert [b"busy 1" in why[0].value, b"busy 4" in why[1].value, len(why)] == [True, True, 2]
 
 
 CRASHED: list[int] = []

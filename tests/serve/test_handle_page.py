@@ -10,6 +10,7 @@ from tests.turn.calls import STATEFUL, TALKING, reply, spawn
 
 import keephold
 from keephold import Call, Question, ToolError
+from keephold.cli import show
 from keephold.serve.dashboard.painting import nearest, palette_css, rgb, screen_html
 from keephold.serve.dashboard.rendering import HERE
 from keephold.tools.terminal.emulator import Style, StyledRun, rows_of
@@ -132,6 +133,25 @@ async def test_the_journal_shows_what_went_in_and_what_came_out_and_marks_errors
         assert "create" in good.text and '"made": "prod"' in good.text
         assert bad.attributes["class"] == "entry entry-failed" and "the quota is used up" in bad.text
         assert "the quota is used up" in said(page, "How it ended")
+
+
+async def test_R5_the_reasons_of_retries_are_in_the_journal_of_the_page_and_of_show() -> None:
+    policy = keephold.policies.RetryPolicy(policy="safe", base_delay_ms=1)
+
+    @keephold.tool(actions=("spawn", "fetch", "abort"), retry=policy)
+    async def flaky(call: keephold.Call) -> str:
+        if call.attempt < 3:
+            raise keephold.ToolError(f"busy <{call.attempt}>", transient=True)
+        return "done"
+
+    async with dashboard([flaky]) as seen:
+        uid = await started(seen, "flaky", "f")
+        await ended(seen, "f")
+        page = await seen.page(f"/handles/{uid}")
+        entries = [each for each in page.all("li") if each.attributes.get("class", "") == "entry entry-failed"]
+        assert ["busy <1>" in entries[0].text, "busy <2>" in entries[1].text, len(entries)] == [True, True, 2]
+        shown = "\n".join(show._lines(await seen.control.runtime_view.handle(uid), 0.0))
+        assert "attempt  1  error  busy <1>" in shown and "attempt  2  error  busy <2>" in shown
 
 
 async def test_a_workflow_is_drawn_with_its_current_step() -> None:

@@ -94,7 +94,7 @@ class CallGlance(HandleGlance, kw_only=True):
 
 
 class JournalEntry(Shape):
-    """A recorded step: its input and its result."""
+    """A recorded step: its input and its result. Of kind `attempt`: why an attempt failed that was retried."""
 
     kind: str
     name: str
@@ -335,7 +335,8 @@ def journal_entry(entry: Entry) -> JournalEntry:
     return JournalEntry(
         kind=entry.kind,
         name=entry.name,
-        ok=entry.ok,
+        ok=entry.ok
+        and entry.kind != "attempt",  # that one is about a failed attempt, and kept when errors are forgotten
         input=masked(msgspec.json.decode(given)) if given else None,
         value=masked(msgspec.json.decode(entry.value)),
     )

@@ -32,7 +32,9 @@ from keephold.handles.state import (
     error_of,
 )
 from keephold.handles.timeline import Timeline
-from keephold.store.base import Attempted, Op, Parking, Wrote
+from keephold.store.base import Attempted, Journaled, Op, Parking, Wrote
+from keephold.store.endings import clip
+from keephold.text import to_json
 from keephold.tools.base import Invocation, Live, RetryPolicy
 from keephold.tools.run_timers import OutputNotifications, PausableTimeout, Probing
 
@@ -80,6 +82,7 @@ class Run:
         "_began",
         "_between",
         "_ending",
+        "_failures",
         "_force",
         "_gone",
         "_invocation",
@@ -110,6 +113,8 @@ class Run:
         self._invocation: Invocation | None = None
         self._between = False
         """The next attempt is planned; nothing of the call runs."""
+        self._failures = 0
+        """How many attempts have failed. Those that ended with their process are not counted (R5)."""
         self._next: asyncio.TimerHandle | None = None
         """Until the next attempt."""
         self._settled: Callable[[], Awaitable[None]] | None = None
@@ -148,6 +153,7 @@ class Run:
     def start(self, invocation: Invocation) -> None:
         """Start it after the start is written. If the tool cannot start, stop with the reason (B6)."""
         self._invocation = invocation
+        self._failures = sum(entry.kind == "attempt" for entry in invocation.entries)
         handle = self.handle
         if handle.next_attempt_at is not None:
             self.resume_in(max(0.0, handle.next_attempt_at - self.registry.clock.now()))
@@ -202,19 +208,20 @@ class Run:
 
     # Further attempts
 
-    def _again(self) -> bool:
+    def _again(self, error: Failure) -> bool:
         """After a transient failure: plan another attempt, if there may be one (R5)."""
         handle, retry = self.handle, self.handle.tool.retry
         if self.handing_over or handle.lingering:
             return False
         if self._ending is not None and self._ending[1] != "timeout":
             return False
-        if retry.policy == "never" or handle.attempt >= retry.max_attempts or self.has_key:
+        if retry.policy == "never" or self._failures + 1 >= retry.max_attempts or self.has_key:
             return False
-        self.plan(_delay(retry, handle.attempt))
+        self._failures += 1
+        self._plan(_delay(retry, self._failures), error)
         return True
 
-    def plan(self, delay: float) -> None:
+    def _plan(self, delay: float, error: Failure) -> None:
         """Begin the next attempt after a delay in seconds. The plan is written first, so a crash cannot lose it."""
         handle, registry = self.handle, self.registry
         self._cancel_timers()
@@ -225,7 +232,9 @@ class Run:
         handle.attempt += 1
         handle.next_attempt_at = registry.clock.now() + delay
         op = Attempted(handle.uid, handle.fence, handle.attempt, handle.next_attempt_at)
-        registry.commit((op,), lambda _: self.resume_in(delay), lambda _: self.lost(), keep=True)
+        reason = to_json({"message": clip(error.message), "code": error.code})
+        why = Journaled(handle.uid, handle.fence, "attempt", str(self._failures), b"", reason)
+        registry.commit((op, why), lambda _: self.resume_in(delay), lambda _: self.lost(), keep=True)
 
     def resume_in(self, delay: float) -> None:
         """Wait for the time of a planned attempt."""
@@ -364,7 +373,7 @@ class Run:
         self._cancel_timers()
         if self.handing_over or (self.registry.closing and _is_closing(outcome)):
             return  # a report during the hand-over is not the end; if it was, a replay reports it again (R6)
-        if isinstance(outcome, Failure) and outcome.transient and self._again():
+        if isinstance(outcome, Failure) and outcome.transient and self._again(outcome):
             return
         if handle.tool.result == "unattended":
             self.registry.end(handle, outcome, ended_by, exit_code, signal)

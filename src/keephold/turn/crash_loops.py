@@ -297,7 +297,7 @@ class CrashLoops:
         """Look at every commit: a recorded step is progress, and a call that got an answer continues."""
         progress, mark, alone = dict[str, _Resumed](), tuple[Op, ...](), self._alone
         for op in ops:
-            if type(op) is Journaled and op.kind != "trace" and op.uid in self._calls:
+            if type(op) is Journaled and op.kind not in ("trace", "attempt") and op.uid in self._calls:
                 progress[op.uid] = self._calls[op.uid]
             elif type(op) is Changed and type(op.event) is Answered and self._alone is not None:
                 handle = self._registry.loaded(op.uid)

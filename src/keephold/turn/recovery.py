@@ -184,8 +184,8 @@ class Recovery:
         if claimed.parking is not None:
             await self._release(claimed)
             return None
-        # R5: if repeating is harmless, a crash counts as a transient failure.
-        repeats = tool.retry.policy == "idempotent" and claimed.attempt <= tool.retry.max_attempts
+        # R5: if repeating is harmless, a crash is no reason to end it. R8 ends crash loops, not `max_attempts`.
+        repeats = tool.retry.policy == "idempotent"
         if tool.on_crash != "replay" and claimed.next_attempt_at is None and not repeats:
             await self._end(claimed, record.attempt)
         elif was_alone:
@@ -233,7 +233,8 @@ class Recovery:
         if isinstance(record.state, Pending) and record.retry_of is None:
             self.actions.start_again(handle, record)  # it may wait for permission, and nobody has given that
             return
-        entries = await self._durability.entries(record.uid) if tool.on_crash == "replay" else ()
+        journaled = tool.on_crash == "replay" or tool.retry.policy != "never"  # else nothing in it counts
+        entries = await self._durability.entries(record.uid) if journaled else ()
         invocation = Invocation(
             tool=tool,
             arguments=record.arguments,
