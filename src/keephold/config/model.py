@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 class Table(BaseModel):
     """A table of the file. A key it does not know is an error (L4)."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 class NotificationSettings(Table):

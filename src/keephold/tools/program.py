@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from keephold.errors import ConfigError, ToolError
 from keephold.schema.canonical import check_parameters
@@ -18,7 +18,9 @@ from keephold.tools.environment import wrong_names
 from keephold.tools.guard import Guard
 from keephold.tools.marks import call_mark
 from keephold.tools.policies import Policies, tool_fields
-from keephold.tools.template import CommandLine, values_of
+
+if TYPE_CHECKING:
+    from keephold.tools.template import CommandLine
 
 Child = TypeVar("Child")
 
@@ -71,7 +73,7 @@ QUESTIONS: Mapping[str, QuestionPolicy] = {"password": QuestionPolicy(exclusive=
 class Program:
     """A configured program and the directory and environment in which its calls run."""
 
-    line: CommandLine
+    line: "CommandLine"
     cwd: str
     root: str
     directory: str = ""
@@ -98,6 +100,8 @@ class Program:
 
         Raises `ToolError` if the command cannot be rendered or started.
         """
+        from keephold.tools.template import values_of  # Jinja is slow to import, and only programs need it
+
         assert self.guard is not None, "a program runs in a runtime, which gives it a guard"
         values = values_of(
             invocation, answers=answers, options=self.options, root=self.root, cwd=self.directory or self.root
@@ -219,6 +223,8 @@ class _Made:
             problems.append(f'a {kind} takes no completion key: on_crash="external" is for functions')
         if problems:
             raise ConfigError([f"tool `{self._name}`: {problem}" for problem in problems])
+        from keephold.tools.template import CommandLine
+
         given: Any = words
         if shell:
             first, *rest = [words] if isinstance(words, str) else words or [""]

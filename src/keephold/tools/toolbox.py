@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import chain
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from keephold.errors import ConfigError, ToolError
 from keephold.handles.gate import RESOURCE
@@ -27,7 +27,9 @@ from keephold.schema.canonical import check_parameters
 from keephold.schema.dialects import Dialect, tool_list
 from keephold.schema.shared import HANDLE_TOOLS, PREFIX, Presentation
 from keephold.tools.base import ACTIONS, Action, Invocation, Live, Sink, Tool
-from keephold.tools.template import Template, values_of
+
+if TYPE_CHECKING:
+    from keephold.tools.template import Template
 
 
 def name_problem(name: str) -> str | None:
@@ -88,7 +90,7 @@ class Toolbox:
         self._slots = {} if max_running is None else {"runtime": max_running}
         self._tools: dict[str, Tool] = {}
         self._checks: dict[tuple[str, Action | None], ArgumentCheck] = {}
-        self._resources: dict[str, tuple[Template, ...]] = {}
+        self._resources: dict[str, tuple["Template", ...]] = {}
         self.actions = actions
         """How stateful tools are shown to models; None: as usual in a dialect (G5)."""
         self.unlisted: tuple[str, ...] = ()
@@ -107,6 +109,8 @@ class Toolbox:
         check_parameters(tool.name, tool.parameters, tool.actions, tool.action_parameters)
         self._tools[tool.name] = tool
         if tool.resources:
+            from keephold.tools.template import Template  # Jinja is slow to import
+
             where = f"resources of tool `{tool.name}`"
             self._resources[tool.name] = tuple(Template(text, where) for text in tool.resources)
 
@@ -215,6 +219,8 @@ class Toolbox:
         tool = invocation.tool
         names: dict[str, int] = {}
         for resource in self._resources.get(tool.name, ()):
+            from keephold.tools.template import values_of
+
             options, root = getattr(tool.runtime, "options", {}), getattr(tool.runtime, "root", "")  # of a command
             cwd = getattr(tool.runtime, "directory", "") or root
             names[RESOURCE + resource.render(values_of(invocation, options=options, root=root, cwd=cwd))] = 1
