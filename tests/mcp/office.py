@@ -123,12 +123,13 @@ async def approve(call: Call, keys: str) -> Pending:
 
 TOOLS = (echo, weigh, wait_at, work, measure, confirm, discuss, name_it, secret, deploy, sign, fragile, approve)
 
-CONFIG = "".join(
+CONFIG = "[mcp]\nbackground_secs = 0\n\n" + "".join(
     f"[conversation.tools.{tool.name}]\n"
     f'source = "python"\nfunction = "tests.mcp.office:{tool.name}"\nrun = "unattended"\n\n'
     for tool in TOOLS
 )
-"""These tools, and two commands: one that may be run, one that is asked about."""
+"""These tools, and two commands: one that may be run, one that is asked about. The process that a client starts serves
+them itself: its end is that of its handles."""
 CONFIG += """
 [conversation.tools.doze]
 source = "local"

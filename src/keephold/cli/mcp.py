@@ -4,13 +4,17 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
 
+from keephold.cli.background import Background
 from keephold.cli.parameters import (
     ADDRESS,
     CLIENT_PROMPTS,
@@ -27,7 +31,6 @@ from keephold.cli.process import Signals, log_to_stderr
 from keephold.cli.store import store_of, store_option
 from keephold.config import Config
 from keephold.control.server_discovery import connect, pass_on
-from keephold.runtime import Runtime
 from keephold.store.urls import open_store
 from keephold.tools.environment import take
 
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from keephold.cli.look_again import LookAgain
     from keephold.mcp.calls import Context
     from keephold.mcp.server import Server
+    from keephold.runtime import Runtime
 
 _log = logging.getLogger("keephold.mcp")
 _BEGIN = ("initialize", "server/discover")
@@ -80,8 +84,10 @@ def mcp(
     Without --config, a keephold.toml that is found and not trusted is ignored: then only the tools of keephold itself
     are served. The server's instructions say so, and a client that connects after `keephold trust` gets the tools.
 
-    If a `keephold serve` runs on the same store with the same configuration, it serves the client, and spawned calls
-    keep running when the client leaves. With --builtins, it does not.
+    The command forwards to a background server, which it starts if none runs for this store, configuration and
+    environment: spawned calls keep running when the client leaves. The server ends 10 minutes after its last client and
+    handle ([mcp] background_secs; 0: there is none). If a `keephold serve` runs on the store with this configuration,
+    that serves the client. With --builtins or a `memory:` store, this process does, and spawned calls end with it.
 
     With --http, it serves streamable HTTP at http://HOST:PORT/mcp for `Authorization: Bearer TOKEN`, and completes
     parked calls at /complete/KEY. Without a token of your own in --tokens or $KEEPHOLD_TOKEN, it is that of `keephold
@@ -107,12 +113,11 @@ def mcp(
     else:
         tell_source(loaded)
     place = store or store_of(loaded)
-    alone = port is not None or builtins is not None  # a server that runs already has its own
-    file = None if loaded.source is None else loaded.source.path
-    if not alone and (file is not None or not ignored) and _passed_on(place, file, conversation):
+    if port is None and builtins is None and not ignored and _passed_on(place, loaded, conversation):
         return
     from keephold.cli.look_again import LookAgain
     from keephold.mcp.server import Server
+    from keephold.runtime import Runtime
 
     runtime = Runtime(store=place, config=loaded)
     look = LookAgain(runtime, ignored)
@@ -164,17 +169,49 @@ def settings_of(config: Config, builtins: tuple[str, ...] | None) -> dict[str, A
     }
 
 
-def _passed_on(store: str, config: Path | None, conversation: str | None) -> bool:
-    """Let a `keephold serve` on the same store serve the client, if there is one (M3). Return whether it did."""
+def _passed_on(store: str, config: Config, conversation: str | None) -> bool:
+    """Let a `keephold serve` on the same store serve the client, else the background server, which is started if it
+    does not run (M3). Return whether one did."""
     path = getattr(open_store(store), "path", None)
-    connection = connect(path, config, conversation) if path is not None else None
+    if path is None:
+        return False
+    file = None if config.source is None else config.source.path
+    connection = connect(path, file, conversation)
+    if connection is None and config.mcp.background_secs:
+        connection = Background(path, config, conversation).connect(
+            partial(_in_background, store, config, conversation)
+        )
     if connection is not None:
         with contextlib.suppress(KeyboardInterrupt, BrokenPipeError, ConnectionError):
             pass_on(connection)
     return connection is not None
 
 
-async def _leave(runtime: Runtime, code: int) -> None:
+async def _in_background(
+    store: str, config: Config, conversation: str | None, background: Background, listens: Callable[[], None]
+) -> int:
+    """Serve the clients of the background server until it is not needed any more, or a signal comes."""
+    from keephold.mcp.server import Server
+    from keephold.mcp.socket import listening_for_commands
+    from keephold.runtime import Runtime
+
+    runtime, stop, signals = Runtime(store=store, config=config), asyncio.Event(), Signals()
+    server = Server(runtime, conversation=conversation, **settings_of(config, None))
+    async with runtime:
+        await server.open()
+        file = None if config.source is None else config.source.path
+        listening = await listening_for_commands(server, runtime.registry.store, file, background.name)
+        assert listening is not None, "the store is a file"
+        signals.listen(stop.set, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        listens()
+        ends = [stop.wait(), background.unneeded(runtime, listening, config.mcp.background_secs)]
+        await asyncio.wait([asyncio.ensure_future(each) for each in ends], return_when=asyncio.FIRST_COMPLETED)
+        server.subscriptions.close()
+        await listening.close()
+    return signals.code
+
+
+async def _leave(runtime: "Runtime", code: int) -> None:
     """Close the runtime and exit at once: a thread that reads stdin cannot be woken."""
     await runtime.close()
     with contextlib.suppress(OSError):

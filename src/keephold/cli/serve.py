@@ -38,10 +38,7 @@ from keephold.store.urls import open_store
 from keephold.tools.environment import take
 
 if TYPE_CHECKING:
-    from keephold.mcp.server import Server
-    from keephold.mcp.socket import Listening
     from keephold.runtime import Runtime
-    from keephold.store.base import Store
 
 _log = logging.getLogger("keephold.serve")
 
@@ -140,6 +137,7 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
     from keephold.control.open_requests import OpenRequests
     from keephold.mcp.http import ANY, LOOPBACK, check_bind, is_loopback
     from keephold.mcp.server import Server
+    from keephold.mcp.socket import listening_for_commands
     from keephold.runtime import Runtime
     from keephold.serve.app import App
     from keephold.serve.metrics import Prometheus
@@ -186,7 +184,7 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
                 named=address in (*LOOPBACK, *ANY),
                 loopback=is_loopback(host) and url is None,  # a public address leads here through a proxy
             )
-            mcp = await _socket(server, store, wanted.file)
+            mcp = await listening_for_commands(server, store, wanted.file)
             tell_source(wanted.config)
             _announce(f"{place}/", owner, None if wanted.token else token_file(store), quiet=wanted.quiet)
 
@@ -213,19 +211,6 @@ def _cancel_on_signals(ended: list[int]) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, end, number)
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
-
-
-async def _socket(server: "Server", store: "Store", file: Path | None) -> "Listening | None":
-    """Open the socket by which `keephold mcp` reaches this server, on a store that other processes can open."""
-    from keephold.mcp.socket import Listening
-    from keephold.turn.owner_connection import socket_of
-
-    path, at = getattr(store, "path", None), socket_of(store, store.owner)
-    if path is None or at is None:
-        return None
-    listening = Listening(server, f"{at.removesuffix('.s')}.m")
-    await listening.open(path, file)
-    return listening
 
 
 def _reload(runtime: "Runtime", wanted: _Wanted) -> None:

@@ -385,6 +385,7 @@ class McpSettings(Table):
     task_after_ms: Annotated[int, Field(ge=0)] = 500
     answer_within_secs: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 45
     builtins: list[str] | None = None
+    background_secs: Annotated[int, Field(ge=0)] = 600
     servers: dict[str, McpServerSettings] = {}
 
 

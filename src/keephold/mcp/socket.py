@@ -11,14 +11,30 @@ from mcp.server.stdio import stdio_server
 from keephold.control.server_discovery import announce, withdraw
 from keephold.mcp.hosts import HOST, Host
 from keephold.mcp.server import Server
+from keephold.store.base import Store
+from keephold.turn.owner_connection import socket_of
+
+
+async def listening_for_commands(
+    server: Server, store: Store, config: Path | None, name: str = ""
+) -> "Listening | None":
+    """Open the socket by which `keephold mcp` reaches this server; None on a store that only this process can open."""
+    path, at = getattr(store, "path", None), socket_of(store, store.owner)
+    if path is None or at is None:
+        return None
+    listening = Listening(server, f"{at.removesuffix('.s')}.m", name)
+    await listening.open(path, config)
+    return listening
 
 
 class Listening:
     """The socket of a server."""
 
-    def __init__(self, server: Server, path: str) -> None:
+    def __init__(self, server: Server, path: str, name: str = "") -> None:
+        """`name` is that of a background server."""
         self._server = server
         self._path = path
+        self._name = name
         self._store: Path | None = None
         self._listening: asyncio.Server | None = None
         self._clients: set[asyncio.Task[None]] = set()
@@ -28,14 +44,22 @@ class Listening:
         limit = self._server.runtime.limits.line_bytes
         self._listening = await asyncio.start_unix_server(self._connected, sock=_bound(self._path), limit=limit)
         self._store = store
-        announce(store, self._path, config, self._server.conversation)
+        announce(store, self._path, config, self._server.conversation, self._name)
+
+    @property
+    def clients(self) -> int:
+        """How many clients are connected."""
+        return len(self._clients)
+
+    def withdraw(self) -> None:
+        """Take no more clients."""
+        if self._listening is not None and self._store is not None:
+            self._listening.close()
+            _remove(self._path)
+            withdraw(self._store, self._path, self._name)
 
     async def close(self) -> None:
-        if self._listening is None or self._store is None:
-            return
-        self._listening.close()
-        _remove(self._path)
-        withdraw(self._store, self._path)
+        self.withdraw()
         for task in tuple(self._clients):
             task.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)
