@@ -90,7 +90,7 @@ class Toolbox:
         self._slots = {} if max_running is None else {"runtime": max_running}
         self._tools: dict[str, Tool] = {}
         self._checks: dict[tuple[str, Action | None], ArgumentCheck] = {}
-        self._resources: dict[str, tuple["Template", ...]] = {}
+        self._resources: dict[str, tuple[Template, ...]] = {}
         self.actions = actions
         """How stateful tools are shown to models; None: as usual in a dialect (G5)."""
         self.unlisted: tuple[str, ...] = ()
