@@ -188,8 +188,8 @@ MUTATIONS = [
     ),
     Mutation(
         "offered", "a model calls a built-in that it is not offered", "tools/toolbox.py",
-        "return self.one_of(self, name, lambda tool: tool.offered or tool.name in _ALWAYS)",
-        "return self.one_of(self, name, lambda tool: True)", "tests/attacks/test_offered.py",
+        'return tool.offered or tool.name in _ALWAYS or tool.source == "mcp"', "return True",
+        "tests/attacks/test_offered.py",
     ),
     Mutation(
         "offered-steps", "a workflow step runs a tool that its agent is refused", "turn/single_calls.py",

@@ -155,17 +155,13 @@ def _telling(look: "LookAgain") -> Any:
 
 
 def settings_of(config: Config, builtins: tuple[str, ...] | None) -> dict[str, Any]:
-    """Return the settings of the MCP server; `builtins` are those of the command line. Without a configuration file all
-    built-ins are served, because there is nothing else."""
+    """Return the settings of the MCP server; `builtins` are those of the command line."""
     settings = config.mcp
-    chosen = settings.builtins if builtins is None else builtins
-    if chosen is None and config.source is None:
-        chosen = ["*"]
     return {
         "schema": settings.schema_,
         "task_after": settings.task_after_ms / 1000,
         "answer_within": settings.answer_within_secs,
-        "builtins": chosen,
+        "builtins": settings.builtins if builtins is None else builtins,
     }
 
 
