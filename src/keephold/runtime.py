@@ -15,6 +15,7 @@ import msgspec
 from keephold.durable.calls import Durability
 from keephold.durable.deferred import ResolveOutcome
 from keephold.durable.keys import Key
+from keephold.durable.lineage import parent_of, root_of
 from keephold.durable.waits import open_keys
 from keephold.errors import ConfigError, KeepholdError
 from keephold.handles.clock import Clock, SystemClock
@@ -45,7 +46,6 @@ from keephold.turn.budget import Projector, ProjectorProtocol
 from keephold.turn.ending import end_calls
 from keephold.turn.inquiry import Inquire, Inquiry
 from keephold.turn.inquiry_service import TIMEOUT_SECS, Inquiries
-from keephold.turn.lineage import parent_of, root_of
 from keephold.turn.notifications import Notifications
 from keephold.turn.parts import Lifecycle, Parts
 from keephold.turn.permission import Permission

@@ -24,9 +24,9 @@ from keephold import KeepholdError, Runtime
 from keephold.agent.conversation import Conversation
 from keephold.agent.events import Answered, Called, Event, TurnAnswer, TurnFinished, TurnStarted
 from keephold.agent.transcript import Transcript
+from keephold.durable.lineage import parent_of
 from keephold.testing import VirtualClock
 from keephold.testing.clock import where
-from keephold.turn.lineage import parent_of
 
 SEED = int(os.environ.get("KEEPHOLD_SEED", "20260101"))
 TIMES = int(os.environ.get("KEEPHOLD_FUZZ", "1"))

@@ -13,9 +13,10 @@ from tests.agent.talk import Talk, talking, until, written
 
 import keephold
 from keephold import Call, ConfigError, Question, Runtime
+from keephold.durable.lineage import depth_of, parent_of, root_of
 from keephold.policies import QuestionPolicy
+from keephold.store.base import HandleQuery
 from keephold.testing import VirtualClock
-from keephold.turn.lineage import depth_of, parent_of, root_of
 
 STATEFUL: Any = ("spawn", "fetch", "abort")
 
@@ -52,7 +53,14 @@ async def asks_user(call: Call) -> str:
     return f"user: {await call.ask(Question(id='sure', text='Sure?', answer_type='Boolean'))}"
 
 
-TOOLS = (note, work, kept, asks_assistant, asks_user)
+@keephold.tool
+async def emits(call: Call) -> str:
+    """Appends to the events of its process."""
+    await call.process_events().emit("emitted", 1)
+    return call.process_id or ""
+
+
+TOOLS = (emits, note, work, kept, asks_assistant, asks_user)
 
 
 def config(directory: Path, more: str = "", **agents: Script) -> Path:
@@ -89,6 +97,19 @@ async def test_G2_one_shot(clock: VirtualClock, tmp_path: Path) -> None:
     assert helper.told(0) == ["Note x."]
     assert helper.results() == ["noted x"]
     assert "You work for another assistant" in (helper.offered[0].instructions or "")
+
+
+@pytest.mark.parametrize("spawn", [True, False])
+async def test_E8_the_tools_of_an_agent_append_to_its_events(clock: VirtualClock, tmp_path: Path, spawn: bool) -> None:
+    helper = Script([called("h1", "emits")], "All is emitted.")
+    called_ = spawned("c1", "helper", "h", prompt="Emit.") if spawn else called("c1", "helper", prompt="Emit.")
+    main = Script([called_], [called("c2", "await", all=["h"])] if spawn else "Done.", "Done.")
+    async with helped(clock, tmp_path, main, helper=helper) as talk:
+        await talk.prompt()
+        records = await talk.rt.registry.store.handles(HandleQuery(stateful=None))
+        (agent,) = [each for each in records if each.tool == "helper"]
+        assert [(each.type, each.payload) for each in await talk.rt.process_events(agent.uid)] == [("emitted", 1)]
+    assert helper.results() == [agent.uid]
 
 
 async def test_G2_spawn_fetch_apply_await(clock: VirtualClock, tmp_path: Path) -> None:

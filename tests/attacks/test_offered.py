@@ -13,11 +13,11 @@ from tests.mcp.serving import serving
 
 import keephold
 from keephold import Runtime, ToolCall
+from keephold.durable.lineage import conversation_of
 from keephold.testing import VirtualClock
 from keephold.tools.toolbox import Selection
 from keephold.tools.waiting import NAMES
 from keephold.tools.waiting.execute import STEP
-from keephold.turn.lineage import conversation_of
 
 ran: list[str] = []
 """The texts that reached `secret`, which no one here may call."""

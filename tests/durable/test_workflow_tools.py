@@ -236,3 +236,35 @@ async def test_W10_a_workflow_that_is_cancelled_ends_the_call_it_goes_on_with(tm
         assert str(await rt.resolve(keys[0], ok(1))) == "already_resolved"
         (state,) = await calls(rt, "approve")
         assert isinstance(state.outcome, Failure) and state.outcome.code == "cancelled"
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_E8_tools_in_a_workflow_append_to_its_events(durable: bool) -> None:
+    @keephold.tool(on_crash="replay" if durable else "fail")
+    async def paint(call: Call, colour: str) -> str:
+        if durable:
+            await call.durable().emit_process_event("painted", {"colour": colour})
+        else:
+            await call.process_events().emit("painted", {"colour": colour})
+        return call.process_id or ""
+
+    async with with_wait_tools([paint]) as rt:
+        id = await begin(rt, calling("paint", arguments={"colour": "red"}))
+        process = await result(rt, id)
+        assert process == (await rt.handle(id, conversation="main")).uid
+        assert [(each.type, each.payload) for each in await rt.process_events(process)] == [
+            ("painted", {"colour": "red"})
+        ]
+
+
+async def test_E8_a_call_with_a_label_like_a_steps_has_no_process() -> None:
+    @keephold.tool
+    async def paint(call: Call) -> None:
+        await call.process_events().emit("painted")
+
+    async with with_wait_tools([paint]) as rt:
+        await begin(rt, EVENT)
+        (workflow,) = await rt.handles(conversation="main")
+        response = await rt.call_queue("main").call(ToolCall(f"{workflow.uid}:a", "paint"))
+        assert response.code == "durable_effect_process_event_unavailable"
+        assert "painted" not in [each.type for each in await rt.process_events(workflow.uid)]

@@ -19,11 +19,11 @@ from tests.mcp.office import work
 from tests.mcp.serving import environment
 
 from keephold import Runtime
+from keephold.durable.lineage import root_of
 from keephold.ids import check_conversation
 from keephold.mcp.hosts import HOST, ROOTS_SECS, Host
 from keephold.mcp.server import Server
 from keephold.testing import VirtualClock
-from keephold.turn.lineage import root_of
 
 
 class Desk:

@@ -135,6 +135,23 @@ async def test_the_journal_shows_what_went_in_and_what_came_out_and_marks_errors
         assert "the quota is used up" in said(page, "How it ended")
 
 
+async def test_E8_the_events_of_a_process_are_on_the_page_and_in_show() -> None:
+    @keephold.tool(actions=STATEFUL)
+    async def build(call: Call) -> str:
+        await call.process_events().emit("part.<done>", {"number": 7})
+        return "built"
+
+    async with dashboard([build]) as seen:
+        uid = await started(seen, "build", "b")
+        await ended(seen, "b")
+        page = await seen.page(f"/handles/{uid}")
+        assert "part.<done>" in said(page, "Process events") and '"number": 7' in said(page, "Process events")
+        found = await seen.control.runtime_view.handle(uid)
+        (event,) = found["process_events"]
+        assert (event["sequence"], event["type"], event["payload"]) == (1, "part.<done>", {"number": 7})
+        assert 'part.<done>  {"number":7}' in "\n".join(show._lines(found, 0.0))
+
+
 async def test_R5_the_reasons_of_retries_are_in_the_journal_of_the_page_and_of_show() -> None:
     policy = keephold.policies.RetryPolicy(policy="safe", base_delay_ms=1)
 

@@ -16,11 +16,11 @@ from keephold.agent.spending import Allowance, Spending, need_price
 from keephold.agent.subagents import tools_of
 from keephold.agent.transcript import Transcript
 from keephold.config.model import AgentSettings, AssistantSettings, Config
+from keephold.durable.lineage import conversation_of
 from keephold.errors import KeepholdError
 from keephold.store.base import HandleQuery
 from keephold.tools.toolbox import Selection
 from keephold.turn.inquiry import Inquiry
-from keephold.turn.lineage import conversation_of
 
 if TYPE_CHECKING:
     from pydantic_ai.models import Model

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keephold.config.model import AgentSettings, Config
+from keephold.durable.lineage import agent_of, conversation_of, depth_of
 from keephold.errors import ToolError
 from keephold.handles.state import Failure
 from keephold.text import to_json
@@ -20,7 +21,6 @@ from keephold.tools.guard import Guard
 from keephold.tools.signature import Signature
 from keephold.tools.toolbox import Selection
 from keephold.tools.waiting.agents import PERMISSION, AgentRequest, Agents
-from keephold.turn.lineage import agent_of, conversation_of, depth_of
 
 if TYPE_CHECKING:
     from keephold.agent.conversation import Conversation

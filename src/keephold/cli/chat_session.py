@@ -26,12 +26,12 @@ from keephold.cli.prompter import PAUSE_SECS, Typing
 from keephold.control.control import Control
 from keephold.control.handle_json import as_json, glance
 from keephold.control.resolve_handle import find
+from keephold.durable.lineage import root_of
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Stopped
 from keephold.store.base import HandleQuery, Record, TranscriptLine
 from keephold.tools.waiting import WAITING
-from keephold.turn.lineage import root_of
 from keephold.turn.notifications import AUTOMATIC
 
 if TYPE_CHECKING:

@@ -65,6 +65,9 @@ def _lines(found: dict[str, Any], now: float) -> Iterator[str]:
     entries, count = found["journal"], found["journal_entries"]
     title = "journal" if len(entries) == count else f"journal, the last {len(entries)} of {count}"
     yield from _section(title, [_entry_cells(entry) for entry in entries])
+    events = found["process_events"]
+    title = "events" if not events or events[0]["sequence"] == 1 else f"events, the last {len(events)}"
+    yield from _section(title, [_event_cells(event) for event in events])
     if found["output"] is not None:
         yield from _tail(found["output"])
 
@@ -84,6 +87,11 @@ def _wait_cells(wait: dict[str, Any]) -> tuple[str, ...]:
 def _entry_cells(entry: dict[str, Any]) -> tuple[str, ...]:
     value = entry["value"] if entry["ok"] else entry["value"]["message"]
     return entry["kind"], one_line(entry["name"]), "ok" if entry["ok"] else "error", one_line(value, _VALUE)
+
+
+def _event_cells(event: dict[str, Any]) -> tuple[str, ...]:
+    payload = "" if event["payload"] is None else one_line(event["payload"], _VALUE)
+    return str(event["sequence"]), time_of_day(event["at"]), one_line(event["type"]), payload
 
 
 def _facts(found: dict[str, Any], now: float) -> Iterator[tuple[str, Any]]:

@@ -15,7 +15,7 @@ from keephold.handles.handle import Handle, HandleInfo, info_in
 from keephold.handles.output import Output
 from keephold.handles.question import Question, question_key
 from keephold.handles.state import Failure, Outcome, Progress, Running, Stopped, Waiting
-from keephold.store.base import Allowed, Entry, Kind, Record, Store, WaitRow
+from keephold.store.base import Allowed, Entry, Kind, ProcessEvent, Record, Store, WaitRow
 from keephold.text import as_text, plain, printable, time_of_day
 
 Seconds = Annotated[float, msgspec.Meta(description="Seconds since 1970.")]
@@ -103,6 +103,15 @@ class JournalEntry(Shape):
     value: Any
 
 
+class EmittedEvent(Shape):
+    """An event of a process, which a tool has emitted: its own call, or one in the workflow or agent."""
+
+    sequence: int
+    type: str
+    payload: Any
+    at: Seconds
+
+
 class OpenWait(Shape):
     """An outside result that a call waits for, without its key."""
 
@@ -154,6 +163,7 @@ class HandleDetails(HandleGlance, kw_only=True):
     retry_of: Annotated[str | None, msgspec.Meta(description="The uid of the call that it repeats.")]
     journal: list[JournalEntry]
     journal_entries: int
+    process_events: Annotated[list[EmittedEvent], msgspec.Meta(description="The last ones; `sequence` counts from 1.")]
     output: OutputSize | UnsetType | None = UNSET
 
 
@@ -312,7 +322,8 @@ def open_question(question: Question, number: int | None = None) -> OpenQuestion
 
 def outcome_json(outcome: Outcome) -> dict[str, Any]:
     """Describe how a handle ended."""
-    fields = {name: msgspec.to_builtins(getattr(outcome, name), enc_hook=as_text) for name in outcome.__struct_fields__}
+    given = {name: getattr(outcome, name) for name in outcome.__struct_fields__}
+    fields = {name: msgspec.to_builtins(each, enc_hook=as_text) for name, each in given.items() if each is not UNSET}
     return {"type": outcome.__struct_config__.tag, **masked(fields)}
 
 
@@ -340,6 +351,11 @@ def journal_entry(entry: Entry) -> JournalEntry:
         input=masked(msgspec.json.decode(given)) if given else None,
         value=masked(msgspec.json.decode(entry.value)),
     )
+
+
+def emitted_event(event: ProcessEvent) -> EmittedEvent:
+    """Describe an event of a process."""
+    return EmittedEvent(event.sequence, masked(event.type), masked(event.payload), event.at)
 
 
 def last_line(output: Output) -> str | None:

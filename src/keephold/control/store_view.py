@@ -20,15 +20,16 @@ from keephold.control.handle_json import (
     Shape,
     as_json,
     details,
+    emitted_event,
     glance,
     journal_entry,
 )
 from keephold.control.resolve_handle import expired
 from keephold.durable.keys import masked
+from keephold.durable.lineage import parent_of
 from keephold.errors import KeepholdError
 from keephold.handles.state import EndedBy
 from keephold.store.base import Expired, HandleQuery, Kind, Record, Status, Store, StoredEvent, WaitRow, browsable
-from keephold.turn.lineage import parent_of
 
 PAGE = 200
 """The most handles, conversations or lines of one page."""
@@ -217,7 +218,9 @@ class StoreView:
         entries, count = await self._store.journal_end(record.uid, limit=PAGE)
         waits, shown = await self._store.waits(record.uid), self.glance(record)
         resumed = shown.owner == "gone" and await self._waits_for_resume(record)
-        return as_json(details(shown, record, waits, entries[::-1], count, waits_for_resume=resumed, **more))
+        events = await self._store.process_events(record.uid, limit=PAGE, newest=True)
+        more |= {"waits_for_resume": resumed, "process_events": [emitted_event(event) for event in events]}
+        return as_json(details(shown, record, waits, entries[::-1], count, **more))
 
     async def _waits_for_resume(self, record: Record) -> bool:
         from keephold.tools.builtin import source_of  # takes a while

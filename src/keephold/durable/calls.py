@@ -6,6 +6,7 @@ from keephold.durable.deferred import Pending, parking
 from keephold.durable.effects import CallEffects, ProcessEvents
 from keephold.durable.journal import Journal
 from keephold.durable.keys import Key
+from keephold.durable.lineage import caller_of
 from keephold.durable.waits import Waits
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.registry import Registry
@@ -16,24 +17,21 @@ from keephold.tools.base import Invocation
 class DurableCall:
     """The durable side of one call in one attempt."""
 
-    __slots__ = ("_effects", "_invocation", "_registry", "_waits", "journal", "key", "taken")
+    __slots__ = ("_effects", "_invocation", "_registry", "_waits", "journal", "key", "process", "taken")
 
-    def __init__(self, registry: Registry, waits: Waits, invocation: Invocation) -> None:
+    def __init__(self, registry: Registry, waits: Waits, invocation: Invocation, process: str | None) -> None:
         self._registry = registry
         self._waits = waits
         self._invocation = invocation
         self._effects: CallEffects | None = None
+        self.process = process
+        """The process that the call belongs to (E8)."""
         self.key: Key | None = None
         """The completion key, once it was taken."""
         self.taken = False
         """Whether the key was requested: from then on it may be in the store."""
         replays = invocation.tool.on_crash == "replay"
         self.journal = Journal(registry, invocation.uid, invocation.fence, invocation.entries) if replays else None
-
-    @property
-    def process(self) -> str | None:
-        """The process that the call belongs to: a spawned call is one (E8)."""
-        return self._invocation.uid if self._invocation.stateful else None
 
     async def completion_key(self) -> Key:
         """Return the key that completes this call: the same one each time (D1)."""
@@ -101,7 +99,10 @@ class Durability:
         handle = self.registry.loaded(invocation.uid)
         if handle is not None and handle.unwritten is not None:
             self.registry.write_down(handle)
-        return DurableCall(self.registry, self.waits, invocation)
+        process = invocation.uid if invocation.stateful else None
+        if process is None and handle is not None:  # its label is trusted, and the one that was sent is not
+            process = caller_of(handle.conversation, handle.call_id)
+        return DurableCall(self.registry, self.waits, invocation, process)
 
     async def entries(self, uid: str) -> Sequence[Entry]:
         """Return the journal of a call whose next attempt begins."""

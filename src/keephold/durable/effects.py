@@ -157,7 +157,7 @@ def process_event(process: str | None, type: str, payload: Any, now: float) -> E
     """Return the operation that appends an event to a process, if there is one."""
     if process is None:
         raise ToolError(
-            "this call belongs to no process; spawn the tool, or call it from a spawned one",
+            "this call belongs to no process; spawn the tool, or call it in a workflow or an agent",
             code="durable_effect_process_event_unavailable",
         )
     if not type:

@@ -27,6 +27,7 @@ from mcp_types import (
     InputRequiredResult,
 )
 
+from keephold.durable.lineage import root_of
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle, OnStop, Watcher
 from keephold.handles.view import Patience
@@ -36,7 +37,6 @@ from keephold.mcp.results import content_of, result
 from keephold.runtime import Runtime
 from keephold.tools.base import Tool
 from keephold.tools.toolbox import ServedTools, Tools, has
-from keephold.turn.lineage import root_of
 from keephold.turn.single_calls import QueuedCall
 from keephold.turn.tool_call import ToolCall
 

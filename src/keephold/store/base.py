@@ -154,7 +154,11 @@ class Store(Protocol):
     async def secret(self, id: str | None = None, *, oldest: bool = False) -> tuple[str, bytes] | None:
         """Return the secret of that id, or the one to use for new keys, or the first there was."""
 
-    async def process_events(self, process: str, after: int = 0, limit: int = 1000) -> list[ProcessEvent]: ...
+    async def process_events(
+        self, process: str, after: int = 0, limit: int = 1000, *, newest: bool = False
+    ) -> list[ProcessEvent]:
+        """Return at most `limit` events of a process after that number: the first ones, or with `newest` the last ones.
+        The oldest comes first."""
 
     # Conversations and turns
 

@@ -21,7 +21,7 @@ What = tuple[str, Kind, bool]
 Given = tuple[str, str, str, bool, str | None]
 """The answer to a call: its id, its result, the model's text, whether that is an error, and its code."""
 EntryKind = Literal["step", "sleep", "event", "ask", "input", "trace", "attempt"]
-"""What a line of a journal records. `attempt`: why an attempt failed that was retried (R5); a replay ignores it."""
+"""The kinds of journal entries. `attempt`: why an attempt failed that was retried (R5); a replay ignores it."""
 Level = Literal["info", "warning", "error", "critical"]
 Carrier = Literal["response", "message", "turn"]
 """Where a notification may be delivered (N4): with a tool response, a user's message in the turn, the start of the next

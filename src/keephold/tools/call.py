@@ -94,7 +94,7 @@ class Call:
 
     @property
     def process_id(self) -> str | None:
-        """The process this call belongs to: its own, if it was spawned."""
+        """The process this call belongs to: its own if it was spawned, else the workflow or agent that called it."""
         return self._in_store().process
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from msgspec.structs import replace
 
+from keephold.durable.lineage import outside_label
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.registry import Registry
@@ -21,7 +22,6 @@ from keephold.store.base import Opened, Record
 from keephold.text import to_utf8
 from keephold.turn.actions import Actions
 from keephold.turn.lanes import Lanes
-from keephold.turn.lineage import outside_label
 from keephold.turn.prompt_queue import PromptQueue
 from keephold.turn.recovery import waits_for_resume
 from keephold.turn.replies import CANCELLED, error_reply, failed_reply

@@ -24,11 +24,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from keephold.durable.lineage import caller_of
 from keephold.handles.handle import Handle, Watcher
 from keephold.handles.registry import Registry
 from keephold.handles.state import Answered, Failure, Stopped, Waiting
 from keephold.store.base import Changed, Counted, Done, Failed, Journaled, Op, Record
-from keephold.turn.lineage import caller_of
 
 _log = logging.getLogger("keephold.recovery")
 

@@ -184,7 +184,7 @@ class Recovery:
         if claimed.parking is not None:
             await self._release(claimed)
             return None
-        # R5: if repeating is harmless, a crash is no reason to end it. R8 ends crash loops, not `max_attempts`.
+        # R5: if repeating is harmless, a crash does not end it. R8 ends crash loops, not `max_attempts`.
         repeats = tool.retry.policy == "idempotent"
         if tool.on_crash != "replay" and claimed.next_attempt_at is None and not repeats:
             await self._end(claimed, record.attempt)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import msgspec
 
 from keephold.durable.deferred import ResolveOutcome
+from keephold.durable.lineage import root_of
 from keephold.errors import KeepholdError, ToolError, TurnFailed
 from keephold.handles.handle import Handle, HandleInfo
 from keephold.handles.state import Failure, Reply
@@ -32,7 +33,6 @@ from keephold.tools.toolbox import Tools
 from keephold.turn.batch import Batch
 from keephold.turn.budget import size_of
 from keephold.turn.ending import Ender, Ending
-from keephold.turn.lineage import root_of
 from keephold.turn.notifications import Notification, result_words, still_shown
 from keephold.turn.replies import error_reply
 from keephold.turn.tool_call import ToolCall, read_call

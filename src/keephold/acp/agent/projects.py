@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from keephold.acp.agent.describing import check_kinds
+from keephold.durable.lineage import root_of
 from keephold.handles.handle import Handle
 from keephold.tools.toolbox import Selection
 from keephold.turn.approvals import Approvals
-from keephold.turn.lineage import root_of
 from keephold.turn.prompt_queue import LeftOpen, PromptQueue
 from keephold.turn.prompts import Decision, Prompt
 

@@ -42,11 +42,11 @@ from keephold.acp.rpc import (
     unknown_method,
 )
 from keephold.acp.wire import Peer
+from keephold.durable.lineage import root_of
 from keephold.errors import KeepholdError
 from keephold.handles.state import Failure
 from keephold.store.base import ConversationRow, Forgotten, Store
 from keephold.turn.ending import end_conversation
-from keephold.turn.lineage import root_of
 
 if TYPE_CHECKING:
     from keephold.acp.agent.session import AgentSession

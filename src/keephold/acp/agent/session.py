@@ -32,11 +32,11 @@ from keephold.agent.events import (
     TurnStarted,
     Used,
 )
+from keephold.durable.lineage import root_of
 from keephold.errors import KeepholdError
 from keephold.handles.question import question_form
 from keephold.store import base as store
 from keephold.text import to_json
-from keephold.turn.lineage import root_of
 from keephold.turn.prompt_queue import LeftOpen
 from keephold.turn.prompts import Answer, AskQuestion, Decision, Dismissed, Prompt, too_long
 from keephold.turn.tool_call import ToolCall

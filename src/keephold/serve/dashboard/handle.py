@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from keephold.durable.lineage import conversation_of
 from keephold.errors import KeepholdError
 from keephold.serve.dashboard.graph import draw, numbered
 from keephold.serve.dashboard.rendering import Renderer, pretty
 from keephold.serve.dashboard.timeline import moments, stretches
 from keephold.serve.operations import STATUS
 from keephold.text import to_json
-from keephold.turn.lineage import conversation_of
 
 if TYPE_CHECKING:
     from keephold.control.control import Control

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from keephold.control.control import Control
 
 _AGENT = re.compile(r"/([^/]+)@[0-9a-f]{32}(?=/|\Z)")
-"""One level in the name of a sub-agent's conversation (`turn/lineage.py`)."""
+"""One level in the name of a sub-agent's conversation (`durable/lineage.py`)."""
 _CODE = re.compile(r"(?<!`)`(?=[^`\n]*[^`\s])[^`\n]+`(?!`)")
 """A text between two single backticks on one line."""
 _FEW, _SHORT = 6, 40

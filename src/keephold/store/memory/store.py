@@ -341,9 +341,12 @@ class MemoryStore:
     async def answers(self, conversation: str, turn: str, batch: int) -> Answers | None:
         return None  # every caller has them already: nothing survives this process
 
-    async def process_events(self, process: str, after: int = 0, limit: int = 1000) -> list[ProcessEvent]:
+    async def process_events(
+        self, process: str, after: int = 0, limit: int = 1000, *, newest: bool = False
+    ) -> list[ProcessEvent]:
         events = self._t.events.get(process, {})
-        return [events[number] for number in range(max(after, 0) + 1, min(len(events), max(after, 0) + limit) + 1)]
+        numbers = range(max(after, 0) + 1, len(events) + 1)
+        return [events[number] for number in (numbers[max(0, len(numbers) - limit) :] if newest else numbers[:limit])]
 
     async def events(
         self,

@@ -235,11 +235,12 @@ class Reads:
             return None
         return answers(*row)
 
-    async def process_events(self, process: str, after: int = 0, limit: int = 1000) -> list[ProcessEvent]:
-        return [
-            ProcessEvent(process_id, sequence, type, decode(payload), at)
-            for process_id, sequence, type, payload, at in self._rows(SQL["process_events"], (process, after, limit))
-        ]
+    async def process_events(
+        self, process: str, after: int = 0, limit: int = 1000, *, newest: bool = False
+    ) -> list[ProcessEvent]:
+        rows = self._rows(SQL["newest_process_events" if newest else "process_events"], (process, after, limit))
+        found = [ProcessEvent(id, sequence, type, decode(payload), at) for id, sequence, type, payload, at in rows]
+        return found[::-1] if newest else found
 
     async def events(
         self,

@@ -153,6 +153,11 @@ SELECT id, secret FROM secrets ORDER BY number LIMIT 1;
 SELECT process, sequence, type, payload, at FROM process_events WHERE process = ? AND sequence > ?
 ORDER BY sequence LIMIT ?;
 
+-- name: newest_process_events
+-- The last events of a process, newest first.
+SELECT process, sequence, type, payload, at FROM process_events WHERE process = ? AND sequence > ?
+ORDER BY sequence DESC LIMIT ?;
+
 -- name: notifications
 -- The notifications queued in a conversation. Number 0 is the count of dropped ones.
 SELECT 0, conversation, NULL, NULL, dropped, dropped_at, NULL, NULL FROM queues WHERE conversation = ?1 AND dropped

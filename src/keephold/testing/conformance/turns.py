@@ -201,6 +201,8 @@ class OtherChecks(Suite):
         assert await store.process_events("p1", after=3) == expected[3:]
         assert await store.process_events("p1", after=1, limit=2) == expected[1:3]
         assert await store.process_events("p1", after=5) == []
+        assert await store.process_events("p1", limit=2, newest=True) == expected[3:]
+        assert await store.process_events("p1", after=4, limit=2, newest=True) == expected[4:]
         assert len(await store.process_events("p2")) == 5
 
     async def check_requests_are_answered_once(self, store: Browse) -> None:
