@@ -1,6 +1,7 @@
 """Servers under test: `keephold mcp` as a process of its own, and one in the test's loop that can be looked into."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,25 @@ def environment(directory: Path) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "XDG_STATE_HOME": str(directory / "state"),
     }
+
+
+def background(directory: Path) -> list[int]:
+    """The background servers of `keephold mcp` on stores in that directory or below."""
+    notes = (path for path in directory.rglob("*-server-*") if path.suffix != ".lock")
+    return [json.loads(note.read_text())["pid"] for note in notes]
+
+
+def lives(pid: int) -> bool:
+    with suppress(ChildProcessError):  # the process of the tests inherits orphans
+        return os.waitpid(pid, os.WNOHANG)[0] == 0
+    return Path(f"/proc/{pid}").exists()
+
+
+async def end_background(directory: Path) -> None:
+    servers = background(directory)
+    for pid in servers:
+        os.kill(pid, signal.SIGTERM)
+    await until(lambda: not any(lives(pid) for pid in servers))
 
 
 class Office:

@@ -1,12 +1,11 @@
 """The background server of `keephold mcp` (M3): a process for each session, or for each call, loses nothing."""
 
 import asyncio
-import json
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from tests.mcp.clients import ERAS, read
-from tests.mcp.serving import environment, until
+from tests.mcp.serving import background, end_background, environment, lives, until
 from tests.trusting import write_trusted
 
 CONFIG = """
@@ -44,18 +43,10 @@ class Project:
             return read(await client.call_tool(tool, arguments))
 
     def servers(self) -> list[int]:
-        """The processes that have a note."""
-        notes = (path for path in self.directory.glob("store.db-server-*") if path.suffix != ".lock")
-        return [json.loads(note.read_text())["pid"] for note in notes]
+        return background(self.directory)
 
     def log(self) -> str:
         return (self.directory / "store.db-server.log").read_text()
-
-
-def lives(pid: int) -> bool:
-    with suppress(ChildProcessError):  # the process of the tests inherits orphans
-        return os.waitpid(pid, os.WNOHANG)[0] == 0
-    return Path(f"/proc/{pid}").exists()
 
 
 @asynccontextmanager
@@ -64,10 +55,7 @@ async def project(directory: Path, config: str = CONFIG) -> AsyncIterator[Projec
     try:
         yield made
     finally:
-        servers = made.servers()
-        for pid in servers:
-            os.kill(pid, signal.SIGTERM)
-        await until(lambda: not any(lives(pid) for pid in servers))
+        await end_background(directory)
         assert "Traceback" not in made.log() and "never awaited" not in made.log(), made.log()
 
 

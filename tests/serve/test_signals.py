@@ -152,7 +152,7 @@ async def test_M7_it_serves_without_a_file_and_says_how_to_add_tools(tmp_path: P
     with served(tmp_path, None) as server:
         assert f"there is no keephold.toml in {tmp_path} or above it" in server.said.read_text()
         async with server.client() as http:
-            assert {"await", "create_wait_handle", "execute_workflow_async", "create_task"} <= await tools(http)
+            assert {"await", "create_wait_handle", "wait_for"} <= await tools(http)
             assert "run <code>keephold init</code>" in (await http.get("/tools")).text
             write_trusted(tmp_path / "keephold.toml", CONFIG, tmp_path / "state")
             server.process.send_signal(signal.SIGHUP)
