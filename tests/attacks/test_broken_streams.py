@@ -140,7 +140,7 @@ async def test_G1_only_a_whole_response_counts_after_any_byte(
                 return said(await ModelCall(talk.assistant, [user(prompt)], talk.parameters(), tell).answer())
 
             whole, body = await ask(), home.server.bodies[-1]
-            for at in range(0, len(body), 1 if SOAK else 199):
+            for at in range(0, len(body), 1 if SOAK else 499):
                 for how in HOWS if SOAK else HOWS[at % 4 :][:1]:
                     home.server.cuts = [(at, how)]
                     home.server.bodies.clear()
@@ -149,7 +149,7 @@ async def test_G1_only_a_whole_response_counts_after_any_byte(
                         assert await ask() == whole, f"{how} {at}: {body[max(0, at - 60) : at]!r}"
                     except RequestFailed:
                         failed += 1
-        assert failed > 4
+        assert failed > 1
 
 
 @every
