@@ -24,6 +24,7 @@ from bench import (
     fanout,
     mcp_calls,
     mcp_parked,
+    mcp_start,
     mcp_wake,
     memory,
     serve_complete,
@@ -59,7 +60,7 @@ TABLES: dict[str, dict[str, ModuleType]] = {
         "dbos": dbos_peer,
     },
     "Terminals": {"terminal": terminal},
-    "MCP": {"mcp-wake": mcp_wake, "mcp-calls": mcp_calls, "mcp-parked": mcp_parked},
+    "MCP": {"mcp-wake": mcp_wake, "mcp-calls": mcp_calls, "mcp-parked": mcp_parked, "mcp-start": mcp_start},
     "Agent": {"agent-request": agent_request, "acp": acp},
     "Serve": {"serve-complete": serve_complete, "serve-streams": serve_streams, "serve-pages": serve_pages},
 }

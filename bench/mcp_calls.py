@@ -25,7 +25,7 @@ from bench.mcp_servers import MEMORY, bare, command, ours, served, sqlite
 from bench.raw import Raw
 from bench.rounds import Bar, Plan, Row
 
-BAR = Bar(1.5)
+BAR = Bar(1.4)
 HTTP, PLAIN, STDIO, INSIDE = "streamable HTTP", "streamable HTTP by a plain socket", "stdio", "in process"
 
 
