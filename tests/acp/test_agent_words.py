@@ -14,6 +14,7 @@ from keephold.acp.agent.content import prompt_content, title_of
 from keephold.acp.agent.describing import KINDS, check_kinds, describe, kind_of
 from keephold.acp.agent.permissions import decided, elsewhere, filled_in, permission
 from keephold.acp.agent.replay import Replayed, replay
+from keephold.acp.agent.shown import in_words
 from keephold.acp.agent.updates import fenced
 from keephold.acp.rpc import RpcError
 from keephold.handles.handle import Handle, Watcher
@@ -128,6 +129,16 @@ def test_Q1_texts_and_secrets_are_no_choices() -> None:
     assert filled_in(text, {"action": "decline"}) == Dismissed()
     assert isinstance(filled_in(text, "nonsense"), Dismissed)
     assert "--password" in elsewhere(Question(id="q", text="", secret=True), "uid", "sqlite:///s")
+
+
+def test_Q1_a_form_is_asked_by_a_form() -> None:
+    fields = {"age": {"type": "integer"}, "name": {"type": "string"}}
+    form = Question(id="f", text="Who?", answer_type={"Form": {"properties": fields, "required": ["age"]}})
+    assert permission(ask(form), "t") is None
+    assert question_form(form, None) == ("Who?", {"type": "object", "properties": fields, "required": ["age"]})
+    assert filled_in(form, {"action": "accept", "content": {"age": 3, "name": None}}) == Answer({"age": 3})
+    assert "with a JSON object" in elsewhere(form, "uid", "sqlite:///s")
+    assert in_words(form) == "**Who?**\n\n- age (whole number)\n- name (optional)"
 
 
 @pytest.mark.parametrize(

@@ -313,18 +313,38 @@ async def paint(choice: Annotated[Choice, Resolve(choose)]) -> str:
     return f"{choice.colour} {choice.name}"
 
 
-class Count(BaseModel):
+class Many(BaseModel):
     count: int
+    mail: str = Field(json_schema_extra={"format": "email"})
+    sure: bool = True
+    f0: str = "f0"
+    f1: str = "f1"
+    f2: str = "f2"
+    f3: str = "f3"
+    f4: str = "f4"
+    f5: str = "f5"
+    f6: str = "f6"
+    f7: str = "f7"
+    f8: str = "f8"
 
 
-async def how_many(ctx: Context[Any]) -> Elicit[Count]:
-    return Elicit("How many?", Count)
+async def how_many(ctx: Context[Any]) -> Elicit[Many]:
+    return Elicit("How many?", Many)
 
 
 @server.tool()
-async def number(count: Annotated[Count, Resolve(how_many)]) -> str:
+async def number(many: Annotated[Many, Resolve(how_many)]) -> str:
+    """Asks for twelve fields."""
+    return f"{many.count} {many.mail} {many.sure} {[many.f0, many.f7]}"
+
+
+@server.tool()
+async def nested(ctx: Context[Any]) -> str:
     """Asks for something that cannot be asked."""
-    return str(count.count)
+    inner = {"type": "object", "properties": {"inner": {"type": "object"}}, "required": ["inner"]}
+    params = types.ElicitRequestFormParams(message="Well?", requested_schema=inner)
+    answer = await ctx.session.send_request(types.ElicitRequest(params=params), types.ElicitResult)
+    raise ToolError(answer.action)
 
 
 @server.tool()

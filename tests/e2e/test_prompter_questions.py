@@ -157,6 +157,38 @@ def test_Q1_a_text(somebody: Person, keys: str, fields: dict[str, Any], answer: 
     assert somebody.decides() == answer
 
 
+FORM: dict[str, Any] = {
+    "properties": {
+        "name": {"type": "string", "title": "Your name", "description": "As in\x07 your passport."},
+        "age": {"type": "integer", "minimum": 1},
+        "sure": {"type": "boolean", "default": True},
+        "colour": {"type": "string", "enum": ["red", "green"]},
+        "mail": {"type": "string", "format": "email"},
+    },
+    "required": ["name", "age", "sure"],
+}
+
+
+def test_Q1_the_fields_of_a_form_are_asked_in_one_prompt(somebody: Person) -> None:
+    somebody.asked(ask({"Form": FORM}))
+    shown = somebody.sees("1 of 5: Your name")
+    assert "What now?" in shown
+    somebody.sees("As in<U+0007> your passport.")
+    somebody.sees("> ")
+    somebody.types(f"Rose{ENTER}")
+    somebody.sees("2 of 5: age (whole number, at least 1)")
+    somebody.types(f"old{ENTER}")
+    somebody.sees("`age`: ")
+    somebody.types(f"7{ENTER}")
+    somebody.sees("Enter alone gives: true")
+    somebody.types(ENTER)
+    somebody.sees("2  green")
+    somebody.types(f"2{ENTER}")
+    somebody.sees("5 of 5: mail (email, optional)")
+    somebody.types(ENTER)
+    assert somebody.decides() == said({"name": "Rose", "age": 7, "sure": True, "colour": "green"})
+
+
 def test_Q1_a_line_looks_as_it_is(somebody: Person) -> None:
     somebody.asked(ask("Text"))
     somebody.sees_row(">", 3)

@@ -252,7 +252,7 @@ def test_L4_an_unknown_key_is_an_error_with_the_nearest_known_one(text: str, exp
         ),
         (
             "questions.q.answer = 3",
-            "questions.q.answer: must be true or false, or a string: the answers a question can have, not 3",
+            "questions.q.answer: must be true or false, a string, or a table for a form: the answers a question",
         ),
         ("questions.q = { exclusive = true, target = 'assistant' }", "questions.q: an exclusive question is never"),
         ("function = 'a:b'", 'function: has no meaning for source = "local": a local tool runs `command`'),

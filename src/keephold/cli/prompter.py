@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, NoReturn
 from keephold.characters import exact, exact_json, isolated, isolated_json
 from keephold.cli.keyboard import Gone, KeyPress, LineEditor, Row, Tty, open_tty
 from keephold.cli.printing import one_line, printable
-from keephold.handles.question import Question, select_options
+from keephold.handles.form import Form, fields_of, label_of, options_of, problem_of, read_field
+from keephold.handles.question import Question, form_of, select_options
 from keephold.text import to_utf8
 from keephold.turn.prompts import (
     Answer,
@@ -191,7 +192,9 @@ class TerminalPrompter:
         parts = [_Part(isolated(printable(question.pre_amble)), "dim")] if question.pre_amble else []
         parts.append(_Part(isolated(printable(question.text)), "bold"))
         shown = self._problem(prompt.problem) + self._panel(f"{_named(prompt.tool, prompt.id)} asks", *parts)
-        options = select_options(question)
+        form, options = form_of(question), select_options(question)
+        if form is not None:
+            return Answer(await self._fill_in(shown, form))
         return Answer(await self._answer(shown, question) if options is None else await self._select(shown, question))
 
     async def _yes_or_no(self, prompt: AskQuestion) -> Decision:
@@ -223,6 +226,34 @@ class TerminalPrompter:
             shown += f"Enter alone gives: {one_line(default, _WIDEST)}\n"
         await self._show(shown)
         return await self._type(secret=question.secret) or default
+
+    async def _fill_in(self, shown: str, form: Form) -> dict[str, Any]:
+        """Ask for the fields of a form, one after the other. An empty line leaves a field out, or takes its default."""
+        answer: dict[str, Any] = {}
+        fields = fields_of(form)
+        for at, (name, field) in enumerate(fields, 1):
+            required = name in form["required"]
+            lines = [f"{at} of {len(fields)}: {label_of(name, field, required)}", exact(field.get("description", ""))]
+            lines += [f"  {number}  {exact(title)}" for number, (_, title) in enumerate(options_of(field) or (), 1)]
+            if "default" in field:
+                lines.append(f"Enter alone gives: {one_line(json.dumps(field['default']), _WIDEST)}")
+            head, problem = isolated("\n".join(filter(None, lines))) + "\n", None
+            while name not in answer:
+                if at == 1 and problem is None:
+                    await self._show(shown + head)
+                else:
+                    self._tty.write(self._problem(problem) + head)  # keys typed already belong to this field
+                text = await self._type()
+                if not text.strip() and "default" in field:
+                    answer[name] = field["default"]
+                elif not text.strip() and not required:
+                    break
+                else:
+                    value = read_field(field, text)
+                    problem = problem_of({"properties": {name: field}, "required": ()}, {name: value})
+                    if problem is None:
+                        answer[name] = value
+        return answer
 
     # Parts of a prompt
 

@@ -19,6 +19,7 @@ from keephold.cli.printing import (
     time_of_day,
 )
 from keephold.cli.store import Where, ask, where_options
+from keephold.handles.form import fields_of, label_of
 
 if TYPE_CHECKING:
     from keephold.control.base import Controls
@@ -135,6 +136,10 @@ def _question(question: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     elif isinstance(kind, dict) and "Select" in kind:
         for number, option in enumerate(kind["Select"]["options"], 1):
             yield "answer" if number == 1 else "", f"{number}: {option}"
+    elif isinstance(kind, dict) and "Form" in kind:
+        yield "answer", "a JSON object with these fields"
+        for name, field in fields_of(kind["Form"]):
+            yield "", f"{name}: {label_of(name, field, name in kind['Form']['required'])}"
     if question["default"] is not None:
         yield "default", question["default"]
 

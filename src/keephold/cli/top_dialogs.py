@@ -21,6 +21,7 @@ from textual.widgets import Input, OptionList, Static
 from keephold.characters import exact, exact_json, isolated, isolated_json
 from keephold.cli import prompter
 from keephold.cli.printing import one_line, printable
+from keephold.handles.form import expected_form
 
 
 class AskScreen(ModalScreen[Any]):
@@ -217,6 +218,9 @@ def question_screen(fact: dict[str, Any], problem: str = "") -> AskScreen:
     if isinstance(kind, dict) and "Select" in kind:
         return ChoiceScreen(asked, kind["Select"]["options"], problem)
     default = question["default"]
+    if isinstance(kind, dict) and "Form" in kind:
+        asked += f"\nType {expected_form(kind['Form'])}, as JSON."
+        return TextScreen(asked, problem, value=json.dumps(default or {}, ensure_ascii=False))
     return TextScreen(asked, problem, value=default if isinstance(default, str) else "")
 
 

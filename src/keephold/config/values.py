@@ -38,9 +38,9 @@ def question_target(value: Any) -> Any:
 
 
 def fixed_answer(value: Any) -> Any:
-    if isinstance(value, bool | str):
+    if isinstance(value, bool | str | dict):
         return value
-    raise ValueError("must be true or false, or a string: the answers a question can have")
+    raise ValueError("must be true or false, a string, or a table for a form: the answers a question can have")
 
 
 def command_words(value: Any) -> Any:

@@ -1,10 +1,12 @@
 """Questions a tool asks while it runs (Q1), and the check of an answer against its type (C6)."""
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
 from keephold.characters import exact
+from keephold.handles.form import Form, expected_form, form_from, problem_of
 
 
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -13,7 +15,8 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     id: str
     text: str
     answer_type: Any = msgspec.field(default_factory=lambda: "Text")  # not a default: shown also when it is Text
-    """`bool`, `str` or `Literal["a", "b"]`; kept as `"Boolean"`, `"Text"` or `{"Select": {"options": ["a", "b"]}}`."""
+    """`bool`, `str` or `Literal["a", "b"]`; kept as `"Boolean"`, `"Text"` or `{"Select": {"options": ["a", "b"]}}`. For
+    several fields: `{"Form": {"properties": {…}, "required": […]}}`; the answer is an object."""
     pre_amble: str | None = None
     default: Any = None
     secret: bool = False
@@ -23,12 +26,15 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
         if not self.id:
             raise ValueError("a question needs a non-empty id")
         msgspec.structs.force_setattr(self, "answer_type", _recorded(self.answer_type))
-        if self.answer_type not in ("Boolean", "Text"):
+        if isinstance(self.answer_type, dict) and set(self.answer_type) == {"Form"}:
+            msgspec.structs.force_setattr(self, "answer_type", {"Form": form_from(self.answer_type["Form"])})
+        elif self.answer_type not in ("Boolean", "Text"):
             options = select_options(self)
             if not options or not all(isinstance(option, str) for option in options):
                 raise ValueError(
                     f'answer_type of question `{self.id}` must be "Boolean", "Text" or '
-                    '{"Select": {"options": ["…"]}} with at least one option, or the type bool, str or Literal["…"]'
+                    '{"Select": {"options": ["…"]}} with at least one option, or the type bool, str or Literal["…"]; '
+                    'for several fields {"Form": {"properties": {…}, "required": […]}}'
                 )
 
 
@@ -59,11 +65,20 @@ def question_key(question: Question, number: int) -> str:
 def question_text(question: Question, problem: str | None) -> str:
     """Return all that a client shows of a question. A yes may allow something, so nothing hides there (K4)."""
     text = "\n\n".join(part for part in (problem, question.pre_amble, question.text) if part)
-    return exact(text) if question.answer_type == "Boolean" else text
+    return exact(text) if question.answer_type == "Boolean" or form_of(question) is not None else text
+
+
+def form_of(question: Question) -> Form | None:
+    """Return the fields of a form, None for any other question."""
+    kind = question.answer_type
+    return kind["Form"] if isinstance(kind, dict) and "Form" in kind else None
 
 
 def question_form(question: Question, problem: str | None) -> tuple[str, dict[str, Any]]:
-    """Return a question as a form of one field: its message, and the JSON schema of the answer."""
+    """Return a question as a form, most often of one field: its message, and the JSON schema of the answer."""
+    form = form_of(question)
+    if form is not None:
+        return question_text(question, problem), {"type": "object", **form}
     boolean = question.answer_type == "Boolean"
     text = question_text(question, problem)
     field: dict[str, Any] = {"type": "boolean" if boolean else "string"}
@@ -74,6 +89,13 @@ def question_form(question: Question, problem: str | None) -> tuple[str, dict[st
         field["default"] = question.default
     field["description"] = exact(question.text) if boolean else question.text
     return text, {"type": "object", "properties": {question.id: field}, "required": [question.id]}
+
+
+def form_answer(question: Question, content: Mapping[str, Any]) -> Any:
+    """Return the answer from the content of a filled-in `question_form`. Null leaves a field out."""
+    if form_of(question) is None:
+        return content.get(question.id)
+    return {name: value for name, value in content.items() if value is not None}
 
 
 def select_options(question: Question) -> list[str] | None:
@@ -89,12 +111,24 @@ def expected(question: Question) -> str:
     """Describe the answers that this question accepts."""
     if question.answer_type == "Boolean":
         return "true or false"
-    options = select_options(question)
+    form, options = form_of(question), select_options(question)
+    if form is not None:
+        return expected_form(form)
     return "a string" if options is None else "one of " + ", ".join(f'"{option}"' for option in options)
+
+
+def problem_with(question: Question, answer: Any) -> str:
+    """Return why an answer does not fit, for the one who gave it."""
+    form = form_of(question)
+    problem = problem_of(form, answer) if form is not None else None
+    return problem or f"the answer must be {expected(question)}"
 
 
 def answer_fits(question: Question, answer: Any) -> bool:
     """Whether the answer is of the question's type. Nothing is converted: `"yes"` is not `true`."""
+    form = form_of(question)
+    if form is not None:
+        return problem_of(form, answer) is None
     if question.answer_type == "Boolean":
         return isinstance(answer, bool)
     if not isinstance(answer, str) or not _is_text(answer):

@@ -10,7 +10,7 @@ from typing import Any
 
 from keephold.characters import exact, exact_json
 from keephold.handles.handle import Handle
-from keephold.handles.question import Question, question_form, question_key
+from keephold.handles.question import Question, form_answer, question_form, question_key
 from keephold.handles.state import Waiting
 from keephold.text import to_json
 from keephold.turn.prompts import (
@@ -196,7 +196,7 @@ def decision(prompt: Prompt, said: Mapping[str, Any]) -> Decision:
     content = content if isinstance(content, Mapping) else {}
     accepted = said.get("action") == "accept"
     if isinstance(prompt, AskQuestion):
-        return Answer(content.get(prompt.question.id)) if accepted else Dismissed(said.get("reason"))
+        return Answer(form_answer(prompt.question, content)) if accepted else Dismissed(said.get("reason"))
     if accepted and content.get("approve") is True:
         return Approved()
     if accepted or said.get("action") == "decline":

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle, OnStop
-from keephold.handles.question import question_form, question_key
+from keephold.handles.question import form_answer, form_of, question_form, question_key
 from keephold.handles.state import Failure, Outcome, Running, State, Stopped, Waiting
 from keephold.mcp.calls import Calls, Context, Served, elicits, plain, unknown
 from keephold.mcp.elicit import Elicit, ElicitationPrompter, elicitation
@@ -207,8 +207,8 @@ class Tasks(Extension):
             content = said.get("content") if isinstance(said, Mapping) else None
             if isinstance(said, Mapping) and said.get("action") in ("decline", "cancel"):
                 await perform(handle, "apply", by=by, answers=key, declines=True)
-            elif isinstance(content, Mapping) and question.id in content:
-                given = {"input": content[question.id]}
+            elif isinstance(content, Mapping) and (question.id in content or form_of(question) is not None):
+                given = {"input": form_answer(question, content)}
                 await perform(handle, "apply", given, by=by, answers=key, secret=question.secret)
         await runtime.registry.write(())
 

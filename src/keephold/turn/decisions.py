@@ -7,7 +7,7 @@ import msgspec
 
 from keephold.durable.keys import unmasked
 from keephold.errors import KeepholdError
-from keephold.handles.question import answer_fits, expected
+from keephold.handles.question import answer_fits, problem_with
 from keephold.turn.prompts import (
     Answer,
     Approved,
@@ -87,7 +87,7 @@ def _edited(prompt: Prompt, value: Any) -> Any:
 def _answer(prompt: AskQuestion, value: Any) -> Any:
     given = read_answer(prompt.question, value) if isinstance(value, str) else value
     if not answer_fits(prompt.question, given):
-        raise _wrong(f"the answer must be {expected(prompt.question)}", code="bad_answer")
+        raise _wrong(problem_with(prompt.question, given), code="bad_answer")
     return given
 
 

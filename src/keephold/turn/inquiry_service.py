@@ -13,7 +13,7 @@ import msgspec
 
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
-from keephold.handles.question import Question, answer_fits, expected, select_options
+from keephold.handles.question import Question, answer_fits, expected, form_of, select_options
 from keephold.handles.registry import Registry
 from keephold.handles.state import Failure, Ok, Outcome
 from keephold.store.base import Inquired
@@ -179,6 +179,9 @@ def answer_schema(question: Question) -> dict[str, Any]:
     """JSON Schema of `{"answer": …}` for a question (Q2)."""
     options = select_options(question)
     answer: dict[str, Any] = {"type": "boolean" if question.answer_type == "Boolean" else "string"}
+    form = form_of(question)
+    if form is not None:
+        answer = {"type": "object", **form, "additionalProperties": False}
     if options is not None:
         answer["enum"] = options
     return {"type": "object", "properties": {"answer": answer}, "required": ["answer"], "additionalProperties": False}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from keephold.handles.handle import Handle
-from keephold.handles.question import Open, Question, answer_fits, expected
+from keephold.handles.question import Open, Question, answer_fits, expected, problem_with
 from keephold.handles.registry import Registry
 from keephold.handles.state import Failure, Ok, Outcome, Waiting
 from keephold.handles.waits import Wait
@@ -158,7 +158,7 @@ class Questions:
         match said:
             case Answer(value) if not answer_fits(question, value):
                 asked.invalid += 1
-                problem = f"the answer must be {expected(question)}"
+                problem = problem_with(question, value)
                 if asked.invalid <= _AGAIN:
                     asked.people.ask_again(prompt, msgspec.structs.replace(prompt.prompt, problem=problem))
                 else:

@@ -6,11 +6,12 @@ This is an `apply` that no model made. It may answer what only a person may (Q4)
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle
-from keephold.handles.question import Question, select_options
+from keephold.handles.question import Question, form_of, select_options
 from keephold.handles.state import Reply, Waiting
 
 if TYPE_CHECKING:
@@ -62,6 +63,11 @@ def read_answer(question: Question, text: str) -> Any:
     if question.answer_type == "Boolean":
         return _WORDS.get(said.lower(), text)
     options = select_options(question)
+    if form_of(question) is not None:
+        try:
+            return msgspec.json.decode(said)
+        except (msgspec.DecodeError, RecursionError):
+            return text
     if options is None:
         return text.removesuffix("\n")
     if said in options:

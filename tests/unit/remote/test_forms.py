@@ -1,29 +1,30 @@
-"""Forms of elicitation as questions (M6): which fields can be asked, and how they read."""
+"""Forms of elicitation as questions (M6): the question that asks a form, and the content that its answer becomes."""
 
 from typing import Any
 
 import pytest
 
-from keephold.tools.remote.asking import form_fields
+from keephold.handles.form import form_from
+from keephold.handles.question import Question
+from keephold.tools.remote.asking import question_of
 
 
 def form(required: list[str] | None = None, **properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties) if required is None else required}
 
 
+def asked(message: str, schema: dict[str, Any]) -> Question:
+    return question_of(message, form_from(schema))[0]
+
+
+def content(schema: dict[str, Any], answer: Any) -> dict[str, Any] | None:
+    return question_of("", form_from(schema))[1](answer)
+
+
 def test_a_single_field_is_asked_in_the_words_of_the_message() -> None:
-    (field,) = form_fields("Delete it?", form(sure={"type": "boolean", "description": "For ever."})).values()
-    question = field.question
-    assert (question.id, question.text, question.pre_amble) == ("sure", "Delete it?", "For ever.")
+    question = asked("Delete it?", form(sure={"type": "boolean", "description": "Really."}))
+    assert (question.id, question.text, question.pre_amble) == ("sure", "Delete it?", "Really.")
     assert question.answer_type == "Boolean"
-
-
-def test_several_fields_have_words_of_their_own_and_the_message_before_them() -> None:
-    fields = form_fields("About you", form(name={"type": "string", "title": "Your name"}, old={"type": "boolean"}))
-    assert [(each.question.text, each.question.pre_amble) for each in fields.values()] == [
-        ("Your name", "About you"),
-        ("old", "About you"),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -34,40 +35,56 @@ def test_several_fields_have_words_of_their_own_and_the_message_before_them() ->
     ],
 )
 def test_choices_are_shown_by_their_titles_and_mean_their_values(table: dict[str, Any]) -> None:
-    (field,) = form_fields("Colour?", form(colour={**table, "default": "b"})).values()
-    assert field.question.answer_type == {"Select": {"options": ["Red", "Blue"]}}
-    assert field.question.default == "Blue"
-    assert field.values == {"Red": "r", "Blue": "b"}
+    question = asked("Colour?", form(colour={**table, "default": "b"}))
+    assert question.answer_type == {"Select": {"options": ["Red", "Blue"]}} and question.default == "Blue"
+    assert content(form(colour=table), "Red") == {"colour": "r"}
 
 
 def test_titles_that_are_not_all_different_are_not_shown() -> None:
     table = {"type": "string", "enum": ["r", "b"], "enumNames": ["Colour", "Colour"]}
-    (field,) = form_fields("Colour?", form(colour=table)).values()
-    assert field.question.answer_type == {"Select": {"options": ["r", "b"]}}
+    assert asked("Colour?", form(colour=table)).answer_type == {"Select": {"options": ["r", "b"]}}
 
 
-def test_a_default_of_another_type_is_none() -> None:
-    (field,) = form_fields("Name?", form(name={"type": "string", "default": 3})).values()
-    assert field.question.default is None
-
-
-def test_a_text_that_may_be_left_out_says_so() -> None:
-    (field,) = form_fields("Name?", form([], name={"type": "string"})).values()
-    assert field.question.text == "Name? (may be left empty)" and not field.required
-
-
-def test_what_cannot_be_asked_is_left_out_if_it_may_be() -> None:
-    fields = form_fields("Who?", form(["name"], name={"type": "string"}, age={"type": "integer"}))
-    assert list(fields) == ["name"]
+def test_a_default_of_another_type_is_dropped() -> None:
+    assert asked("Name?", form(name={"type": "string", "default": 3})).default is None
 
 
 @pytest.mark.parametrize(
-    "table", [{"type": "integer"}, {"type": "array", "items": {"enum": ["a"]}}, {"type": "string", "enum": []}, {}]
+    "schema",
+    [
+        form(age={"type": "integer"}),
+        form(mail={"type": "string", "format": "email"}),
+        form([], name={"type": "string"}),
+        form(name={"type": "string"}, old={"type": "boolean"}),
+        form(tags={"type": "array", "items": {"type": "string", "enum": ["a", "b"]}}),
+    ],
 )
-def test_what_must_be_given_and_cannot_be_asked_is_refused_with_its_name(table: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="booleans, choices and texts, and `age` is none of these"):
-        form_fields("Who?", form(age=table))
+def test_any_other_form_is_one_question_with_fields(schema: dict[str, Any]) -> None:
+    question = asked("Who?", schema)
+    assert (question.id, question.text) == ("form", "Who?")
+    assert question.answer_type["Form"]["properties"].keys() == schema["properties"].keys()
 
 
-def test_a_form_without_fields_has_none() -> None:
-    assert form_fields("Go on?", {"type": "object", "properties": {}}) == {}
+def test_defaults_of_required_fields_fill_an_answer_and_are_the_default_if_they_suffice() -> None:
+    schema = form(["name", "age"], name={"type": "string"}, age={"type": "integer", "default": 3})
+    assert content(schema, {"name": "Rose"}) == {"name": "Rose", "age": 3}
+    assert asked("Who?", schema).default is None
+    assert asked("Who?", form(["age"], name={"type": "string"}, age=schema["properties"]["age"])).default == {"age": 3}
+
+
+def test_optional_fields_that_cannot_be_asked_are_left_out() -> None:
+    question = asked("Who?", form(["name"], name={"type": "string"}, pet={"type": "object"}))
+    assert question.id == "name"
+
+
+@pytest.mark.parametrize(
+    "table", [{"type": "object"}, {"type": "array", "items": {}}, {"type": "string", "enum": []}, {}, True]
+)
+def test_required_fields_that_cannot_be_asked_are_refused_by_name(table: Any) -> None:
+    with pytest.raises(ValueError, match="texts, numbers, booleans and choices, and `age` is none of these"):
+        form_from(form(age=table))
+
+
+def test_a_form_without_fields_is_confirmed() -> None:
+    question, read = question_of("Go?", form_from({"type": "object", "properties": {}}))
+    assert (question.id, question.answer_type, read(True), read(False)) == ("confirm", "Boolean", {}, None)

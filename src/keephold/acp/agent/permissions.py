@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from keephold.acp.agent.updates import options, shown_text
 from keephold.characters import exact, exact_json, exact_line
-from keephold.handles.question import Question, question_text, select_options
+from keephold.handles.question import Question, form_answer, form_of, question_text, select_options
 from keephold.text import to_json
 from keephold.turn.prompts import (
     Answer,
@@ -84,7 +84,8 @@ def _deliver(prompt: DeliverResult, title: str) -> Choice:
 
 def _question(prompt: AskQuestion) -> Choice | None:
     question = prompt.question
-    title = exact_line(question.text) if question.answer_type == "Boolean" else question.text
+    guarded = question.answer_type == "Boolean" or form_of(question) is not None
+    title = exact_line(question.text) if guarded else question.text
     fields = {"title": title, "content": [shown_text(question_text(question, prompt.problem))]}
     if question.answer_type == "Boolean":
         choices = [("yes", "Yes", "allow_once"), ("no", "No", "reject_once")]
@@ -117,7 +118,7 @@ def filled_in(question: Question, result: Any) -> Decision:
     action = result.get("action") if isinstance(result, dict) else None
     if action == "accept":
         content = result.get("content")
-        return Answer(content.get(question.id) if isinstance(content, dict) else None)
+        return Answer(form_answer(question, content) if isinstance(content, dict) else None)
     if action in ("decline", "cancel"):
         return Dismissed()
     return Dismissed(f"the client's answer to the form is none: {_clipped(repr(result))}")
@@ -131,6 +132,8 @@ def elsewhere(question: Question, uid: str, store: str | None) -> str:
     if question.secret:
         way = f"`keephold send --password {where}`, or `keephold attach {where}` if it is a terminal"
         return f"A secret is not asked for in an editor. Give it in a terminal: {way}."
+    if form_of(question) is not None:
+        return f"This client cannot show a form. Answer in a terminal with a JSON object: `keephold send {where} JSON`."
     return f"This client cannot ask for a text. Answer in a terminal: `keephold send {where} TEXT`."
 
 

@@ -8,8 +8,9 @@ import msgspec
 
 from keephold.acp.agent.describing import CallDescription
 from keephold.acp.agent.updates import fenced
+from keephold.handles.form import fields_of, label_of
 from keephold.handles.handle import Handle
-from keephold.handles.question import Question, select_options
+from keephold.handles.question import Question, form_of, select_options
 from keephold.handles.state import Failure, Ok, PrintedOutput, Reply, Stopped, Waiting
 from keephold.turn.prompts import AskQuestion, DeliverResult, Prompt, RunTool
 from keephold.turn.replies import Replies
@@ -93,10 +94,13 @@ def agent_name(conversation: str) -> str:
 
 
 def in_words(question: Question) -> str:
-    options = select_options(question)
+    options, form = select_options(question), form_of(question)
     parts = [question.pre_amble, f"**{question.text}**"]
     if options is not None:
         parts.append("\n".join(f"- {option}" for option in options))
+    if form is not None:
+        labels = (label_of(name, field, name in form["required"]) for name, field in fields_of(form))
+        parts.append("\n".join(f"- {label}" for label in labels))
     return "\n\n".join(part for part in parts if part)
 
 

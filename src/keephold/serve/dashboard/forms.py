@@ -14,8 +14,10 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from keephold.errors import KeepholdError
+from keephold.handles.form import MOST_FIELDS, read_form
 from keephold.serve.dashboard.rendering import Renderer, approved_text, card_key, is_long, short_name, to_agree
 from keephold.serve.operations import read_body
+from keephold.text import to_json
 
 if TYPE_CHECKING:
     from keephold.control.control import Control
@@ -47,6 +49,9 @@ _NOTHING = {"status": "again", "problem": "nothing was chosen, so nothing is ans
 
 _UNSEEN = {"status": "again", "problem": "nothing is approved yet: look at all of the lines, then say that you have"}
 """The reply to an approval of a long text that was not all on the screen; see `whole` in macros.html."""
+
+_FIELD = "field."
+"""Before the name of a question's field in the name of its input."""
 
 Fields = dict[str, str]
 Acts = Callable[[Request, Fields], Awaitable[Response]]
@@ -92,6 +97,7 @@ class Forms:
             return _back(fields, "gone")
         id = asked["id"]
         of = asked["tool"] if asked["kind"] in ("permission", "result") else asked["handle_id"] or asked["tool"]
+        filled_in = _form_texts(asked["question"], fields)
         decision: dict[str, Any] = {name: fields[name] for name in ("decision", "reason", "value") if name in fields}
         decision |= {"remember": "remember" in fields, "digest": fields.get("digest") or None}
         if (text := approved_text(asked)) and fields.get("decision") == "edit" and fields.get("value") == text:
@@ -104,7 +110,7 @@ class Forms:
         else:
             answer = await self._control.decide(id, decision, by="the dashboard")
         if answer["status"] == "again":
-            typed = None if asked["kind"] == "secret" else fields.get("value")
+            typed = None if asked["kind"] == "secret" else filled_in or fields.get("value")
             draft = {"problem": answer["problem"], "text": typed, "remember": decision["remember"]}
             return await self._home(request, status=422, drafts={id: draft})
         if answer["status"] == "gone":
@@ -145,6 +151,7 @@ class Forms:
             await self._control.apply(uid, fields["value"])
         else:  # the question of the form, and no other
             asked = (await self._control.runtime_view.handle(uid))["question"]
+            _form_texts(asked, fields)
             if asked is not None and fields["value"] != "false" and is_long(to_agree(asked)) and "seen" not in fields:
                 raise _Refused(_UNSEEN["problem"], 422)
             await self._control.answer(uid, fields["value"], question=question)
@@ -169,6 +176,17 @@ class Forms:
         """End a standing permission."""
         ended = await self._control.revoke_permission(request.path_params["id"])
         return _back(fields, "unpermitted" if ended["revoked"] else "unpermitted-before")
+
+
+def _form_texts(question: dict[str, Any] | None, fields: Fields) -> dict[str, str]:
+    """Return the texts of a form's fields, and make them the value that is sent."""
+    kind = question["answer_type"] if question is not None else None
+    if not isinstance(kind, dict) or "Form" not in kind:
+        return {}
+    texts = {name.removeprefix(_FIELD): text for name, text in fields.items() if name.startswith(_FIELD)}
+    if "value" in fields:
+        fields["value"] = to_json(read_form(kind["Form"], texts)).decode()
+    return texts
 
 
 def _says_something(fields: Fields) -> bool:
@@ -210,7 +228,7 @@ async def _fields(request: Request) -> Fields:
         raise _Refused("forms are sent as application/x-www-form-urlencoded", 415)
     body = await read_body(request, _BYTES)
     try:
-        pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=20, errors="strict")
+        pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=20 + MOST_FIELDS, errors="strict")
     except ValueError:
         raise _Refused("the form cannot be read: too many fields, or text that is not UTF-8", 400) from None
     return {name: value.replace("\r\n", "\n") for name, value in pairs}  # browsers send CRLF

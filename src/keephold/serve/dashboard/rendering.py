@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse, Response
 
 from keephold.characters import ISOLATE, ISOLATED, exact, exact_json, is_seen, isolated, isolated_json
 from keephold.control.handle_json import allowed_text
+from keephold.handles.form import as_typed, label_of, options_of
 from keephold.text import duration, printable, relative, time_of_day, to_utf8
 from keephold.turn.prompts import lasting
 
@@ -125,6 +126,9 @@ def _environment() -> "Environment":
         "to_agree": to_agree,
         "isolated": isolated_html,
         "verbatim": verbatim,
+        "as_typed": as_typed,
+        "choices": choices,
+        "field_label": lambda field, name, required: label_of(name, field, required),
         "digest": lambda text: f"{zlib.crc32(to_utf8(text)):08x}",
         "lines": lines,
         "size": size,
@@ -179,6 +183,11 @@ def isolated_html(text: str) -> Markup:
     """Return JSON or `exact` text whose strings, or lines, cannot reorder what is beside them."""
     marked = isolated_json(text) if text.startswith("{") else isolated(text)
     return Markup(str(escape(marked)).replace(ISOLATE, "<bdi>").replace(ISOLATED, "</bdi>"))
+
+
+def choices(field: dict[str, Any]) -> list[tuple[str, str]] | None:
+    """Return the values of a form's field that is a choice, and their titles."""
+    return [("true", "Yes"), ("false", "No")] if field["type"] == "boolean" else options_of(field)
 
 
 def verbatim(text: str) -> Markup:

@@ -1,0 +1,201 @@
+"""Forms (Q1): one question with several fields, whose answer is an object of texts, numbers, booleans and choices.
+
+A form is kept as the question's `answer_type`: `{"Form": {"properties": {…}, "required": […]}}`, in the part of JSON
+Schema that MCP's elicitation has. Schemas come from foreign servers, so only harmless keywords are kept.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from keephold.characters import exact
+
+MOST_FIELDS = 100
+_TEXTS, _NUMBERS, _COUNTS = (
+    ("title", "description"),
+    ("minimum", "maximum"),
+    ("minLength", "maxLength", "minItems", "maxItems"),
+)
+_KEPT = (*_TEXTS, "default", "format", *_NUMBERS, *_COUNTS)
+_FORMATS = ("email", "uri", "date", "date-time")
+_BOUNDS = {"minimum": "at least", "maximum": "at most", "minItems": "at least", "maxItems": "at most"}
+_WORDS = {"yes": True, "y": True, "true": True, "no": False, "n": False, "false": False}
+_KINDS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
+
+Form = Mapping[str, Any]
+"""`properties` and `required` of an object."""
+
+
+def form_from(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the form that a JSON Schema describes, without optional fields that cannot be asked.
+
+    Raises `ValueError` if a required field cannot be asked.
+    """
+    properties = schema.get("properties") or {}
+    required = [name for name in schema.get("required") or () if name in properties]
+    known = {name: field for name, table in properties.items() if (field := _field(table)) is not None}
+    missing = ", ".join(f"`{name}`" for name in required if name not in known)
+    if missing or (properties and not known):
+        raise ValueError(
+            "a form may have texts, numbers, booleans and choices, "
+            + (f"and {missing} is none of these" if missing else "and this one has none")
+        )
+    if len(known) > MOST_FIELDS:
+        raise ValueError(f"a form may have {MOST_FIELDS} fields, and this one has {len(known)}")
+    return {"properties": known, "required": required}
+
+
+def _field(table: Any) -> dict[str, Any] | None:
+    """Return a field with the keywords that are kept; None if it cannot be asked."""
+    kind = table.get("type") if isinstance(table, Mapping) else None
+    choices = _choices(table.get("items") if kind == "array" else table) if isinstance(table, Mapping) else None
+    if kind is None and choices:
+        kind = "string"
+    if kind not in (*_KINDS, "array") or choices == {} or (kind == "array" and not choices):
+        return None
+    field: dict[str, Any] = {"type": kind} | {key: table[key] for key in _KEPT if _is_right(key, table.get(key))}
+    if choices and kind == "array":
+        field["items"] = choices
+    elif choices:
+        field |= choices
+    if "default" in field and problem_of({"properties": {"it": field}, "required": ()}, {"it": field["default"]}):
+        del field["default"]
+    return field
+
+
+def _is_right(key: str, value: Any) -> bool:
+    """Return whether a keyword has a value that it may have."""
+    if key in _TEXTS:
+        return isinstance(value, str)
+    if key in _NUMBERS or key in _COUNTS:
+        whole = isinstance(value, int) and value >= 0
+        return not isinstance(value, bool) and (whole or (key in _NUMBERS and isinstance(value, int | float)))
+    return value in _FORMATS if key == "format" else value is not None
+
+
+def _choices(table: Any) -> dict[str, Any] | None:
+    """Return the keywords of a choice: empty if its values cannot be chosen, None if it is not one."""
+    if not isinstance(table, Mapping):
+        return None
+    for union in ("oneOf", "anyOf"):
+        if union in table:
+            parts = table[union] if isinstance(table[union], list) else []
+            const = [part.get("const") if isinstance(part, Mapping) else None for part in parts]
+            titles = [str(part.get("title") or part["const"]) for part in parts] if all(map(_is_value, const)) else []
+            return _titled(const, titles) if titles else {}
+    if "enum" in table:
+        values, names = table["enum"], table.get("enumNames")
+        if not isinstance(values, list) or not values or not all(map(_is_value, values)):
+            return {}
+        named = isinstance(names, list) and len(names) == len(values)
+        return _titled(values, list(map(str, names if named and names else values)))
+    return None
+
+
+def _titled(values: list[Any], titles: list[str]) -> dict[str, Any]:
+    if titles == list(map(str, values)) or len(set(titles)) < len(values):  # titles that say nothing, or the same
+        return {"type": "string", "enum": values}
+    return {"oneOf": [{"const": value, "title": title} for value, title in zip(values, titles, strict=True)]}
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def problem_of(form: Form, answer: Any) -> str | None:
+    """Return what is wrong with an answer; None if it fits. A required field with a default may be left out."""
+    import jsonschema_rs  # takes a while, and most runtimes never see a form
+
+    if not isinstance(answer, Mapping):
+        return "the answer must be " + expected_form(form)
+    fields = form["properties"]
+    required = [name for name in form["required"] if "default" not in fields[name]]
+    schema = {"type": "object", "properties": fields, "required": required, "additionalProperties": False}
+    check = jsonschema_rs.validator_for(schema, validate_formats=True, offline=True)
+    try:
+        wrong = next(iter(check.iter_errors(dict(answer))), None)
+    except ValueError as error:
+        return f"the answer is not JSON: {error}"
+    if wrong is None:
+        return None
+    where = "".join(f"`{name}`: " for name in wrong.instance_path[:1])
+    return exact(f"{where}{wrong.message}"[:300])
+
+
+def expected_form(form: Form) -> str:
+    """Describe the answers that a form accepts."""
+    required = form["required"]
+    fields = (f"`{name}` ({_kind(field)}{', required' * (name in required)})" for name, field in fields_of(form))
+    return "an object with the fields " + ", ".join(fields)
+
+
+def fields_of(form: Form) -> list[tuple[str, Mapping[str, Any]]]:
+    return list(form["properties"].items())
+
+
+def _kind(field: Mapping[str, Any]) -> str:
+    options = options_of(field)
+    if options is None:
+        return str(field.get("format") or _KINDS[field["type"]])
+    return ("several" if field["type"] == "array" else "one") + " of " + ", ".join(f'"{value}"' for value, _ in options)
+
+
+def options_of(field: Mapping[str, Any]) -> list[tuple[str, str]] | None:
+    """Return the values of a choice and their titles; None if it is not one."""
+    table = field.get("items", field)
+    if "oneOf" in table:
+        return [(part["const"], part["title"]) for part in table["oneOf"]]
+    return [(value, value) for value in table["enum"]] if "enum" in table else None
+
+
+def label_of(name: str, field: Mapping[str, Any], required: bool) -> str:
+    """Return a field's title, with its kind if that is not obvious, and whether it may be left empty."""
+    notes = [] if field["type"] in ("string", "boolean") and "format" not in field else [_kind(field)]
+    notes += [f"{said} {field[key]}" for key, said in _BOUNDS.items() if key in field]
+    notes += [] if required else ["optional"]
+    title = str(field.get("title") or name)
+    return exact(f"{title} ({', '.join(notes)})" if notes else title)
+
+
+def read_field(field: Mapping[str, Any], text: str) -> Any:
+    """Return the value that a typed text stands for; of a choice, its title or number. Other texts stay as they are."""
+    said = text.strip()
+    match field["type"]:
+        case "boolean":
+            return _WORDS.get(said.lower(), text)
+        case "integer" | "number":
+            try:
+                number = float(said)
+            except ValueError:
+                return text
+            whole = math.isfinite(number) and number == int(number)
+            return text if not math.isfinite(number) else int(said) if whole and said.lstrip("+-").isdigit() else number
+        case "array":
+            return [_chosen(field, part.strip()) for part in said.split(",") if part.strip()]
+    return _chosen(field, said) if options_of(field) else text.removesuffix("\n")
+
+
+def _chosen(field: Mapping[str, Any], said: str) -> str:
+    options = options_of(field) or []
+    if said.isdecimal() and 1 <= int(said) <= len(options) and all(said != value for value, _ in options):
+        return options[int(said) - 1][0]
+    return next((value for value, title in options if said in (value, title)), said)
+
+
+def as_typed(value: Any) -> str:
+    """Return a value as `read_field` reads it."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def read_form(form: Form, texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the answer that typed texts stand for. An empty text leaves its field out."""
+    return {name: read_field(field, texts[name]) for name, field in fields_of(form) if texts.get(name, "").strip()}
+
+
+def filled(form: Form, answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer with the defaults of required fields that it leaves out."""
+    fields = form["properties"]
+    missing = (name for name in form["required"] if name not in answer and "default" in fields[name])
+    return {**answer, **{name: fields[name]["default"] for name in missing}}
