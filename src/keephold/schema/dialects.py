@@ -108,7 +108,7 @@ _INPUT_TEXT = (
 
 _INPUT_OR = "Beside another property of apply, null leaves it out."
 
-_JSON_TEXT = "JSON text of an object."
+_JSON_TEXT = "JSON text of an object"
 
 # Descriptions for dialects that have no keyword.
 _SAID = {
@@ -379,7 +379,9 @@ def _form(schema: Schema, words: _Words, depth: int) -> tuple[Schema, list[str]]
     if kind == "object":
         free = not schema.get("properties") and schema.get("additionalProperties") is not False
         if (free and not words.free) or (words.max_depth is not None and depth >= words.max_depth):
-            return {"type": "string"}, [_JSON_TEXT]
+            values = schema.get("additionalProperties") if free else None
+            fitting = f" whose values fit {_json(values)}" if isinstance(values, Mapping) and values else ""
+            return {"type": "string"}, [f"{_JSON_TEXT}{fitting}."]
         # Some local models read an object without `additionalProperties` as closed.
         whole = {"additionalProperties": True, **schema} if free else schema
         form = _object(whole, words, depth + 1)

@@ -84,9 +84,10 @@ class _Mender:
         """Return the value if it fits, else the nearest one that does; `_MISSING` if there is none."""
         if depth > _DEEPEST:
             return _MISSING
-        if self._fits(part, value):
-            return value
         schema = self._schema.followed(part)
+        simple = not isinstance(value, dict) or "properties" not in schema or "anyOf" in schema or "oneOf" in schema
+        if simple and self._fits(part, value) and _of_format(schema, value):
+            return value
         near = self._near(value, schema, depth)
         if near is not _MISSING and self._fits(part, near):
             return near
@@ -177,6 +178,13 @@ class _Mender:
                 yield self._members({}, schema, depth)
             case "null":
                 yield None
+
+
+def _of_format(schema: Mapping[str, Any], value: Any) -> bool:
+    """Whether a text has the format of its schema. The check of arguments leaves that to the tool."""
+    if not isinstance(value, str) or schema.get("format") not in _FORMATS:
+        return True
+    return jsonschema_rs.validator_for({"format": schema["format"]}, validate_formats=True).is_valid(value)
 
 
 def _close(kept: Any, given: Any) -> bool:

@@ -424,7 +424,9 @@ class Batch:
         """Add the call that would have worked to the refusal of a wrong one."""
         if call.parsed.error is None and not reply.is_error:
             return reply
-        return with_suggestion(reply, call.parsed, self._registry.conversation(self._conversation).names)
+        known = self._registry.conversation(self._conversation)
+        live = {handle.id: handle for handle in known.live.values() if handle.stateful}
+        return with_suggestion(reply, call.parsed, {**live, **known.names})
 
     def _parked(self, call: ActiveCall) -> None:
         """D10: the serial lane continues; the batch waits, with `park_after` only for a while."""

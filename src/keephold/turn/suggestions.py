@@ -100,8 +100,6 @@ class _Suggestion:
             return None
         if code == "bad_answer":
             return self._answer()
-        if code == "batch_rejected":
-            return self._renamed(tool)
         if verb_of(tool.name) is None and not tool.actions:
             return self._plain(tool, code)
         action, id = action_of(tool.name, self._sent)
@@ -154,26 +152,19 @@ class _Suggestion:
             wanted = tool.name
         error = self._parsed.error
         taken = self._parsed.handle_id if error is not None and error.code == "batch_rejected" else None
+        once = tool.name.startswith("create_")
         used, count, free = self._names, 1, wanted
-        while free == taken or (free in used and (used[free].active or self._once(tool))):
+        while free == taken or (free in used and (used[free].active or once)):
             count += 1
             free = f"{wanted}-{count}"
         return free
-
-    @staticmethod
-    def _once(tool: Tool) -> bool:
-        return tool.launching is not None and bool(tool.launching.once)
-
-    def _renamed(self, tool: Tool) -> Suggested | None:
-        """Return the same call under an id that is free."""
-        taken = self._parsed.handle_id
-        key = next((name for name, value in self._sent.items() if value == taken and name != "action"), None)
-        return None if key is None else (tool.name, {**self._sent, key: self._free(taken, tool)})
 
     def _plain(self, tool: Tool, code: str) -> Suggested | None:
         """Return a call of a tool without actions."""
         if tool.name == "describe_tools":
             return self._described(tool)
+        if tool.name == "create_task" and code == "batch_rejected":  # which ids of tasks are free is not known here
+            return ("get_task", {"taskId": self._sent["taskId"]}) if has(self._tools, "get_task") else None
         if tool.source == "builtin" or tool.launching is not None:
             if code in (*_MISSING, *_LOOK):
                 return self._instead_of_missing(tool)
@@ -181,10 +172,13 @@ class _Suggestion:
                 return self._instead_of_missing(tool)
         instead = self._parsed.error.instead if isinstance(self._parsed.error, WrongArguments) else {}
         made = self._tools.check(tool, None).mended({**self._sent, **instead}, _MOST)
-        if made is None or made != self._sent or code != "invalid_arguments":
-            return None if made is None else (tool.name, made)
-        fewer = self._fewer(tool)
-        return None if fewer is None else (tool.name, self._one_handle(tool, fewer))
+        if made == self._sent and code == "invalid_arguments" and tool.launching is None:
+            if tool.name in _WAITS:  # two ways to name a handle, of which one was wanted
+                return self._instead_of_missing(tool)
+            made = self._fewer(tool)
+        if made is not None and (tool.source == "builtin" or tool.launching is not None):
+            made |= {name: self._free(made[name], tool) for name in _IDS if name in made and _new(tool, made[name])}
+        return None if made is None else (tool.name, made)
 
     def _fewer(self, tool: Tool) -> dict[str, Any] | None:
         """Return other arguments than those sent, which fit the schema: the tool itself has refused one of them."""
@@ -194,11 +188,6 @@ class _Suggestion:
             if fewer is not None and fewer != self._sent and tool.source in ("builtin", "python"):
                 return fewer
         return None
-
-    def _one_handle(self, tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments with the handle that the tool cannot do without."""
-        named = {name: value for name, value in self._sent.items() if name in _IDS or name in _LISTS}
-        return {**dict(list(named.items())[:1]), **arguments} if tool.name in _WAITS else arguments
 
     def _described(self, tool: Tool) -> Suggested | None:
         known = [each.name for each in self._tools if each.source != "builtin"]
@@ -233,7 +222,7 @@ class _Suggestion:
         if known or not self._names:
             return known
         near = [id for each in given[:5] for id in difflib.get_close_matches(each[:100], list(self._names)[-200:], 1)]
-        return near[:1] or [list(self._names)[-1]]
+        return near[:1] or [max(self._names.values(), key=_lasting).id]
 
     def _waiting(self, tool: Tool, known: list[str]) -> Suggested | None:
         match tool.name:
@@ -262,7 +251,7 @@ class _Suggestion:
             own = [each for each in self._names.values() if (each.tool.actions if shared else each.tool is tool)]
             near = difflib.get_close_matches(str(id)[:100], [each.id for each in own][-200:], 1)
             if own:
-                return self._look(self._names[near[0]] if near else own[-1])
+                return self._look(self._names[near[0]] if near else max(own, key=_lasting))
             return self._example() if shared else self._start(tool, True, id)
         if code in _LOOK or action not in handle.tool.actions:
             return self._look(handle)
@@ -306,6 +295,16 @@ class _Suggestion:
                 free = self._free(ids[0] if ids else tool.name, tool)
                 return (tool.name, {"spawn": free, **made} if self._shared else {"action": "spawn", "id": free, **made})
         return None
+
+
+def _new(tool: Tool, id: Any) -> bool:
+    """Whether the tool makes something under the id, or would if the id were valid."""
+    return tool.name.startswith("create_") or made_id(id) != id
+
+
+def _lasting(handle: Handle) -> tuple[bool, float]:
+    """Order handles: live ones cannot expire, and new ones do so later."""
+    return handle.active, handle.state.created
 
 
 def _meant(given: Any, question: Question) -> Any:

@@ -140,7 +140,9 @@ class Agents:
             offered = [each.id for each in self._agents.values() if tools is None or has(tools, each.tool)]
             known = ", ".join(offered) or "none; a program registers them with @rt.agent"
             why = f"Agent {id} not found; known agents: {known}"
-            raise WrongArguments(why, instead={"agentId": (*nearest(id, offered), *offered, "")[0]})
+            raise WrongArguments(
+                why, instead=dict.fromkeys(("agentId",) if offered else (), (*nearest(id, offered), *offered, "")[0])
+            )
         return agent
 
     def slots_of(self, arguments: Mapping[str, Any]) -> dict[str, int]:
