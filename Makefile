@@ -37,7 +37,7 @@ $(READY): requirements/dev.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-interop: build/interop/ready build/mcp1/ready ## install the foreign programs that we are tested against
+interop: build/interop/ready build/mcp1/ready build/mcp-oldest/ready ## install the foreign programs that we are tested against
 
 build/interop/ready: $(addprefix $(INTEROP)/,package.json package-lock.json .npmrc) | $(READY)
 	@mkdir -p $(@D)
@@ -48,6 +48,11 @@ build/interop/ready: $(addprefix $(INTEROP)/,package.json package-lock.json .npm
 build/mcp1/ready: $(INTEROP)/mcp1.txt
 	$(PYTHON) -m venv build/mcp1
 	build/mcp1/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+# Only these two packages, in front of those of .venv.
+build/mcp-oldest/ready: $(INTEROP)/mcp-oldest.txt | $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target $(@D) -r $<
 	@touch $@
 
 # Debian's, of the system: the tests drive the browser that is installed and download none.
@@ -106,6 +111,7 @@ lock: ## write all lock files anew, with the newest versions that are allowed
 	$(COMPILE) --extra dev pyproject.toml -o requirements/dev.txt
 	$(COMPILE) requirements/lock.in -o requirements/lock.txt
 	$(COMPILE) $(INTEROP)/mcp1.in -o $(INTEROP)/mcp1.txt
+	$(COMPILE) --no-deps $(INTEROP)/mcp-oldest.in -o $(INTEROP)/mcp-oldest.txt
 	$(MAKE) setup
 	cd $(INTEROP) && rm -f package-lock.json && $(NPM) install --package-lock-only --loglevel=error
 

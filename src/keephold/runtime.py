@@ -247,8 +247,10 @@ class Runtime:
     def _connect(
         self, servers: "Iterable[McpServer]", toolbox: Toolbox | None = None, owner: str | None = None
     ) -> "Servers":
+        from keephold.tools.remote.server import need_mcp
         from keephold.tools.remote.servers import Servers  # only if servers are used: the import is expensive
 
+        need_mcp()
         return Servers(servers, self._guard, toolbox or self.toolbox, self._tell, self._tools_arrived, owner)
 
     def _toolbox_of(self, conversation: str) -> Toolbox | None:

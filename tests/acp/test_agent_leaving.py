@@ -50,8 +50,8 @@ async def test_X1_nothing_is_held_of_a_session_that_was_closed(tmp_path: Path) -
         calls = [["1", "waits", spawn], ["2", "look", {"path": "a"}], ["3", "asks", {"kind": "boolean"}]]
         turn = asyncio.ensure_future(agent.prompt(session, {"calls": calls}))
         await agent.until(lambda: agent.requests("session/request_permission"))
-        ((id, _),) = agent.requests("session/request_permission")
-        agent.peer.respond(id, {"outcome": {"outcome": "selected", "optionId": "yes"}})
+        ((request, _),) = agent.requests("session/request_permission")
+        agent.peer.respond(request, {"outcome": {"outcome": "selected", "optionId": "yes"}})
         assert await turn == "end_turn"
         assert sorted(left(AgentSession, Conversation, before=before)) == ["AgentSession", "Conversation"]
         await agent.ask("session/close", session)

@@ -76,6 +76,10 @@ async def _serve(
 
     def find(cwd: str, additional: Sequence[str]) -> tuple[Config, str]:
         found, ignored = (config, "") if file is not None else config_unasked(None, Path(cwd))
+        if ignored:
+            logging.getLogger("keephold.acp").warning("%s", ignored)
+        elif file is None and found.source is not None:
+            tell_source(found)
         return found.in_session(cwd, additional), ignored
 
     persons, settings = SessionPrompts(), config.acp

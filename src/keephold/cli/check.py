@@ -172,18 +172,23 @@ class Examination:
         """Return a note if `keephold serve` would not start because it would serve the network without a token. The
         token may be elsewhere: in a service's own environment, or in a file of --tokens."""
         from keephold.cli.parameters import TOKEN
-        from keephold.errors import ConfigError
+        from keephold.errors import ConfigError, KeepholdError
 
         serve = self._config.serve
         if not self._sound(("serve",)) or "host" not in serve.model_fields_set or os.environ.get(TOKEN):
             return []
-        from keephold.mcp.http import check_bind  # slow to import
+        from keephold.tools.remote.server import need_mcp
 
+        place = self._source.at(("serve", "host"))
         try:
+            need_mcp("serve")
+            from keephold.mcp.http import check_bind  # slow to import
+
             check_bind(serve.host, {})
         except ConfigError as error:
-            place = self._source.at(("serve", "host"))
             return [f"{place}: `keephold serve` could not start: {problem}" for problem in error.problems]
+        except KeepholdError as error:
+            return [f"{place}: `keephold serve` could not start: {error.message}"]
         return []
 
     # Agents and servers
@@ -201,7 +206,15 @@ class Examination:
 
     def servers(self) -> list[dict[str, Any]]:
         """Return each enabled MCP server: its address, or its program and where that is."""
+        from keephold.errors import KeepholdError
+        from keephold.tools.remote.server import need_mcp
+
         facts = []
+        try:
+            if any(server.enabled for server in self._config.mcp.servers.values()):
+                need_mcp()
+        except KeepholdError as error:
+            self.problem(("mcp", "servers"), error.message)
         for name, server in self._config.mcp.servers.items():
             if not server.enabled:
                 continue

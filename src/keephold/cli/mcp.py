@@ -33,6 +33,7 @@ from keephold.config import Config
 from keephold.control.server_discovery import connect, pass_on
 from keephold.store.urls import open_store
 from keephold.tools.environment import take
+from keephold.tools.remote.server import need_mcp
 
 if TYPE_CHECKING:
     from mcp.server.context import CallNext, HandlerResult
@@ -96,6 +97,7 @@ def mcp(
     Handles outlive a connection: a client that reconnects finds them by their ids, unless --store is `memory:`.
     """
     log_to_stderr()
+    need_mcp()
     own = take(TOKEN) or None
     principals = tokens_of(tokens)
     known = ({"default": own} if own else {}) | principals.tokens

@@ -36,6 +36,7 @@ from keephold.config.trust import examine
 from keephold.errors import ConfigError, KeepholdError
 from keephold.store.urls import open_store
 from keephold.tools.environment import take
+from keephold.tools.remote.server import need_mcp
 
 if TYPE_CHECKING:
     from keephold.runtime import Runtime
@@ -88,6 +89,7 @@ def serve(
     Signals: TERM and INT stop it in good order (twice: at once); HUP reads the configuration again.
     """
     log_to_stderr()
+    need_mcp("serve")
     given = take(TOKEN)
     loaded = the_config(config, ask=False)  # it may be a service, whose terminal nobody watches
     settings = loaded.serve

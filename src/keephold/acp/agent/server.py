@@ -243,7 +243,10 @@ class AgentServer:
         """Connect the servers of one session; return what reports their problems."""
         if not brought:
             return list
-        connecting = await project.runtime._bring_servers(id, brought)
+        try:
+            connecting = await project.runtime._bring_servers(id, brought)
+        except KeepholdError as error:  # mcp is not installed
+            return partial(list, (error.message,))
         await connecting.ready(_CONNECT_SECS)
         return connecting.problems
 

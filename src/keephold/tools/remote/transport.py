@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from inspect import signature
 from types import TracebackType
 from typing import Any, TextIO
 from urllib.request import getproxies
@@ -73,6 +74,9 @@ class Stderr:
 
 _LARGEST_EVENT = 100 << 20
 """Bytes of one message over HTTP: the default size of a kept output."""
+_SIZES: dict[str, Any] = {"max_sse_event_size": _LARGEST_EVENT}
+if "max_sse_event_size" not in signature(streamable_http_client).parameters:
+    _SIZES = {}  # before mcp 2.3, which introduced a limit
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
@@ -121,7 +125,7 @@ async def over_http(server: McpServer, refused: Callable[[int], None]) -> AsyncI
         transport=own,
         event_hooks={"response": [look]},
     )
-    reading = streamable_http_client(server.url, http_client=client, max_sse_event_size=_LARGEST_EVENT)
+    reading = streamable_http_client(server.url, http_client=client, **_SIZES)
     async with client, reading as streams:
         yield streams
 
