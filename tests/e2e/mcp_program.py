@@ -348,6 +348,13 @@ async def nested(ctx: Context[Any]) -> str:
 
 
 @server.tool()
+async def roots(ctx: Context[Any]) -> str:
+    """The client's directories, as old servers ask for them."""
+    listed = await ctx.session.send_request(types.ListRootsRequest(), types.ListRootsResult)
+    return " ".join(str(root.uri) for root in listed.roots)
+
+
+@server.tool()
 async def grow(ctx: Context[Any]) -> str:
     """Have one more tool."""
     server.add_tool(lambda: "late", name="late", description="Came later.")
@@ -426,6 +433,8 @@ if __name__ == "__main__":
     note(f"started {os.getpid()}")
     if "http" in sys.argv:
         server.run("streamable-http", port=int(sys.argv[sys.argv.index("http") + 1]))
+    elif "sse" in sys.argv:
+        server.run("sse", port=int(sys.argv[sys.argv.index("sse") + 1]))
     elif "legacy" in sys.argv:
         anyio.run(legacy_on_pipes)
     else:

@@ -60,9 +60,9 @@ def serving(directory: Path, kind: str, era: str, *words: str) -> Iterator[Serve
         process.wait()
 
 
-def start_http(server: Server, port: int) -> subprocess.Popen[bytes]:
+def start_http(server: Server, port: int, transport: str = "http") -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
-        [sys.executable, PROGRAM, "http", str(port), *server.words],
+        [sys.executable, PROGRAM, transport, str(port), *server.words],
         env={**os.environ, **server.env},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -9,11 +9,14 @@ import sys
 import textwrap
 from pathlib import Path
 
+import mcp.types as types
 import pytest
+from mcp import Client
 from tests.e2e.mcp_servers import Server, free_port, names, serving, start_http, until, using
 
 import keephold
 from keephold import Runtime, ToolCall
+from keephold.mcp.server import Server as KeepholdServer
 from keephold.schema.shared import HANDLE_TOOLS
 from keephold.tools.remote.server import McpServer
 
@@ -275,3 +278,48 @@ async def test_M6_settings_of_single_tools_hold(tmp_path: Path) -> None:
             assert (await using(turn, "add", a=1, b=2)).code == "permission_denied"
             os.environ["KEEPHOLD_TEST_INHERITED"] = "1"
             assert (await using(turn, "environment", name="KEEPHOLD_TEST_INHERITED")).result == "(none)"
+
+
+async def test_M7_a_mute_server_delays_no_list_and_tools_that_come_are_announced(tmp_path: Path) -> None:
+    changes = asyncio.Event()
+
+    async def told(message: object) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            changes.set()
+
+    with serving(tmp_path, "stdio", "modern") as server:
+        mute = keephold.mcp_server("mute", command=["sleep", "1000"])
+        async with (
+            Runtime(servers=[mute, server.spec()]) as rt,
+            Client(KeepholdServer(rt), mode="legacy", message_handler=told) as client,
+        ):
+            listing = asyncio.create_task(client.list_tools())
+            for _ in range(200):  # passes of the loop: no server can answer in them, and no timeout expires
+                await asyncio.sleep(0)
+            assert "echo" not in {tool.name for tool in listing.result().tools}
+            await changes.wait()
+            assert "echo" in {tool.name for tool in (await client.list_tools()).tools}
+
+
+async def test_M6_a_server_that_has_only_the_old_transport_is_refused_clearly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    process = start_http(Server(tmp_path), port, "sse")
+    try:
+        async with Runtime(servers=[keephold.mcp_server("old", url=f"http://127.0.0.1:{port}/sse")]) as rt:
+            assert not await rt.connected()
+    finally:
+        process.kill()
+        process.wait()
+    assert "speaks only the HTTP+SSE transport of protocol 2024-11-05, which is not supported" in caplog.text
+
+
+async def test_M6_a_program_learns_the_directory_it_works_in_and_a_service_does_not(tmp_path: Path) -> None:
+    for kind in ("stdio", "http"):
+        with serving(tmp_path, kind, "legacy") as server:
+            options = {"cwd": str(tmp_path)} if kind == "stdio" else {}
+            async with Runtime(servers=[server.spec(**options)]) as rt, rt.turn("main") as turn:
+                await rt.connected()
+                said = await using(turn, "roots")
+                assert (said.result == tmp_path.as_uri()) is (kind == "stdio")

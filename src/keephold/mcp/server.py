@@ -45,7 +45,6 @@ from keephold.tools.builtin import NAMES, unknown_builtins
 
 _STATE_SECS = 7 * 86_400.0
 """The time a client has to return with an answer."""
-_CONNECT_SECS = 5.0
 _KNOWN = ", ".join(("*", *NAMES))
 TASK_AFTER_SECS = 0.5
 """After how long a call becomes a task, for clients that know tasks."""
@@ -153,8 +152,8 @@ class Server(MCPServer[Any]):
         return super()._tool_input_schema(name) if tool is None else dict(tool.parameters)
 
     async def list_tools(self) -> list[DescribedTool]:
-        """Return the tools registered here, then those of the runtime."""
-        await self.runtime.connected(_CONNECT_SECS)  # a client that lists once should see the tools of other servers
+        """Return the tools registered here, then those of the runtime. The tools of foreign servers that have not
+        answered yet are announced when they come (M7): nobody knows whether a server is slow or mute."""
         shown = described(list(self.calls.served), self._schema, self.runtime.toolbox.actions)
         return [*await super().list_tools(), *shown]
 

@@ -6,9 +6,11 @@ and its changes, messages that a server sends unasked. `run` returns why the con
 
 import asyncio
 import logging
+import os
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from importlib.metadata import version
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 import anyio
@@ -19,10 +21,11 @@ from mcp.client.client import Client
 from mcp.client.session import IncomingMessage
 from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
+from pydantic import FileUrl
 
 from keephold.tools.remote.asking import Asker
 from keephold.tools.remote.tasks import TasksExtension
-from keephold.tools.remote.transport import Stderr, on_pipes, over_http
+from keephold.tools.remote.transport import Stderr, on_pipes, over_http, speaks_only_sse
 
 if TYPE_CHECKING:
     from keephold.tools.remote.connection import Connection
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("keephold.mcp")
 
 _PAGES = 100
+_NO_POST = (400, 404, 405, 406, 415)
+"""How a server that has only the old transport answers a message sent to its address."""
 _RELISTEN_SECS = 5.0
 
 current: ContextVar[Asker | None] = ContextVar("current", default=None)
@@ -57,6 +62,7 @@ class Link:
         self.client = Client(
             self._transport(),
             elicitation_callback=self._asked,
+            list_roots_callback=self._roots if self.server.url is None else None,
             logging_callback=self._logged,
             message_handler=self._told,
             client_info=types.Implementation(name="keephold", version=version("keephold")),
@@ -87,6 +93,11 @@ class Link:
             finally:
                 timer.cancel()
         reason = self._reason or "the connection was closed"
+        if self._status in _NO_POST and not self.was_up and await speaks_only_sse(self.server):
+            reason = (
+                "it speaks only the HTTP+SSE transport of protocol 2024-11-05, which is not supported; use its address "
+                "for streamable HTTP, which often ends in /mcp"
+            )
         if self._late:
             reason = f"it did not answer within {self.server.timeout_secs:g} s"
         said = self._errors.last_words
@@ -189,6 +200,12 @@ class Link:
     async def _logged(self, params: types.LoggingMessageNotificationParams) -> None:
         text = self.server.without_secrets(str(params.data))
         _log.info("MCP server `%s` says (%s): %.2000s", self.server.name, params.level, text)
+
+    async def _roots(self, context: ClientRequestContext) -> types.ListRootsResult:
+        """Name the directory that a program works in. A service elsewhere gets no path of this machine."""
+        directory = os.path.abspath(self.server.cwd or ".")
+        root = types.Root(uri=FileUrl(PurePath(directory).as_uri()), name=os.path.basename(directory))
+        return types.ListRootsResult(roots=[root])
 
     async def _asked(
         self, context: ClientRequestContext, params: types.ElicitRequestParams

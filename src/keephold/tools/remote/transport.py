@@ -72,6 +72,7 @@ class Stderr:
         asyncio.get_running_loop().remove_reader(read)  # it has closed it
 
 
+_PROBE_SECS = 3.0
 _LARGEST_EVENT = 100 << 20
 """Bytes of one message over HTTP: the default size of a kept output."""
 _SIZES: dict[str, Any] = {"max_sse_event_size": _LARGEST_EVENT}
@@ -128,6 +129,18 @@ async def over_http(server: McpServer, refused: Callable[[int], None]) -> AsyncI
     reading = streamable_http_client(server.url, http_client=client, **_SIZES)
     async with client, reading as streams:
         yield streams
+
+
+async def speaks_only_sse(server: McpServer) -> bool:
+    """Return whether the address answers as the old HTTP+SSE transport does: with an event that names another one."""
+    assert server.url is not None
+    client = httpx2.AsyncClient(headers={**server.headers, "Accept": "text/event-stream"})
+    try:
+        async with asyncio.timeout(_PROBE_SECS), client, client.stream("GET", server.url) as response:
+            first = await anext(response.aiter_lines(), "")
+    except (httpx2.HTTPError, TimeoutError, OSError):
+        return False
+    return first.replace(" ", "") == "event:endpoint"
 
 
 class _Watched:
