@@ -203,9 +203,8 @@ class Link:
 
     async def _roots(self, context: ClientRequestContext) -> types.ListRootsResult:
         """Name the directory that a program works in. A service elsewhere gets no path of this machine."""
-        directory = os.path.abspath(self.server.cwd or ".")
-        root = types.Root(uri=FileUrl(PurePath(directory).as_uri()), name=os.path.basename(directory))
-        return types.ListRootsResult(roots=[root])
+        directory = PurePath(os.getcwd(), self.server.cwd or "")  # noqa: PTH109 (a Path would not be pure)
+        return types.ListRootsResult(roots=[types.Root(uri=FileUrl(directory.as_uri()), name=directory.name)])
 
     async def _asked(
         self, context: ClientRequestContext, params: types.ElicitRequestParams
