@@ -107,6 +107,14 @@ async def sign(call: Call, notes: str) -> str:
     return f"signed: {await call.ask(Question(id='sure', text='Sign?', answer_type='Boolean'))}"
 
 
+@keephold.tool(on_crash="replay")
+async def haul(call: Call, gate: str) -> str:
+    """Waits at its gate, and is run again after a crash."""
+    Path(gate + ".begun").touch()
+    await opened(gate)
+    return f"hauled in attempt {call.attempt}"
+
+
 @keephold.tool(task="required")
 async def fragile(call: Call, gate: str) -> str:
     """Ends with the process that runs it."""
@@ -121,7 +129,7 @@ async def approve(call: Call, keys: str) -> Pending:
     return Pending(deadline=3600)
 
 
-TOOLS = (echo, weigh, wait_at, work, measure, confirm, discuss, name_it, secret, deploy, sign, fragile, approve)
+TOOLS = (echo, weigh, wait_at, work, measure, confirm, discuss, name_it, secret, deploy, sign, haul, fragile, approve)
 
 CONFIG = "[mcp]\nbackground_secs = 0\n\n" + "".join(
     f"[conversation.tools.{tool.name}]\n"

@@ -6,6 +6,7 @@ the way its protocol version has (see `elicit.py`).
 
 import asyncio
 import contextlib
+import hashlib
 import re
 import secrets
 import time
@@ -35,6 +36,7 @@ from keephold.mcp.elicit import Elicit, ElicitationPrompter
 from keephold.mcp.hosts import HOST, MCP, is_hosted
 from keephold.mcp.results import content_of, result
 from keephold.runtime import Runtime
+from keephold.store.base import HandleQuery
 from keephold.tools.base import Tool
 from keephold.tools.toolbox import ServedTools, Tools, has
 from keephold.turn.single_calls import QueuedCall
@@ -49,6 +51,12 @@ PRINCIPAL = "keephold.principal"
 """The key of a request's scope under which the HTTP server puts the principal."""
 GONE = "keephold.gone"
 """The key of a request's scope for the event that a 2025 client has disconnected, which the SDK does not report."""
+RESUMES = "keephold.resumes"
+"""The key of a request's scope that says: its client has resumed the stream of an earlier call (`sessions.py`)."""
+LEFT = "keephold/left"
+"""The key in the `_meta` of an answer that nobody takes."""
+REQUEST = "mcp.request"
+"""The key in a handle's metadata for the session and the request of its call."""
 PROGRESS_SECS = 5.0
 """The interval of progress notifications for a running call."""
 _BACK_SECS = 3600.0
@@ -138,7 +146,9 @@ class Calls:
         try:
             desk = self.runtime.call_queue(conversation)
             waits = Patience(self._answer_within, _unknown_secs(ctx))
-            visit = await desk.begin(call, park_after=park_after, people=people, waits=waits)
+            visit = await desk.begin(
+                call, park_after=park_after, people=people, waits=waits, metadata=_request_metadata(ctx)
+            )
         except KeepholdError as error:  # the runtime is closing, or its store cannot be read
             raise MCPError(INTERNAL_ERROR, error.message) from None
         served = Served(tool, visit, asker, desk.conversation)
@@ -165,14 +175,28 @@ class Calls:
         await served.asker.taken(said)
         return await self.answer(ctx, served)
 
+    async def resumed(self, ctx: Context) -> HandlerResult:
+        """Answer a call whose client lost its connection, or whose server was restarted, by its handle."""
+        registry, conversation, wanted = self.runtime.registry, self.conversation(ctx), _request_metadata(ctx) or {}
+        live = (handle for handle in registry.live(conversation) if (handle.metadata or {}).items() >= wanted.items())
+        handle = next(live, None)
+        if handle is None:
+            query = HandleQuery(conversation=conversation, stateful=None, metadata=wanted, newest=True, limit=1)
+            handle = next((registry.adopt(record) for record in await registry.store.handles(query)), None)
+        if handle is None:
+            return result(None, "The connection was lost, and nothing is known of this call any more; call again", True)
+        self.tasks.ask_by(handle, by_request(ctx) if ctx.session.can_send_request else None)
+        return await self._follow(ctx, handle)
+
     async def _follow(self, ctx: Context, handle: Handle) -> HandlerResult:
         """Wait for the answer of a one-shot call that an earlier request began, here or in another process."""
+        returns = not ctx.session.can_send_request  # a 2026 client returns with its input; a 2025 client is asked
         watcher = _Progress()
         handle.watch(watcher)
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._answer_within):
-                    while handle.active and not self.tasks.requests(handle):
+                    while handle.active and not (returns and self.tasks.requests(handle)):
                         await watcher.changed.wait()
                         watcher.changed.clear()
         except asyncio.CancelledError:
@@ -180,7 +204,7 @@ class Calls:
             raise
         finally:
             handle.unwatch(watcher)
-        requests = self.tasks.requests(handle)
+        requests = self.tasks.requests(handle) if returns else None
         if handle.active and requests:
             return self._needs_input(requests, handle.uid)
         if handle.active:  # it has an id since its client was sent for input
@@ -211,7 +235,9 @@ class Calls:
             elif not answered.done() and asker is not None:
                 return await self._wait_for_input(served, asker)
             if not answered.done():
-                return result(served.tool, "nobody takes this answer", True)
+                nobody = result(served.tool, "nobody takes this answer", True)
+                nobody.meta = {LEFT: True}
+                return nobody
             response = answered.result()
             content = content_of(handle) if handle is not None and not handle.stateful else ()
             return result(
@@ -293,6 +319,14 @@ def _unknown_secs(ctx: Context) -> float:
     """Return how long an unknown id is waited for: frameworks open a connection for every call, so over HTTP an `await`
     may overtake its spawn."""
     return 0.0 if ctx.request is None else _UNKNOWN_SECS
+
+
+def _request_metadata(ctx: Context) -> dict[str, Any] | None:
+    """Return the metadata by which a 2025 client over HTTP finds the handle of its call again."""
+    session = ctx.session._connection.session_id
+    if session is None:
+        return None
+    return {REQUEST: f"{hashlib.sha256(session.encode()).hexdigest()[:16]}:{ctx.request_id}"}
 
 
 def _channel(ctx: Context) -> int:

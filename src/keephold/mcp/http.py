@@ -30,6 +30,10 @@ from keephold.control.webhooks import PATH, Completing
 from keephold.errors import ConfigError
 from keephold.mcp.calls import GONE, PRINCIPAL
 from keephold.mcp.server import Server
+from keephold.mcp.sessions import Sessions
+
+RETRY_MS = 2000
+"""When a 2025 client resumes a lost stream. The SDKs try twice, so a restart may take twice as long."""
 
 
 class AnsweredOnce:
@@ -111,8 +115,9 @@ def http_app(
     the server's own conversation. Without any token, every program that reaches it can use it. `hosts` are further
     names of the server.
 
-    Further options are those of the SDK's transport. The SDK shares an `event_store` among all sessions, and names
-    streams by request ids that sessions choose: use it only for a server of one client.
+    Further options are those of the SDK's transport. Without an `event_store`, sessions outlive the server, and their
+    streams can be resumed. The SDK shares an `event_store` among all sessions, and names streams by request ids that
+    sessions choose: use one only for a server of one client.
     """
     app = mcp_app(server, path=path, **transport)
     return Door(app, tokens or {}, hosts, owner=owner, tells_gone="event_store" not in transport)
@@ -120,12 +125,15 @@ def http_app(
 
 def mcp_app(server: Server, *, path: str = "/mcp", **transport: Any) -> Starlette:
     """Return the routes of MCP and of completions, without the checks of `Door`."""
+    transport.setdefault("retry_interval", RETRY_MS)
     app = server.streamable_http_app(
         streamable_http_path=path,
         max_request_body_size=server.runtime.limits.line_bytes,
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Door` checks that
         **transport,
     )
+    if transport.get("event_store") is None and not transport.get("stateless_http"):
+        Sessions.serve(server)
     app.add_middleware(AnsweredOnce)
     quiet()
     app.router.routes.append(Route(Completing.path, Completing(server.runtime)))

@@ -240,8 +240,9 @@ class Subscriptions:
     def joined(self, ctx: Context) -> None:
         """Notify this 2025 client of changed tools, which it cannot subscribe to."""
         connection = ctx.session._connection
-        self._joined[id(connection)] = ctx.session
-        connection.exit_stack.callback(self._joined.pop, id(connection), None)
+        if id(connection) not in self._joined:
+            self._joined[id(connection)] = ctx.session
+            connection.exit_stack.callback(self._joined.pop, id(connection), None)
 
     def tools_changed(self) -> None:
         run_soon = self._calls.runtime.registry.run_soon

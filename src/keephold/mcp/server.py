@@ -60,8 +60,8 @@ WAITS = """\
 else does: a webhook, a person, another agent."""
 
 
-class _Sealed:
-    """Seal the state that a 2026 client carries: with a key of this process until the store's is known."""
+class Sealed:
+    """Seal the state that a client carries: with a key of this process until the store's is known."""
 
     def __init__(self) -> None:
         self._codec = AESGCMRequestStateCodec([secrets.token_bytes(32)])
@@ -128,7 +128,7 @@ class Server(MCPServer[Any]):
             Tasks2025(self.calls, self.tasks, self.subscriptions),
             *options.pop("middleware", ()),
         ]
-        self._sealed = _Sealed()
+        self._sealed, self.sealed_sessions = Sealed(), Sealed()
         options.setdefault("request_state_security", RequestStateSecurity(codec=self._sealed, ttl=_STATE_SECS))
         super().__init__(
             **options,
@@ -199,6 +199,7 @@ class Server(MCPServer[Any]):
         await self.runtime.open()
         secret = await self.runtime.durability.waits.oldest_secret()  # stays when keys are rotated
         self._sealed.use(hashlib.sha256(b"keephold mcp request state" + secret).digest())
+        self.sealed_sessions.use(hashlib.sha256(b"keephold mcp session" + secret).digest())
 
     async def close(self) -> None:
         """End the listening streams in good order."""

@@ -10,11 +10,12 @@ from typing import Any
 from mcp.server.context import CallNext, HandlerResult
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND, CallToolRequestParams
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ValidationError
 
 from keephold.handles.handle import Handle, OnStop
 from keephold.handles.state import Failure, Stopped
-from keephold.mcp.calls import Calls, Context, by_request, elicits
+from keephold.mcp.calls import RESUMES, Calls, Context, by_request, elicits
 from keephold.mcp.listen import Subscriptions
 from keephold.mcp.results import may_be_task
 from keephold.mcp.tasks import MARK, POLL_MS, Tasks, protocol_error
@@ -45,9 +46,12 @@ class Tasks2025:
             self._calls.cancelled(ctx)
         if ctx.request_id is None:
             return await call_next(ctx)
-        if ctx.method == "initialize":
+        if ctx.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS:
             self._subscriptions.joined(ctx)
+        if ctx.method == "initialize":
             return _advertised(await call_next(ctx))
+        if ctx.request is not None and RESUMES in ctx.request.scope:
+            return await self._calls.resumed(ctx)
         if ctx.protocol_version != VERSION:
             return await call_next(ctx)
         if ctx.method == "tools/call":

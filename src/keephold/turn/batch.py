@@ -7,6 +7,7 @@ countdown: a call costs a task only if its tool is one.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -59,10 +60,12 @@ class Batch:
         patience: float | None = None,
         step: bool = False,
         waits: Patience = _PATIENT,
+        metadata: dict[str, Any] | None = None,
     ) -> None:
         """`resumable`: its answers are wanted after a crash, so the store records that it is open. `people` and
         `patience` are those of `ActiveCall`. `step`: keephold has chosen the labels, for a step of a workflow.
-        `waits` limits the waits of its tools (M7); `answer_now` ends that of its caller."""
+        `waits` limits the waits of its tools (M7); `answer_now` ends that of its caller. `metadata` is
+        that of one-shot calls."""
         self._registry = registry
         self._actions = actions
         self._limits = limits
@@ -95,6 +98,7 @@ class Batch:
         """Positions of calls that had begun before the batch was resumed (B9)."""
         self.resumable = resumable
         self._step = step
+        self._metadata = metadata
         self._names_left = _NAMES
         self._renaming: asyncio.Task[None] | None = None
         self.opened = False
@@ -330,6 +334,8 @@ class Batch:
             call.make(handle)
             if launch is not None and launch.metadata:
                 handle.metadata = dict(launch.metadata)
+            elif not spawn:
+                handle.metadata = self._metadata
             # The commit that registers the handle records a known state, too: a refused spawn has stopped (B6), and a
             # call that starts at once runs.
             if parsed.error is not None:

@@ -8,7 +8,7 @@ can be found again by its id.
 import asyncio
 import contextlib
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
@@ -147,10 +147,11 @@ class CallQueue:
         tools: Tools | None = None,
         step: bool = False,
         waits: Patience = _PATIENT,
+        metadata: dict[str, Any] | None = None,
     ) -> QueuedCall:
         """Begin a call. `people` gets the prompts about it, if it decides (K9), and its questions unless it spawns.
-        `tools` are those it may use (default: those that the conversation is offered). `step` and `waits` are those of
-        `Batch`."""
+        `tools` are those it may use (default: those that the conversation is offered). `step`, `waits` and `metadata`
+        are those of `Batch`."""
         parts, deciding = self._parts, people if people is not None and people.decides else None
         async with self._lock:
             parts.lifecycle.check_open()
@@ -180,6 +181,7 @@ class CallQueue:
                 patience=park_after if deciding is None else None,  # the client's user may take their time
                 step=step,
                 waits=waits,
+                metadata=metadata,
             )
             parts.batches.add(batch)
             try:
