@@ -59,6 +59,10 @@ def test_S5_gc_lets_go_of_what_is_old_and_says_what_went(place: Place) -> None:
     assert (again["handles"], again["calls"]) == (0, 0)
     expired = place.keephold("show", "g", "--conversation", "main")
     assert expired.code == 2 and "expired" in expired.err  # S5: a tombstone
+    alone = place.keephold("show", "g")
+    assert alone.code == 2 and "expired" in alone.err
+    elsewhere = place.keephold("show", "g", "--conversation", "other")
+    assert elsewhere.code == 2 and "not found" in elsewhere.err
 
 
 def test_gc_keeps_as_long_as_the_configuration_of_the_store_says(place: Place) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from keephold.characters import without_isolates
 from keephold.errors import KeepholdError
 from keephold.handles.state import Stopped
-from keephold.store.base import Expired, HandleQuery, Record, Store, browsable
+from keephold.store.base import Browse, Expired, HandleQuery, Record, Store, browsable
 
 T = TypeVar("T", Record, dict[str, Any])
 
@@ -31,10 +31,17 @@ async def find(store: Store, ids: Iterable[str], conversation: str | None) -> li
         if record is not None and conversation in (None, record.conversation):
             found[id] = [record]
         else:
-            found[id] = await _bearing(store, id, conversation)
-        if not found[id] and await browsable(store).expired(id) is not None:
-            raise expired(id)
+            found[id] = await bearing(store, id, conversation)
+        if not found[id]:
+            await check_expired(browsable(store), id, conversation)
     return choose(wanted, found, place_of(store), lambda each: (each.conversation, not isinstance(each.state, Stopped)))
+
+
+async def check_expired(store: Browse, ref: str, conversation: str | None) -> None:
+    """Raise `KeepholdError` if the handle of a uid has expired or, if no conversation is named, a handle of an id."""
+    tombstone = await store.expired(ref)
+    if tombstone is not None and (conversation is None or tombstone.uid == ref):
+        raise expired(ref)
 
 
 def choose(
@@ -71,7 +78,7 @@ def _uncertain(id: str, candidates: Sequence[Record | dict[str, Any]], conversat
     return KeepholdError(text, code="handle_not_found")
 
 
-async def _bearing(store: Store, id: str, conversation: str | None) -> list[Record]:
+async def bearing(store: Store, id: str, conversation: str | None) -> list[Record]:
     """Return the live handles of that id; if there is none, each conversation's newest."""
     live = [record async for record in _pages(store, id, conversation, live=True)]
     if live:

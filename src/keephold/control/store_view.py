@@ -24,7 +24,7 @@ from keephold.control.handle_json import (
     glance,
     journal_entry,
 )
-from keephold.control.resolve_handle import expired
+from keephold.control.resolve_handle import bearing, check_expired, expired
 from keephold.durable.keys import masked
 from keephold.durable.lineage import parent_of
 from keephold.errors import KeepholdError
@@ -204,11 +204,11 @@ class StoreView:
         record: Record | Expired | None = await self._store.handle(ref)
         if record is None and conversation is not None:
             record = await self._store.named(conversation, ref)
-        if record is None:
-            record = await self._store.expired(ref)
         if isinstance(record, Expired):
             raise expired(ref)
         if record is None:
+            if conversation is not None or not await bearing(self._store, ref, None):
+                await check_expired(self._store, ref, conversation)
             where = "" if conversation is None else f" in conversation `{conversation}`"
             raise KeepholdError(f"Handle `{ref}` not found{where}; name it by its uid", code="handle_not_found")
         return record

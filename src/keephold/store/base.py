@@ -198,8 +198,8 @@ class Store(Protocol):
 class Browse(Store, Protocol):
     """A store with the reads that only lists and pages need: the command line, the dashboard and the API."""
 
-    async def expired(self, uid: str) -> Expired | None:
-        """Return the tombstone of the handle of a uid."""
+    async def expired(self, ref: str) -> Expired | None:
+        """Return the tombstone of the handle of a uid, or the newest of an id in any conversation."""
 
     async def count(self) -> dict[str, int]:
         """Count spawned handles by the name of their state, and how many of them are `parked`."""

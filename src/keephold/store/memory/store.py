@@ -168,9 +168,12 @@ class MemoryStore:
             return None
         return known.names.get(id) or (known.newest_tombs.get(id) if known.newest_tombs is not None else None)
 
-    async def expired(self, uid: str) -> Expired | None:
-        tombs = (known.tombs[uid] for known in self._t.conversations.values() if known.tombs and uid in known.tombs)
-        return next((Expired(uid, at) for _, at in tombs), None)
+    async def expired(self, ref: str) -> Expired | None:
+        places = self._t.conversations.values()
+        tombs = (known.tombs[ref] for known in places if known.tombs and ref in known.tombs)
+        found = next((Expired(ref, at) for _, at in tombs), None)
+        named = [known.newest_tombs[ref] for known in places if known.newest_tombs and ref in known.newest_tombs]
+        return found or max(named, key=lambda each: each.at, default=None)
 
     async def called(self, conversation: str, call_id: str) -> Record | None:
         known = self._t.conversations.get(conversation)

@@ -111,8 +111,8 @@ class Reads:
         row = self._row(SQL["tombstone"], conversation, id)
         return None if row is None else Expired(*row)
 
-    async def expired(self, uid: str) -> Expired | None:
-        row = self._row(SQL["tombstone_of"], uid)
+    async def expired(self, ref: str) -> Expired | None:
+        row = self._row(SQL["tombstone_of"], ref) or self._row(SQL["tombstone_anywhere"], ref)
         return None if row is None else Expired(*row)
 
     async def called(self, conversation: str, call_id: str) -> Record | None:

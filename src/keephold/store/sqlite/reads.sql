@@ -82,6 +82,17 @@ WHERE stateful AND stopped_at IS NOT NULL AND stopped_at >= ? GROUP BY tool, sta
 -- The tombstone of a handle.
 SELECT uid, at FROM tombstones WHERE uid = ?;
 
+-- name: tombstone_anywhere
+-- The newest tombstone of an id in any conversation. The index begins with the conversation, so each is looked into.
+WITH RECURSIVE place (name) AS (
+    SELECT min(conversation) FROM tombstones WHERE id IS NOT NULL
+    UNION ALL
+    SELECT (SELECT min(conversation) FROM tombstones WHERE conversation > name AND id IS NOT NULL)
+    FROM place WHERE name IS NOT NULL
+)
+SELECT t.uid, t.at FROM place JOIN tombstones t ON t.conversation = name AND t.id = ? AND t.id IS NOT NULL
+ORDER BY t.at DESC LIMIT 1;
+
 -- name: tombstone
 -- The newest tombstone of an id.
 SELECT uid, at FROM tombstones WHERE conversation = ? AND id = ? AND id IS NOT NULL ORDER BY number DESC LIMIT 1;

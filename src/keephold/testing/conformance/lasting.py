@@ -65,6 +65,7 @@ class RetentionChecks(Suite):
         tombstone = await store.named("main", "h1")
         assert isinstance(tombstone, Expired) and tombstone.uid == uid(1), tombstone
         assert await store.expired(uid(1)) == tombstone and await store.expired(uid(2)) is None
+        assert await store.expired("h1") == tombstone and await store.expired("h2") is None
         assert await store.handle(uid(1)) is None and await store.handle(uid(4)) is None
         assert await store.called("main", "label4") is None
         assert await store.journal(uid(1)) == [] and await store.process_events(uid(1)) == []
