@@ -135,6 +135,14 @@ async def test_X6_servers_end_with_their_session(desk: Desk) -> None:
         assert _programs("ends-with-its-session") == []
 
 
+async def test_X6_servers_end_if_their_session_cannot_be_opened(desk: Desk) -> None:
+    (desk.directory / "three").mkdir()  # without a configuration there is no model
+    async with desk.editor() as person:
+        with pytest.raises(acp.RequestError, match="no model is configured"):
+            await new(person, desk.path("three"), notes("of-no-session"))
+        assert _programs("of-no-session") == []
+
+
 def _programs(word: str) -> list[str]:
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):

@@ -76,6 +76,8 @@ class Project:
         self.runtime = runtime
         self.persons = persons
         self.sessions: dict[str, AgentSession] = {}
+        self.opening = 0
+        """The number of sessions that are being opened here."""
         self._conversations: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
         """Sessions hold them. A runtime has one object for each, which a closed session's remains may still hold."""
         self._adopted: set[str] = set()
@@ -100,7 +102,7 @@ class Project:
 
     @property
     def idle(self) -> bool:
-        return not self.sessions and not self.runtime.live()
+        return not self.sessions and not self.opening and not self.runtime.live()
 
     def holds(self, conversation: str) -> bool:
         """Return whether the conversation is that of a session opened here, or of one of its agents."""
@@ -155,17 +157,21 @@ class Projects:
         yield from self._others.values()
 
     async def of(self, cwd: str, additional: Sequence[str]) -> tuple[Project, str]:
-        """Return the project of a session, and why the configuration that was found there is ignored."""
+        """Return the project of a session, and why the configuration that was found there is ignored. The project is
+        not closed before the caller has reduced its `opening`."""
         if self._find is None:
+            self.home.opening += 1
             return self.home, ""
         config, ignored = self._find(cwd, additional)
         key = (cwd, *additional), config.root, config.model_dump_json()
         project = self._others.get(key)
         if project is None:
             project = self._others[key] = self._make(config)
+        project.opening += 1
         try:
             await project.runtime.open()
         except BaseException:
+            project.opening -= 1
             self._others.pop(key, None)
             raise
         return project, ignored

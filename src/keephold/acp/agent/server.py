@@ -224,10 +224,14 @@ class AgentServer:
         try:
             await self._move(id, project)
             yield project, Opening(cwd, additional, await self._connect(project, id, brought), notice)
-        except KeepholdError as error:
-            if not notice or isinstance(error, RpcError):
+        except BaseException as error:
+            if id not in self._sessions:
+                await project.runtime._dismiss_servers(id)
+            if not notice or isinstance(error, RpcError) or not isinstance(error, KeepholdError):
                 raise
             raise KeepholdError(f"{error.message}\n{notice}", code=error.code) from error
+        finally:
+            project.opening -= 1
 
     async def _move(self, id: str, project: Project) -> None:
         """Close the session, if it is open, and let only this project resume its calls."""
