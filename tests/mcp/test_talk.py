@@ -125,7 +125,12 @@ async def test_W7_errors_of_wait_tools_are_objects(era: str) -> None:
         await client.call_tool("complete_wait_handle", {"handleId": "h", "error": ""})
         twice = await client.call_tool("complete_wait_handle", {"handleId": "h"})
         assert twice.is_error
-        assert read(twice) == {"error": "Wait handle h is already failed", "currentStatus": "failed", "isError": True}
+        assert read(twice) == {
+            "error": "Wait handle h is already failed",
+            "currentStatus": "failed",
+            "isError": True,
+            "try": 'await {"all":["h"],"timeout_secs":0}',
+        }
         failed = await client.call_tool("wait_for", {"handleId": "h"})
         assert failed.is_error and read(failed)["status"] == "failed"
 

@@ -137,17 +137,19 @@ def tool_list(tools: Iterable[Tool], dialect: Dialect, actions: Presentation | N
         {
             "name": tool.name,
             "description": tool.description if tool.summary is None else tool.summary,
-            "parameters": wire_schema(form(_as_shown(tool)), dialect),
+            "parameters": wire_schema(form(_as_shown(tool, dialect)), dialect),
         }
         for tool in listed
     ]
 
 
-def _as_shown(tool: Tool) -> Tool:
-    """Return the tool without the parameters that are only accepted."""
-    if not tool.unshown:
+def _as_shown(tool: Tool, dialect: Dialect) -> Tool:
+    """Return the tool without the parameters that are only accepted, and with the bounds of the others."""
+    bounds = {} if dialect == "canonical" else tool.bounds
+    if not tool.unshown and not bounds:
         return tool
     shown = {name: own for name, own in tool.parameters["properties"].items() if name not in tool.unshown}
+    shown |= {name: {**shown[name], **bound} for name, bound in bounds.items()}
     return replace(tool, parameters={**tool.parameters, "properties": shown})
 
 

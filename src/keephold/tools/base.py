@@ -168,6 +168,9 @@ class Tool:
     """JSON Schema of the tool's own arguments: `{"type": "object", "properties": …, "required": […]}`."""
     unshown: frozenset[str] = frozenset()
     """Names of optional parameters that are accepted and not shown to models."""
+    bounds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By parameter: keywords that are checked, and shown in every dialect but the canonical one, where a seed fixes the
+    schema."""
     description: str = ""
     summary: str | None = None
     examples: tuple[str, ...] = ()

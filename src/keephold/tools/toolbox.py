@@ -255,10 +255,8 @@ def _in_own_words(tool: Tool) -> Tool:
     if tool.source != "builtin" or "anyOf" not in tool.parameters:
         return tool
     own = {key: value for key, value in tool.parameters.items() if key != "anyOf"}
-    secs = own["properties"].get("timeout_secs")
-    if secs is not None:
-        own["properties"] = {**own["properties"], "timeout_secs": {**secs, "type": "number"}}
-    return replace(tool, parameters=own)
+    seconds = {name: {**own["properties"][name], "type": "number", **bound} for name, bound in tool.bounds.items()}
+    return replace(tool, parameters={**own, "properties": {**own["properties"], **seconds}})
 
 
 class Selection:

@@ -33,8 +33,6 @@ PARAMETERS: dict[str, Any] = {
         },
         "timeout_secs": {
             "type": "integer",
-            "minimum": 0,
-            "maximum": _LONGEST,
             "description": "Maximum seconds to wait. If exceeded, returns with current handle states. "
             "Omit for no timeout.",
         },
@@ -68,4 +66,7 @@ def await_tool(show: Callable[[Waited], Reply]) -> Tool:
         timeout = call.handles.within(timeout_secs)
         return show(await call.handles.wait(all=all or (), any=any or (), timeout=timeout, on_progress=call.pass_on))
 
-    return replace(await_, unrecorded=True, returns=RETURNS, hints={"readOnlyHint": True, "openWorldHint": False})
+    bounds = {"timeout_secs": {"minimum": 0, "maximum": _LONGEST}}
+    return replace(
+        await_, unrecorded=True, returns=RETURNS, bounds=bounds, hints={"readOnlyHint": True, "openWorldHint": False}
+    )
