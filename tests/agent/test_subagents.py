@@ -270,6 +270,7 @@ async def test_G2_execute_agent_async_runs_the_same_agents(clock: VirtualClock, 
     async with helped(clock, tmp_path, main, helper=helper) as talk:
         await talk.prompt()
     assert '"response":"Helped."' in main.results(2)[0]
+    assert '"model":"scripted"' in main.results(2)[0]
     ((told,), info) = helper.told(0), helper.offered[0]
     assert all(each in told for each in ("Before.", "Paper.", "Read."))
     assert "Be kind." in (info.instructions or "")

@@ -166,9 +166,9 @@ def test_F1_the_resources_of_a_function_name_its_parameters() -> None:
 
 
 def test_L1_settings_without_effect_are_notes_and_no_problems() -> None:
-    result = run(LOCAL + "command = 'sh'\noutput.history.limit = 3\nspawn.notifications.on_content = true\n")
+    result = run(LOCAL + "command = 'sh'\nquestions.q.target = 'assistant'\nspawn.notifications.on_content = true\n")
     assert result.exit_code == 0
-    assert "note: keephold.toml:4: conversation.tools.t.output.history: not acted on yet" in result.output
+    assert "note: keephold.toml:4: conversation.tools.t.questions.q.target: there is no model to ask" in result.output
     assert "notifications" not in result.output
     assert report("")["notes"] == ["the configuration has no tools; a tool is a table [conversation.tools.<name>]"]
 

@@ -39,7 +39,7 @@ def test_P1_a_command_made_in_python_runs_unattended_and_one_shot() -> None:
     tool = keephold.command("git log")
     assert (tool.name, tool.source, tool.run, tool.actions) == ("git", "local", "unattended", ())
     assert tool.parameters == {"type": "object", "properties": {}}
-    assert {view.window for view in (tool.output.dispatch, tool.output.model, tool.output.history)} == {"tail"}
+    assert {view.window for view in (tool.output.dispatch, tool.output.model)} == {"tail"}
     runtime = runtime_of(tool)
     assert (runtime.stdin, runtime.wire, runtime.input, runtime.options) == (False, False, "line", {})
 

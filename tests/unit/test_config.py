@@ -126,7 +126,7 @@ def test_F_the_example_of_the_specification_becomes_a_tool() -> None:
         "spawn": SpawnPolicy(on_turn_end="inquire"),
         "retry": RetryPolicy(policy="safe", max_attempts=3, base_delay_ms=200, max_delay_ms=5000),
         "on_crash": "fail",
-        "output": OutputPolicy(dispatch=view, model=view, history=view, max_output=100 * 1024 * 1024),
+        "output": OutputPolicy(dispatch=view, model=view, max_output=100 * 1024 * 1024),
     }
     assert {field: getattr(tool, field) for field in expected} == expected
 

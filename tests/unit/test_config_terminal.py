@@ -53,7 +53,7 @@ def test_F_a_terminal_is_stateful_asks_first_and_shows_its_tail(guard: Guard) ->
     tool = build(TERMINAL, guard)
     assert (tool.name, tool.source, tool.actions, tool.run) == ("t", "terminal", ACTIONS, "ask")
     assert tool.action_parameters == ACTION_PARAMETERS
-    assert {view.window for view in (tool.output.dispatch, tool.output.model, tool.output.history)} == {"tail"}
+    assert {view.window for view in (tool.output.dispatch, tool.output.model)} == {"tail"}
     runtime = tool.runtime
     assert isinstance(runtime, Terminal)
     assert (runtime.rows, runtime.cols, runtime.term, runtime.input) == (24, 80, "xterm-256color", "raw")

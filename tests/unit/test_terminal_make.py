@@ -31,7 +31,7 @@ def test_P1_a_terminal_made_in_python_runs_unattended_with_all_actions() -> None
     assert (tool.name, tool.source, tool.run, tool.actions) == ("bash", "terminal", "unattended", ACTIONS)
     assert tool.parameters == {"type": "object", "properties": {}}
     assert tool.questions == {"password": keephold.policies.QuestionPolicy(exclusive=True)}
-    assert {view.window for view in (tool.output.dispatch, tool.output.model, tool.output.history)} == {"tail"}
+    assert {view.window for view in (tool.output.dispatch, tool.output.model)} == {"tail"}
     assert tool.spawn == SpawnPolicy()
     runtime = runtime_of(tool)
     assert (runtime.rows, runtime.cols, runtime.input, runtime.env, runtime.guard) == (24, 80, "raw", {}, None)

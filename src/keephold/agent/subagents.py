@@ -161,12 +161,13 @@ class SubAgent:
             return await self._run_program(self.id, self.settings, here, self._guard, call, prompt)
         id = conversation_of(call.conversation, self.id, call.uid)
         try:
-            answer = await self._converse(call, self._open(call, id, request), prompt)
+            conversation = self._open(call, id, request)
+            answer = await self._converse(call, conversation, prompt)
         except BaseException:
             if not self._runtime.closing:
                 await self._end_all(id)
             raise
-        return _result(self.id, answer)
+        return _result(self.id, conversation.assistant.name, answer)
 
     def _open(self, call: Call, id: str, request: AgentRequest | None) -> "Conversation":
         agency, settings = self._runtime.agents, self.settings
@@ -260,7 +261,7 @@ def _prompt(request: AgentRequest) -> str:
     return "\n\n".join(part for part in (before, *documents, request.prompt) if part)
 
 
-def _result(id: str, answer: "TurnAnswer") -> dict[str, Any]:
+def _result(id: str, model: str, answer: "TurnAnswer") -> dict[str, Any]:
     if answer.stop_reason in ("error", "refusal", "max_turn_requests", "cancelled"):
         said = f" It had said: {answer.text}" if answer.text else ""
         why = answer.error or answer.stop_reason
@@ -272,4 +273,4 @@ def _result(id: str, answer: "TurnAnswer") -> dict[str, Any]:
         "totalTokens": usage.input_tokens + usage.output_tokens,
     }
     reason = "length" if answer.stop_reason == "max_tokens" else "stop"
-    return {"response": answer.text, "usage": dict(counted), "finishReason": reason}
+    return {"response": answer.text, "model": model, "usage": dict(counted), "finishReason": reason}

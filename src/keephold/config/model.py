@@ -144,12 +144,11 @@ class ViewCaps(Table):
 
 
 class OutputSettings(ViewCaps):
-    """`output`: the caps of all three views, and of one each in its sub-tables (O2); how much is kept (O5)."""
+    """`output`: the caps of both views, and of one each in its sub-tables (O2); how much is kept (O5)."""
 
     max_output: Size = 100 << 20
     dispatch: ViewCaps = ViewCaps()
     model: ViewCaps = ViewCaps()
-    history: ViewCaps = ViewCaps()
 
     def policy(self, window: Window) -> OutputPolicy:
         """Return the caps of the tool's output; `window` is the default window."""
@@ -157,7 +156,6 @@ class OutputSettings(ViewCaps):
         return OutputPolicy(
             dispatch=self.dispatch.over(shared),
             model=self.model.over(shared),
-            history=self.history.over(shared),
             max_output=self.max_output,
         )
 
@@ -510,8 +508,6 @@ _NO_MODEL = "there is no model to ask ([conversation.assistant] names one, or a 
 def _ignored(tool: ToolSettings, has_model: bool) -> Iterator[tuple[KeyPath, str]]:
     if tool.source == "builtin":
         return
-    if tool.output.history.model_fields_set:
-        yield ("output", "history"), "not acted on yet: the history has what the model was shown"
     if has_model:
         return
     if "on_turn_end" in tool.spawn.lifecycle.model_fields_set and tool.spawn.lifecycle.on_turn_end == "inquire":

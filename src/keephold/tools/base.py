@@ -37,7 +37,7 @@ OnCrash = Literal["replay", "fail", "external"]
 OnTurnEnd = Literal["inquire", "await", "abort", "keep"]
 TaskMode = Literal["auto", "required", "never"]
 Window = Literal["head", "tail", "head_tail"]
-ViewName = Literal["dispatch", "model", "history"]
+ViewName = Literal["dispatch", "model"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +52,10 @@ class OutputView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputPolicy:
-    """The three views of an output, and how many bytes are kept behind them."""
+    """The two views of an output, and how many bytes are kept behind them."""
 
     dispatch: OutputView = OutputView()
     model: OutputView = OutputView()
-    history: OutputView = OutputView()
     max_output: int = 100 * 1024 * 1024
 
 

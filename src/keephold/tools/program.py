@@ -258,7 +258,7 @@ class _Made:
             runtime=runtime,
             parameters=parameters,
             action_parameters=action_parameters,
-            output=OutputPolicy(dispatch=_TAIL, model=_TAIL, history=_TAIL) if output is None else output,
+            output=OutputPolicy(dispatch=_TAIL, model=_TAIL) if output is None else output,
             **named,
         )
 
