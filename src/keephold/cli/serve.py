@@ -187,8 +187,9 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
                 loopback=is_loopback(host) and url is None,  # a public address leads here through a proxy
             )
             mcp = await listening_for_commands(server, store, wanted.file)
-            tell_source(wanted.config)
             _announce(f"{place}/", owner, None if wanted.token else token_file(store), quiet=wanted.quiet)
+            if not wanted.quiet:
+                tell_source(wanted.config)
 
             async def close() -> None:
                 if mcp is not None:
