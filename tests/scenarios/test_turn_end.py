@@ -99,7 +99,13 @@ async def test_T2_the_assistant_waits_for_the_tests_and_speaks_again(clock: Virt
         assert ending.again
         completed = json.loads(ending.message.partition("\n")[2])["completed"]
         assert completed == [
-            {"id": "check", "state": "stopped", "result": "Aborted at the end of the turn.", "ended_by": "turn_end"},
+            {
+                "id": "check",
+                "state": "stopped",
+                "result": "Aborted at the end of the turn.",
+                "ended_by": "turn_end",
+                "content": "Compiling jp_cli v0.1.0...\n",
+            },
             {"id": "test", "state": "stopped", "result": "3 tests failed", "is_error": True},
         ]
         (response,) = await turn.run([call("fs_read_file", {"path": "tests.rs"})])
