@@ -75,3 +75,24 @@ async def test_M1_commands_return_images_and_declare_titles_hints_and_objects(tm
         assert (await client.call_tool("sum", {})).structured_content == {"sum": 3}
         torn = await client.call_tool("torn", {})
         assert torn.is_error and len(torn.content) == 1
+
+
+@keephold.tool(actions=("spawn", "fetch", "abort"))
+async def later() -> Image:
+    """Draw in the background."""
+    return Image(b"late")
+
+
+async def test_M1_fetch_and_await_bring_the_images_of_the_handles_that_have_stopped() -> None:
+    async with Runtime([later]) as rt, Client(Server(rt)) as client:
+        await client.call_tool("later", {"spawn": "a"})
+        await client.call_tool("later", {"spawn": "b"})
+        assert [part.type for part in (await client.call_tool("await", {"all": ["a", "b"]})).content] == [
+            "text",
+            "image",
+            "image",
+        ]
+        assert [part.type for part in (await client.call_tool("handle_fetch", {"id": "a"})).content] == [
+            "text",
+            "image",
+        ]

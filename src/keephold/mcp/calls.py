@@ -239,15 +239,8 @@ class Calls:
                 nobody.meta = {LEFT: True}
                 return nobody
             response = answered.result()
-            content = content_of(handle) if handle is not None and not handle.stateful else ()
-            return result(
-                served.tool,
-                response.model,
-                response.is_error,
-                response.notifications,
-                code=response.code,
-                content=content,
-            )
+            said = response.model, response.is_error, response.notifications
+            return result(served.tool, *said, code=response.code, content=await self._content(served))
         except asyncio.CancelledError:
             self.client_left(ctx, served)
             raise
@@ -271,6 +264,15 @@ class Calls:
         if asks_others or within is not None:
             served.visit.answer_now()
         await asyncio.wait(waits, return_when=first)
+
+    async def _content(self, served: Served) -> list[Mapping[str, Any]]:
+        """Return the images and the like of the calls whose end an answered call shows: its own, or those that `await`
+        and `fetch` name."""
+        reply, handle = await served.visit.reply(), served.handle
+        shown = {uid for uid, state, _ in reply.showed if state == "stopped"}
+        if handle is not None and not handle.stateful:
+            shown.add(handle.uid)
+        return [block for uid in sorted(shown) for block in content_of(self.runtime.registry.loaded(uid))]
 
     async def _wait_for_input(self, served: Served, asker: ElicitationPrompter) -> HandlerResult:
         """Ask the client to return with input. Any server finds a one-shot call by its uid; other calls, such as a
