@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from keephold import Question
 from keephold.handles.form import as_typed, form_from, label_of, problem_of, read_form
@@ -92,3 +94,30 @@ def test_K6_keywords_of_foreign_schemas_that_could_do_harm_are_dropped() -> None
     odd = form_from({"properties": {"a": {"type": "integer", "minimum": "low", "maxLength": -1, "maximum": True}}})
     assert odd["properties"] == {"a": {"type": "integer"}}
     assert problem_of(odd, {"a": "\ud800"}) is not None
+
+
+WORDS = st.sampled_from(["string", "integer", "number", "boolean", "array", "object", "email", "date", "", "\ud800"])
+KEYS = st.sampled_from(
+    ["type", "title", "default", "enum", "enumNames", "oneOf", "const", "format", "minimum", "items"]
+)
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=8,
+)
+FIELD = st.builds(lambda kind, more: {**more, "type": kind}, WORDS, st.dictionaries(KEYS, ANYTHING, max_size=4))
+
+
+@given(properties=st.dictionaries(WORDS, FIELD | ANYTHING, max_size=4) | ANYTHING, required=ANYTHING, answer=ANYTHING)
+def test_K6_a_hostile_form_is_refused_or_asked_and_never_breaks_the_call(
+    properties: Any, required: Any, answer: Any
+) -> None:
+    try:
+        form = form_from({"properties": properties, "required": required})
+    except ValueError:
+        return
+    question = Question(id="f", text="Who?", answer_type={"Form": form})
+    assert msgspec.json.decode(msgspec.json.encode(question), type=Question) == question
+    for said in (answer, dict.fromkeys(form["properties"], answer)):
+        assert answer_fits(question, said) or problem_with(question, said)
+    read_form(form, dict.fromkeys(form["properties"], "1"))

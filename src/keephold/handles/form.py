@@ -26,14 +26,18 @@ Form = Mapping[str, Any]
 """`properties` and `required` of an object."""
 
 
-def form_from(schema: Mapping[str, Any]) -> dict[str, Any]:
+def form_from(schema: Any) -> dict[str, Any]:
     """Return the form that a JSON Schema describes, without optional fields that cannot be asked.
 
-    Raises `ValueError` if a required field cannot be asked.
+    Raises `ValueError` if a required field cannot be asked, or it is not such a schema.
     """
-    properties = schema.get("properties") or {}
-    required = [name for name in schema.get("required") or () if name in properties]
-    known = {name: field for name, table in properties.items() if (field := _field(table)) is not None}
+    properties = (schema.get("properties") or {}) if isinstance(schema, Mapping) else None
+    needed = (schema.get("required") or []) if isinstance(schema, Mapping) else None
+    if not isinstance(properties, Mapping) or not isinstance(needed, list | tuple):
+        raise ValueError("a form is the JSON Schema of an object, with `properties` and `required`")
+    required = list(dict.fromkeys(name for name in needed if isinstance(name, str) and name in properties))
+    fields = ((name, _field(table)) for name, table in properties.items() if is_text(str(name)))
+    known = {name: field for name, field in fields if field is not None}
     missing = ", ".join(f"`{name}`" for name in required if name not in known)
     if missing or (properties and not known):
         raise ValueError(
@@ -66,7 +70,7 @@ def _field(table: Any) -> dict[str, Any] | None:
 def _is_right(key: str, value: Any) -> bool:
     """Return whether a keyword has a value that it may have."""
     if key in _TEXTS:
-        return isinstance(value, str)
+        return isinstance(value, str) and is_text(value)
     if key in _NUMBERS or key in _COUNTS:
         whole = isinstance(value, int) and value >= 0
         return not isinstance(value, bool) and (whole or (key in _NUMBERS and isinstance(value, int | float)))
@@ -99,7 +103,16 @@ def _titled(values: list[Any], titles: list[str]) -> dict[str, Any]:
 
 
 def _is_value(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
+    return isinstance(value, str) and value != "" and is_text(value)
+
+
+def is_text(text: str) -> bool:
+    """Return whether a string can be written: half of a surrogate pair is kept by no store and read by no program."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def problem_of(form: Form, answer: Any) -> str | None:

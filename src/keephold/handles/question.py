@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 
 from keephold.characters import exact
-from keephold.handles.form import Form, expected_form, form_from, problem_of
+from keephold.handles.form import Form, expected_form, form_from, is_text, problem_of
 
 
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -131,15 +131,7 @@ def answer_fits(question: Question, answer: Any) -> bool:
         return problem_of(form, answer) is None
     if question.answer_type == "Boolean":
         return isinstance(answer, bool)
-    if not isinstance(answer, str) or not _is_text(answer):
+    if not isinstance(answer, str) or not is_text(answer):
         return False
     options = select_options(question)
     return options is None or answer in options
-
-
-def _is_text(answer: str) -> bool:
-    try:
-        answer.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair: no store keeps it, no program reads it
-        return False
-    return True

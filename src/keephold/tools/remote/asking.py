@@ -13,6 +13,7 @@ from typing import Any
 from keephold.errors import ToolError
 from keephold.handles.form import Form, filled, form_from, options_of, problem_of
 from keephold.handles.question import Question
+from keephold.text import to_utf8
 from keephold.tools.call import Call
 
 CONFIRM = "confirm"
@@ -60,7 +61,7 @@ class Asker:
         return Answer({"action": "decline"}, [])
 
     async def _answer(self, params: Mapping[str, Any]) -> Answer:
-        message = str(params.get("message", ""))
+        message = to_utf8(str(params.get("message", ""))).decode()
         if params.get("mode", "form") != "form":
             return self.decline(message, "it wants a page to be opened, which is not done from here")
         try:
