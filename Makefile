@@ -99,7 +99,13 @@ quick: style ## check style, and run the tests that take less than a minute toge
 bench: setup ## measure, and keep the table in bench/RESULTS.md
 	$(BIN)/python -m bench
 
-soak: setup ## run the long tests with their full counts
+build/agents/ready: $(addprefix $(INTEROP)/agents/,package.json package-lock.json .npmrc) | $(READY)
+	@mkdir -p $(@D)
+	cp $^ $(@D)
+	cd $(@D) && $(NPM) ci --loglevel=error
+	@touch $@
+
+soak: setup build/agents/ready ## run the long tests with their full counts
 	$(BIN)/python -m bench.soak
 	KEEPHOLD_SOAK=1 $(PYTEST) -n 2
 	KEEPHOLD_SHARED=1 $(PYTEST) -n 2 tests/turn tests/scenarios
@@ -113,7 +119,8 @@ lock: ## write all lock files anew, with the newest versions that are allowed
 	$(COMPILE) $(INTEROP)/mcp1.in -o $(INTEROP)/mcp1.txt
 	$(COMPILE) --no-deps $(INTEROP)/mcp-oldest.in -o $(INTEROP)/mcp-oldest.txt
 	$(MAKE) setup
-	cd $(INTEROP) && rm -f package-lock.json && $(NPM) install --package-lock-only --loglevel=error
+	for each in $(INTEROP) $(INTEROP)/agents; do \
+		(cd $$each && rm -f package-lock.json && $(NPM) install --package-lock-only --loglevel=error) || exit; done
 
 clean: ## remove everything that the other targets made
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
