@@ -48,6 +48,17 @@ returns = { type = "object", properties = { sum = { type = "integer" } }, requir
 """
 
 
+dot = keephold.command(["printf", "GIF89a"], name="dot", returns="image/gif")
+both = keephold.command(["echo", '{"sum": 3}'], name="sum", returns={"type": "object", "properties": {"sum": {}}})
+
+
+async def test_M1_commands_made_in_python_return_images_and_objects() -> None:
+    async with Runtime([dot, both]) as rt, Client(Server(rt)) as client:
+        _, image = (await client.call_tool("dot", {})).content
+        assert isinstance(image, types.ImageContent) and image.mime_type == "image/gif"
+        assert (await client.call_tool("sum", {})).structured_content == {"sum": 3}
+
+
 async def test_M1_functions_return_images_audio_and_links() -> None:
     async with Runtime([draw, show, mixed]) as rt, Client(Server(rt)) as client:
         text, image = (await client.call_tool("draw", {})).content

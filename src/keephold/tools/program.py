@@ -133,6 +133,7 @@ def command(
     questions: Mapping[str, QuestionPolicy] | None = None,
     actions: Sequence[Action] = (),
     output: OutputPolicy | None = None,
+    returns: str | Mapping[str, Any] | None = None,
     **policies: Unpack[Policies],
 ) -> Tool:
     """Make a tool of a command: a compiler, `git log`, a script.
@@ -140,7 +141,8 @@ def command(
     `command` is a string or a list of words, templates as in the configuration: `{{ tool.arguments.path }}` is the
     argument of that name, declared in `parameters`. With `shell=True` the words are one script for `sh -c`, in which
     arguments are values and never code. The tool is named after the program unless `name` is given. `env` is added to
-    the environment, which has no API keys and other secrets except those that `pass_env` names.
+    the environment, which has no API keys and other secrets except those that `pass_env` names. `returns` is the MIME
+    type of the file that the command prints, or the JSON Schema of the object that it prints.
     """
     from keephold.tools.command import Command
 
@@ -150,12 +152,19 @@ def command(
     if stdin and not actions:
         problems.append("stdin has no effect on a tool that is only called one-shot; add actions")
     made = _Made("command", command, name, problems, policies, shell=shell)
-    runtime = Command(
-        **made.program(env, pass_env, cwd), input=input, options=dict(options or {}), stdin=stdin, wire=wire
-    )
-    return made.tool(
+    media = returns if isinstance(returns, str) else None
+    given: dict[str, Any] = {
+        "input": input,
+        "options": dict(options or {}),
+        "stdin": stdin,
+        "wire": wire,
+        "media": media,
+    }
+    runtime = Command(**made.program(env, pass_env, cwd), **given)
+    tool = made.tool(
         runtime, parameters, actions, description=description, source="local", output=output, questions=questions or {}
     )
+    return replace(tool, returns=returns) if isinstance(returns, Mapping) else tool
 
 
 def terminal(
