@@ -129,13 +129,6 @@ def test_Y1_what_is_wrong_is_said_of_what_it_came_by(monkeypatch: pytest.MonkeyP
     assert keephold("ps").stderr.startswith("Error: KEEPHOLD_STORE: that is not the URL of a store; use")
 
 
-def test_F_without_a_configuration_it_is_said_how_to_get_one() -> None:
-    for command in ("serve", "turn", "tools"):
-        result = keephold(command)
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert "`keephold init` writes one" in result.stderr
-
-
 @pytest.mark.parametrize("command", LOOKING)
 def test_a_file_that_is_no_store_is_left_as_it_is(command: tuple[str, ...]) -> None:
     Path("notes.txt").write_text("my notes")

@@ -92,6 +92,7 @@ input = "raw"
     mine, theirs = vars(runtime_of(made)), vars(runtime_of(from_file))
     assert mine.pop("line").render(values) == theirs.pop("line").render(values) == ["ask.sh", "a b"]
     assert (mine.pop("guard"), theirs.pop("guard") is None) == (None, False)
+    assert (mine.pop("directory"), theirs.pop("directory")) == ("", str(tmp_path))  # of an editor's session
     assert mine == theirs
 
 

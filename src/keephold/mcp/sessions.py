@@ -140,7 +140,7 @@ class Events(EventStore):
 
 
 class _Place(NamedTuple):
-    """What an event's id says."""
+    """The parts of an event's id."""
 
     number: int
     call: str
