@@ -37,7 +37,7 @@ $(READY): requirements/dev.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-interop: build/interop/ready build/mcp1/ready build/mcp-oldest/ready ## install the foreign programs that we are tested against
+interop: build/interop/ready build/mcp1/ready build/mcp2/ready build/mcp-oldest/ready ## install the foreign programs that we are tested against
 
 build/interop/ready: $(addprefix $(INTEROP)/,package.json package-lock.json .npmrc) | $(READY)
 	@mkdir -p $(@D)
@@ -45,9 +45,10 @@ build/interop/ready: $(addprefix $(INTEROP)/,package.json package-lock.json .npm
 	cd $(@D) && $(NPM) ci --loglevel=error
 	@touch $@
 
-build/mcp1/ready: $(INTEROP)/mcp1.txt
-	$(PYTHON) -m venv build/mcp1
-	build/mcp1/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+# Clients of mcp 1 and 2 and of frameworks on each. Modules are compiled when they are imported: most never are.
+build/mcp1/ready build/mcp2/ready: build/%/ready: $(INTEROP)/%.txt | $(READY)
+	$(PYTHON) -m venv --without-pip $(@D)
+	$(BIN)/python -m pip --python $(@D)/bin/python install --quiet --disable-pip-version-check --no-compile --require-hashes -r $<
 	@touch $@
 
 # Only these two packages, in front of those of .venv.
@@ -86,7 +87,7 @@ types: setup
 # What has to be fetched is side by side, and types, which take a minute of one core, beside the tests. Tests start
 # hundreds of programs of ours; where Python may not keep what it compiles, each would compile everything.
 test: setup ## lint, and run all tests
-	@$(MAKE) --no-print-directory --output-sync=target -j3 style interop browser
+	@$(MAKE) --no-print-directory --output-sync=target -j4 style interop browser
 	$(BIN)/python -m compileall -q src tests
 	@$(MAKE) --no-print-directory types >build/types.log 2>&1 & types=$$!; \
 		$(PYTEST) -n 4; tested=$$?; \
@@ -117,6 +118,7 @@ lock: ## write all lock files anew, with the newest versions that are allowed
 	$(COMPILE) --extra dev pyproject.toml -o requirements/dev.txt
 	$(COMPILE) requirements/lock.in -o requirements/lock.txt
 	$(COMPILE) $(INTEROP)/mcp1.in -o $(INTEROP)/mcp1.txt
+	$(COMPILE) $(INTEROP)/mcp2.in -o $(INTEROP)/mcp2.txt
 	$(COMPILE) --no-deps $(INTEROP)/mcp-oldest.in -o $(INTEROP)/mcp-oldest.txt
 	$(MAKE) setup
 	for each in $(INTEROP) $(INTEROP)/agents; do \

