@@ -27,7 +27,7 @@ async def test_X1_the_handshake(tmp_path: Path) -> None:
         assert created.modes is not None and created.modes.current_mode_id == "ask"
         assert len(created.session_id) >= 32
     assert person.process.returncode == 0
-    assert (tmp_path / "stderr").read_text() == ""
+    assert (tmp_path / "stderr").read_text() == f"using {tmp_path}/keephold.toml\n"
 
 
 async def test_X1_a_turn_streams_and_X2_its_end_is_told_last(tmp_path: Path) -> None:

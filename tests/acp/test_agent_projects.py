@@ -28,7 +28,7 @@ command = ["pwd"]
 [conversation.tools.work]
 source = "local"
 run = "unattended"
-command = ["sh", "-c", "echo {name} >> {log}; while ! test -e {flag}; do sleep 0.02; done"]
+command = ["sh", "-c", "echo {name} | tee -a {log}; while ! test -e {flag}; do sleep 0.02; done"]
 spawn.stateful = true
 spawn.lifecycle.on_turn_end = "keep"
 retry.policy = "idempotent"
@@ -236,7 +236,7 @@ async def test_X6_output_in_a_terminal_is_not_sent_as_text_when_it_ends(desk: De
         session = await new(person, desk.path("one"))
         spawn = {"action": "spawn", "id": "w"}
         await person.prompt(session, {"calls": [["1", "work", spawn]]})
-        await person.until(lambda: desk.log.exists())
+        await person.until(lambda: "terminalId" in str(person.updates(session)))
         desk.flag.touch()
         await person.until(lambda: "completed" in statuses(person.calls(session)["1"]))
         assert shown(person.calls(session)["1"][-1]) == ""
