@@ -150,17 +150,20 @@ async def test_R6_an_http_server_ends_its_streams_in_order(office: Office, numbe
 async def test_R6_a_server_with_sessions_of_2025_ends_as_promptly(office: Office) -> None:
     """Their streams have no end of their own, and one call of theirs is open."""
     server = Process(office)
-    async with connected(server.url, "legacy") as client, connected(server.url, "legacy") as idle:
-        await client.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
-        await ask(idle, "resources/subscribe", uri="keephold://handles")
-        waiting = asyncio.create_task(client.call_tool("wait_for", {"handleId": "h"}))
-        await until(lambda: server.connections() >= 6)  # three of clients, three of its own
-        began = time.monotonic()
-        server.process.terminate()
-        assert await asyncio.to_thread(server.process.wait, PATIENCE) == 143
-        assert time.monotonic() - began < PROMPT
-        waiting.cancel()
-        await asyncio.wait([waiting])
+    try:
+        async with connected(server.url, "legacy") as client, connected(server.url, "legacy") as idle:
+            await client.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
+            await ask(idle, "resources/subscribe", uri="keephold://handles")
+            waiting = asyncio.create_task(client.call_tool("wait_for", {"handleId": "h"}))
+            await until(lambda: server.connections() >= 6)  # three of clients, three of its own
+            began = time.monotonic()
+            server.process.terminate()
+            assert await asyncio.to_thread(server.process.wait, PATIENCE) == 143
+            assert time.monotonic() - began < PROMPT
+            waiting.cancel()
+            await asyncio.wait([waiting])
+    except* httpx2.ConnectError:  # the client tries to resume its call, and to end its session
+        pass
     said = server.said.read_text()
     assert "Traceback" not in said and len(said.splitlines()) == 2, said
 

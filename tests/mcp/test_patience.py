@@ -27,9 +27,9 @@ async def build(secs: int) -> str:
     return f"built in {secs} s"
 
 
-@keephold.tool(scheduling="serial")
+@keephold.tool(scheduling="serial", actions=("spawn", "fetch", "apply", "abort"))
 async def migrate(name: str, secs: int) -> str:
-    """One at a time."""
+    """One at a time; it could be spawned and take input, too."""
     await asyncio.sleep(secs)
     return f"migrated {name}"
 

@@ -112,7 +112,7 @@ def mcp(
     loaded, ignored = config_unasked(config)
     if ignored:
         _log.warning("%s", ignored)
-    else:
+    elif port is None:
         tell_source(loaded)
     place = store or store_of(loaded)
     if port is None and builtins is None and not ignored and _passed_on(place, loaded, conversation):
@@ -136,7 +136,7 @@ def mcp(
             await server.open()
             if port is None:
                 return await _over_stdio(server)
-            return await _over_http(server, host, port, url, known)
+            return await _over_http(server, host, port, url, known, None if ignored else loaded)
 
     sys.exit(asyncio.run(serve()))
 
@@ -233,7 +233,9 @@ async def _over_stdio(server: "Server") -> int:
     return 0
 
 
-async def _over_http(server: "Server", host: str, port: int, url: str | None, tokens: dict[str, str]) -> int:
+async def _over_http(
+    server: "Server", host: str, port: int, url: str | None, tokens: dict[str, str], config: Config | None
+) -> int:
     """Serve HTTP until a signal comes; open requests are answered then. Without tokens, the owner's is needed."""
     from keephold.cli.owner_token import owner_token, token_file
     from keephold.mcp.http import ANY, http_app
@@ -252,6 +254,8 @@ async def _over_http(server: "Server", host: str, port: int, url: str | None, to
         if url is not None or host not in ANY:  # 0.0.0.0 is not an address that others could use
             runtime.durability.complete_url = f"{(url or f'http://{shown}:{number}').rstrip('/')}/complete"
         click.echo(f"MCP at http://{shown}:{number}/mcp{where}", err=True)
+        if config is not None:
+            tell_source(config)
 
         async def close() -> None:
             server.subscriptions.close()

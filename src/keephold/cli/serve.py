@@ -188,7 +188,7 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
             )
             mcp = await listening_for_commands(server, store, wanted.file)
             _announce(f"{place}/", owner, None if wanted.token else token_file(store), quiet=wanted.quiet)
-            if not wanted.quiet:
+            if not wanted.quiet:  # after the address, which scripts read from the first line
                 tell_source(wanted.config)
 
             async def close() -> None:

@@ -148,7 +148,7 @@ class _Place(NamedTuple):
 
 
 def place_of(event_id: str) -> _Place | None:
-    """Return what an event's id says; None if it is not one of ours."""
+    """Return the parts of an event's id; None if it is not one of ours."""
     number, _, rest = event_id.partition(".")
     call, point, stream = rest.partition(".")
     return _Place(int(number), call, unquote(stream)) if point and number.isdecimal() and len(number) < 20 else None
@@ -214,15 +214,18 @@ class _Transport(StreamableHTTPServerTransport):
                     params = {"name": name, "arguments": arguments or {}}
         if params["name"] == "-":
             scope[RESUMES] = True
-        async with asyncio.timeout(_LISTENS_SECS):
-            while stream not in self._request_streams:  # noqa: ASYNC110 (the SDK does not say when)
-                await asyncio.sleep(0.005)
+        until = asyncio.get_running_loop().time() + _LISTENS_SECS
+        while stream not in self._request_streams:
+            if asyncio.get_running_loop().time() > until:  # the client has left
+                return
+            await asyncio.sleep(0.005)  # the SDK does not say when
         id = int(stream) if stream.isdecimal() and len(stream) < 16 else stream
         version = request.headers.get(MCP_PROTOCOL_VERSION_HEADER, DEFAULT_NEGOTIATED_VERSION)
         again = JSONRPCRequest(jsonrpc="2.0", id=id, method="tools/call", params=params)
         resumed = Request(scope, request.receive)
         assert self._read_stream_writer is not None
-        await self._read_stream_writer.send(self._create_session_message(again, resumed, stream, version))
+        with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # the session has ended
+            await self._read_stream_writer.send(self._create_session_message(again, resumed, stream, version))
 
 
 class Sessions(StreamableHTTPSessionManager):

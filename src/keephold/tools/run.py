@@ -150,6 +150,11 @@ class Run:
         """The arguments of the call."""
         return {} if self._invocation is None else self._invocation.arguments
 
+    @property
+    def spawned(self) -> bool:
+        """Whether the call was spawned. A one-shot call that has become a handle was not."""
+        return self._invocation is not None and self._invocation.stateful
+
     def start(self, invocation: Invocation) -> None:
         """Start it after the start is written. If the tool cannot start, stop with the reason (B6)."""
         self._invocation = invocation

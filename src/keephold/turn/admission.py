@@ -199,4 +199,4 @@ def _stays(holder: Handle, already_handled: Container[str]) -> bool:
 
 def _interactive(holder: Handle) -> bool:
     run = holder.run
-    return run is not None and not run.ending and holder.stateful and "apply" in holder.tool.actions
+    return run is not None and not run.ending and run.spawned and "apply" in holder.tool.actions

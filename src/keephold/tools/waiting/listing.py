@@ -162,6 +162,6 @@ def _entry(registry: Registry, record: Record) -> dict[str, Any]:
     entry |= progress_of(handle.progress if handle is not None and registry.runs(handle) else record.progress)
     if record.priority:
         entry["priority"] = record.priority
-    if record.metadata:
+    if record.metadata and record.kind != "tool":  # that of tools is keephold's own
         entry["metadata"] = record.metadata
     return entry
