@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import select
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -24,7 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from keephold.control.server_discovery import connect
+from keephold.control.server_discovery import connect, note_of, open_own
 
 if TYPE_CHECKING:
     from keephold.config import Config
@@ -39,7 +40,13 @@ _OF_A_SESSION = {
 Serve = Callable[["Background", Callable[[], None]], Coroutine[Any, Any, int]]
 _ACCEPT_SECS = 0.2
 """How long the end of a server waits for a client that has connected just before."""
+_START_SECS = 60.0
+"""How long a client waits for a server to start before it serves itself."""
+_LOOK_SECS = 10.0
 _LOG_BYTES = 1 << 20
+_NEWER = 3
+"""How many newer servers end an unused one early. A host that passes another value of some variable at every start, as
+that of a trace, would else leave a server for each of its calls."""
 
 
 class Background:
@@ -52,12 +59,14 @@ class Background:
         self.name = _digest(config, conversation)
         self._lock = store.with_name(f"{store.name}-server-{self.name}.lock")
         self._log = store.with_name(f"{store.name}-server.log")
+        self._logged: int | None = None
 
     def connect(self, serve: Serve) -> socket.socket | None:
         """Connect to the server; if there is none, start one, which runs `serve` with a callback for "I listen".
 
-        Return None if it did not start: its log says why.
+        Return None if it did not start: its log says why. Raise `OSError` if it cannot be started.
         """
+        self._store.parent.mkdir(parents=True, exist_ok=True)
         with self._locked():
             found = self._connected()
             if found is None and self._started(serve):
@@ -69,41 +78,43 @@ class Background:
         return connect(self._store, None if source is None else source.path, self._conversation, self.name)
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            self._held = descriptor
-            yield
-        finally:
-            os.close(descriptor)
+    def _locked(self, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+        while True:
+            self._held = open_own(self._lock, os.O_RDWR | os.O_CREAT)
+            try:
+                fcntl.flock(self._held, how)
+                if self._lock.exists() and os.path.samestat(os.fstat(self._held), self._lock.lstat()):
+                    yield
+                    return
+            finally:  # a server that ended has removed the file
+                os.close(self._held)
 
     def _started(self, serve: Serve) -> bool:
         """Fork the server, twice, so that a host that ends its children with all of theirs does not find it."""
+        log = open_own(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         told, tell = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                os.setsid()
-                if os.fork() == 0:
-                    os.close(told)
-                    os.close(self._held)  # the lock is that of the command
-                    self._run(serve, tell)
-            finally:
-                os._exit(0)
-        os.close(tell)
-        os.waitpid(child, 0)
-        with os.fdopen(told, "rb") as listens:
-            return bool(listens.read(1))
+        with os.fdopen(log, "wb"), os.fdopen(told, "rb") as listens, os.fdopen(tell, "wb") as end:
+            child = os.fork()
+            if child == 0:
+                try:
+                    os.setsid()
+                    if os.fork() == 0:
+                        self._run(serve, log, tell)
+                finally:
+                    os._exit(0)
+            end.close()
+            os.waitpid(child, 0)
+            ready, _, _ = select.select([listens], [], [], _START_SECS)
+            return bool(ready and listens.read(1))
 
-    def _run(self, serve: Serve, tell: int) -> NoReturn:
+    def _run(self, serve: Serve, log: int, tell: int) -> NoReturn:
         """Serve in this process until it is not needed any more."""
 
         def listens() -> None:
             os.write(tell, b"1")
             os.close(tell)
 
-        self._detach(tell)
+        self._detach(log, tell)
         code = 1
         try:
             code = asyncio.run(serve(self, listens))
@@ -112,37 +123,47 @@ class Background:
         finally:
             os._exit(code)
 
-    def _detach(self, tell: int) -> None:
-        """Leave everything of the client: its streams, its directory, and descriptors it may have passed."""
+    def _detach(self, log: int, tell: int) -> None:
+        """Leave everything of the client: its streams, its directory, its lock, and descriptors it may have passed."""
         source = self._config.source
         os.chdir("/" if source is None else source.path.parent)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        if self._log.exists() and self._log.stat().st_size > _LOG_BYTES:
-            flags |= os.O_TRUNC
-        log, nothing = os.open(self._log, flags, 0o600), os.open(os.devnull, os.O_RDWR)
+        nothing = os.open(os.devnull, os.O_RDWR)
         for new, old in ((nothing, 0), (nothing, 1), (log, 2)):
             os.dup2(new, old)
         os.closerange(3, tell)
         os.closerange(tell + 1, os.sysconf("SC_OPEN_MAX"))
+        self._logged = 2
+        self._trim()
 
     async def unneeded(self, runtime: "Runtime", listening: "Listening", secs: float) -> None:
         """Return when it has had neither a client nor a handle for that long. Clients can no longer connect then."""
         while True:
             idle = 0.0
-            while idle < secs:
-                pause = min(secs, 10.0)
+            while idle < secs and not (idle and self._is_old()):
+                pause = min(secs, _LOOK_SECS)
                 await asyncio.sleep(pause)
+                self._trim()
                 idle = 0.0 if listening.clients or runtime.registry.live() else idle + pause
-            descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                with contextlib.suppress(BlockingIOError):  # a client is connecting
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    await asyncio.sleep(_ACCEPT_SECS)
-                    if not listening.clients:
-                        listening.withdraw()
-                        return
-            finally:
-                os.close(descriptor)
+            with contextlib.suppress(BlockingIOError), self._locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
+                await asyncio.sleep(_ACCEPT_SECS)
+                if not listening.clients:
+                    listening.withdraw()
+                    self._lock.unlink(missing_ok=True)
+                    return
+
+    def _trim(self) -> None:
+        """Empty a log that has grown too long. All servers that write to it append."""
+        if self._logged is not None and os.fstat(self._logged).st_size > _LOG_BYTES:
+            os.ftruncate(self._logged, 0)
+
+    def _is_old(self) -> bool:
+        """Return whether several servers were started on the store after this one."""
+        own, beside = note_of(self._store, self.name), f"{self._store.name}-server-"
+        with contextlib.suppress(OSError), os.scandir(self._store.parent) as entries:
+            begun = own.stat().st_mtime_ns
+            notes = (each for each in entries if each.name.startswith(beside) and not each.name.endswith(".lock"))
+            return sum(each.stat(follow_symlinks=False).st_mtime_ns > begun for each in notes) >= _NEWER
+        return False
 
 
 def _digest(config: "Config", conversation: str | None) -> str:

@@ -176,9 +176,12 @@ def _passed_on(store: str, config: Config, conversation: str | None) -> bool:
     file = None if config.source is None else config.source.path
     connection = connect(path, file, conversation)
     if connection is None and config.mcp.background_secs:
-        connection = Background(path, config, conversation).connect(
-            partial(_in_background, store, config, conversation)
-        )
+        try:
+            connection = Background(path, config, conversation).connect(
+                partial(_in_background, store, config, conversation)
+            )
+        except OSError as error:
+            _log.warning("there is no background server, so spawned calls end with this process: %s", error)
     if connection is not None:
         with contextlib.suppress(KeyboardInterrupt, BrokenPipeError, ConnectionError):
             pass_on(connection)
