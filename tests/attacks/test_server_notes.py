@@ -131,7 +131,7 @@ async def test_M3_an_unused_server_ends_early_if_newer_ones_were_started(
 
     monkeypatch.setattr(asyncio, "sleep", count)
     server = Background(store, Config(), None)
-    runtime: Any = SimpleNamespace(registry=SimpleNamespace(live=lambda: []))
+    runtime: Any = SimpleNamespace(registry=SimpleNamespace(live=list))
     listening: Any = SimpleNamespace(clients=0, withdraw=lambda: None)
 
     async def idle_secs() -> float:
