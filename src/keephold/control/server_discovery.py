@@ -36,7 +36,7 @@ def announce(store: Path, path: str, config: Path | None, conversation: str | No
     descriptor, new = tempfile.mkstemp(prefix=f".{store.name}-", dir=store.parent)
     with os.fdopen(descriptor, "w") as file:
         json.dump(said, file)
-    os.replace(new, note_of(store, name))
+    Path(new).replace(note_of(store, name))
 
 
 def withdraw(store: Path, path: str, name: str = "") -> None:
@@ -108,7 +108,7 @@ def note_of(store: Path, name: str) -> Path:
 def _is_ours(path: str) -> bool:
     """Return whether only this user can have put a socket there."""
     try:
-        found, above = os.lstat(path), os.lstat(os.path.dirname(path))
+        found, above = Path(path).lstat(), Path(path).parent.lstat()
     except (OSError, ValueError):
         return False
     private = stat.S_ISDIR(above.st_mode) and not above.st_mode & 0o077
