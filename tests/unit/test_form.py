@@ -96,6 +96,32 @@ def test_K6_keywords_of_foreign_schemas_that_could_do_harm_are_dropped() -> None
     assert problem_of(odd, {"a": "\ud800"}) is not None
 
 
+def test_K6_numbers_and_titles_that_no_validator_takes_are_dropped() -> None:
+    """A person could not have answered such a question, and the model's answer failed with a traceback."""
+    fields = {
+        "a": {"type": "number", "minimum": float("inf"), "maximum": 10**400},
+        "b": {"type": "string", "oneOf": [{"const": "x", "title": "\ud800"}, {"const": "y", "title": "Y"}]},
+        "c": {"type": "string", "enum": ["x"], "enumNames": ["\ud800"]},
+    }
+    form = form_from({"properties": fields, "required": [*fields]})
+    choice = {"type": "string", "enum": ["x"]}
+    assert form["properties"] == {"a": {"type": "number"}, "b": {**choice, "enum": ["x", "y"]}, "c": choice}
+    assert problem_of(form, {"a": 1, "b": "x", "c": "x"}) is None
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"a": {"type": "string", "description": "x" * 70_000}},
+        {"a" * 70_000: {"type": "string"}},
+        {str(at): {"type": "string", "enum": [str(each) for each in range(1000)]} for at in range(100)},
+    ],
+)
+def test_K6_a_form_does_not_fill_the_context_of_the_model(properties: Any) -> None:
+    with pytest.raises(ValueError, match="may have 65536 bytes"):
+        form_from({"properties": properties})
+
+
 WORDS = st.sampled_from(["string", "integer", "number", "boolean", "array", "object", "email", "date", "", "\ud800"])
 KEYS = st.sampled_from(
     ["type", "title", "default", "enum", "enumNames", "oneOf", "const", "format", "minimum", "items"]

@@ -9,8 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from keephold.characters import exact
+from keephold.text import to_json
 
 MOST_FIELDS = 100
+MOST_BYTES = 65_536
+"""Bytes of a form's schema, which the model reads. Results have limits, and a question must not be a way around."""
+_MOST_NUMBER = 1e300
 _TEXTS, _NUMBERS, _COUNTS = (
     ("title", "description"),
     ("minimum", "maximum"),
@@ -31,6 +35,8 @@ def form_from(schema: Any) -> dict[str, Any]:
 
     Raises `ValueError` if a required field cannot be asked, or it is not such a schema.
     """
+    if len(to_json(schema)) > MOST_BYTES:
+        raise ValueError(f"the schema of a form may have {MOST_BYTES} bytes, and this one has more")
     properties = (schema.get("properties") or {}) if isinstance(schema, Mapping) else None
     needed = (schema.get("required") or []) if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping) or not isinstance(needed, list | tuple):
@@ -71,10 +77,15 @@ def _is_right(key: str, value: Any) -> bool:
     """Return whether a keyword has a value that it may have."""
     if key in _TEXTS:
         return isinstance(value, str) and is_text(value)
-    if key in _NUMBERS or key in _COUNTS:
-        whole = isinstance(value, int) and value >= 0
-        return not isinstance(value, bool) and (whole or (key in _NUMBERS and isinstance(value, int | float)))
+    if key in _NUMBERS:
+        return _is_number(value) and -_MOST_NUMBER < value < _MOST_NUMBER  # the validator takes no infinity
+    if key in _COUNTS:
+        return _is_number(value) and isinstance(value, int) and value >= 0
     return value in _FORMATS if key == "format" else value is not None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _choices(table: Any) -> dict[str, Any] | None:
@@ -97,7 +108,8 @@ def _choices(table: Any) -> dict[str, Any] | None:
 
 
 def _titled(values: list[Any], titles: list[str]) -> dict[str, Any]:
-    if titles == list(map(str, values)) or len(set(titles)) < len(values):  # titles that say nothing, or the same
+    useless = titles == list(map(str, values)) or len(set(titles)) < len(values)  # they say nothing, or the same
+    if useless or not all(map(is_text, titles)):
         return {"type": "string", "enum": values}
     return {"oneOf": [{"const": value, "title": title} for value, title in zip(values, titles, strict=True)]}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keephold.errors import ToolError
-from keephold.handles.form import Form, filled, form_from, options_of, problem_of
+from keephold.handles.form import MOST_BYTES, Form, filled, form_from, options_of, problem_of
 from keephold.handles.question import Question
 from keephold.text import to_utf8
 from keephold.tools.call import Call
@@ -20,6 +20,8 @@ CONFIRM = "confirm"
 """The id of the question that a form without fields becomes."""
 FORM = "form"
 """The id of a question with fields."""
+_SHOWN = 300
+"""Characters of a declined request's text that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +59,15 @@ class Asker:
 
     def decline(self, message: str, why: str) -> Answer:
         """Decline the request and note why."""
-        self.notes.append(f'the server asked "{message}", which was declined: {why}')
+        self.notes.append(f'the server asked "{message[:_SHOWN]}", which was declined: {why}')
         return Answer({"action": "decline"}, [])
 
     async def _answer(self, params: Mapping[str, Any]) -> Answer:
         message = to_utf8(str(params.get("message", ""))).decode()
         if params.get("mode", "form") != "form":
             return self.decline(message, "it wants a page to be opened, which is not done from here")
+        if len(message) > MOST_BYTES:
+            return self.decline(message, f"its text may have {MOST_BYTES} characters, and it has {len(message)}")
         try:
             form = form_from(params.get("requestedSchema") or {})
         except ValueError as error:
