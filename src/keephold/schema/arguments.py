@@ -27,7 +27,7 @@ from keephold.errors import ConfigError, ToolError
 from keephold.handles.question import Question, answer_fits
 from keephold.schema.canonical import canonical, compiled, property_names, variant
 from keephold.schema.examples import mended
-from keephold.schema.faults import cut, explained, message, path_of, shown
+from keephold.schema.faults import MAX_TRIED, cut, explained, message, path_of, shown
 from keephold.schema.parts import NOWHERE, Schema, has_more_parts, items_of
 from keephold.tools.base import Action, Tool
 
@@ -120,6 +120,7 @@ class _Reading:
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self.taken: list[str] = []
+        self._tried = 0
 
     def meant(self, value: Any, part: Any, path: tuple[str | int, ...]) -> Any:
         """Return `value` without nulls that mean "left out", and with text decoded."""
@@ -133,6 +134,9 @@ class _Reading:
         union = (*schema.get("anyOf", ()), *schema.get("oneOf", ()))
         forms = [form for form in union if self._schema.admits_type_of(form, value)]
         for form in forms:
+            self._tried += len(forms) > 1
+            if self._tried > MAX_TRIED:
+                break
             before = len(self.taken)
             read = self.meant(value, form, path)
             if len(forms) == 1 or self._schema.fits(form, read):

@@ -19,6 +19,8 @@ from keephold.schema.parts import NOWHERE, Schema, has_more_parts, items_of
 _DEEPEST = 12
 _MAX_MENDED = 500
 """Parts of arguments that are mended: a suggestion is short."""
+_MAX_TRIED = 300
+"""Values that are tried: a schema whose parts refer to one another has more than can be tried."""
 _FORMATS = {
     "date-time": "2026-01-31T12:00:00Z",
     "date": "2026-01-31",
@@ -66,6 +68,7 @@ class _Mender:
         self._schema = schema
         self._joined: dict[int, tuple[Any, jsonschema_rs.Validator]] = {}
         """Forms of unions joined with what is around them, kept because the schema caches parts by identity."""
+        self._tried = 0
 
     def _fits(self, part: Any, value: Any) -> bool:
         own = self._joined.get(id(part))
@@ -105,7 +108,7 @@ class _Mender:
             items = [self.mended(item, own, depth + 1) for item, own in items_of(value, schema)]
             return [item for item in items if item is not _MISSING][: schema.get("maxItems")]
         if isinstance(value, str) and "enum" in schema:
-            options = [each for each in schema["enum"] if isinstance(each, str)]
+            options = [each for each in schema["enum"][:_MAX_MENDED] if isinstance(each, str)]
             return next(iter(difflib.get_close_matches(value[:100], options, 1, 0.4)), _MISSING)
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             low, high = schema.get("minimum", value), schema.get("maximum", value)
@@ -120,8 +123,9 @@ class _Mender:
         made: dict[str, Any] = {}
         for name, member in value.items():
             own = properties.get(name, others)
-            free = [each for each in properties if each not in value and properties[each] is not NOWHERE]
-            if own is False:
+            self._tried += 1
+            if own is False and self._tried < _MAX_TRIED and len(properties) < _MAX_MENDED:
+                free = [each for each in properties if each not in value and properties[each] is not NOWHERE]
                 name = next(iter(difflib.get_close_matches(name[:100], free, 1)), name)
                 own = properties.get(name, False)
             if own is False or own is NOWHERE:
@@ -136,7 +140,8 @@ class _Mender:
 
     def example(self, part: Any, depth: int = 0, name: str = "text") -> Any:
         """Return a value that fits the part, of the argument `name`; `_MISSING` if none was found."""
-        if depth > _DEEPEST:
+        self._tried += 1
+        if depth > _DEEPEST or self._tried > _MAX_TRIED:
             return _MISSING
         schema = self._schema.followed(part)
         for value in self._candidates(schema, depth, name):
@@ -172,7 +177,8 @@ class _Mender:
                 yield False
                 yield True
             case "array":
-                few = [self.example(own, depth + 1) for _, own in items_of([None] * schema.get("minItems", 0), schema)]
+                least = min(schema.get("minItems", 0), _MAX_MENDED)
+                few = [self.example(own, depth + 1) for _, own in items_of([None] * least, schema)]
                 yield few if _MISSING not in few else _MISSING
             case "object":
                 yield self._members({}, schema, depth)

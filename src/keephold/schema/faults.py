@@ -36,6 +36,7 @@ class _Faults:
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
+        self._tried = 0
 
     def of(self, value: Any, part: Any, path: tuple[str | int, ...]) -> Iterator[_Fault]:
         """Yield why `value` does not fit `part`: at least one fault if it does not."""
@@ -118,6 +119,10 @@ class _Faults:
         if len(near) == 1:
             yield from self.of(value, near[0], path)
             return
+        self._tried += len(near)
+        if self._tried > MAX_TRIED:
+            yield _Fault("anyOf", path, None, value)
+            return
         found = [list(itertools.islice(self.of(value, form, path), _MAX_FAULTS + 1)) for form in near]
         if all(fault.keyword == "required" and fault.path == path for faults in found for fault in faults):
             yield _Fault("choice", path, [fault.wanted[0] for faults in found for fault in faults], value)
@@ -167,6 +172,8 @@ _BLAMED = (
     ("dependencies",),
     ("oneOf",),
 )
+MAX_TRIED = 200
+"""Forms of unions that are tried: in a union of objects that have that union in them, they multiply with the depth."""
 _MAX_FAULTS = 5
 _MAX_SHOWN = 10
 

@@ -20,6 +20,8 @@ class Schema:
         self.root = root
         self._tool = tool
         self._parts: dict[int, jsonschema_rs.Validator] = {}
+        self._admitted: dict[tuple[int, str], tuple[Any, bool]] = {}
+        """By form of a union: forms that refer to one another are seen once. The form is kept with its id."""
 
     def followed(self, part: Any) -> Mapping[str, Any]:
         """Return the part with its `$ref` resolved, and `True` and `False` written out."""
@@ -45,9 +47,15 @@ class Schema:
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if values is not None and all(json_type(value) != kind for value in values):
             return False
-        return all(self.admits(part, kind) for part in schema.get("allOf", ())) and all(
-            any(self.admits(form, kind) for form in schema[union]) for union in ("anyOf", "oneOf") if union in schema
+        return all(self._admits(part, kind) for part in schema.get("allOf", ())) and all(
+            any(self._admits(form, kind) for form in schema[union]) for union in ("anyOf", "oneOf") if union in schema
         )
+
+    def _admits(self, form: Any, kind: str) -> bool:
+        known = self._admitted.get((id(form), kind))
+        if known is None:
+            known = self._admitted[id(form), kind] = (form, self.admits(form, kind))
+        return known[1]
 
     def admits_type_of(self, part: Any, value: Any) -> bool:
         kind = json_type(value)
