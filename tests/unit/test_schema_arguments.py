@@ -512,6 +512,13 @@ def test_C9_text_that_could_mean_something_else_is_refused(name: str, sent: str)
     assert f" must be {'true or false' if name == 'b' else 'a'}" in refusal(check(SECS), {name: sent})
 
 
+@pytest.mark.parametrize("sent", ["12345678901234567.0", "1e30", "-9007199254740993.0"])
+def test_C9_text_of_an_integer_that_a_float_cannot_hold_is_not_read_as_another_one(sent: str) -> None:
+    whole = check({"n": {"type": "integer"}})
+    assert " must be an integer" in refusal(whole, {"n": sent})
+    assert whole({"n": "12345678901234567"}) == {"n": 12345678901234567}
+
+
 def test_C9_text_stays_text_where_a_string_is_allowed() -> None:
     either = check({"a": {"type": ["integer", "string"]}, "b": {}, "c": {"enum": [1, "1"]}})
     sent = {"a": "5", "b": "true", "c": "1", "extra": 1}

@@ -165,7 +165,9 @@ class _Reading:
         value: Any = {"true": True, "false": False}.get(word.lower())
         if value is None and len(word) <= _LONGEST_NUMBER and _NUMBER.fullmatch(word):
             value = _decoded(word)
-            if isinstance(value, float) and value.is_integer() and not self._schema.admits(schema, "number"):
+            if isinstance(value, float) and not self._schema.admits(schema, "number"):
+                if not value.is_integer() or abs(value) > _EXACT:
+                    return text
                 value = int(value)
         if value is None or not self._schema.admits_type_of(schema, value):
             return text
@@ -203,6 +205,8 @@ class _ApplyCheck(ArgumentCheck):
 
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 _LONGEST_NUMBER = 32
+_EXACT = 2**53 - 1
+"""Up to here, a float is the integer that was written. A larger one may be another one, and a call would use that."""
 _MAX_CORRECTED = 50_000
 """Parts of arguments that are still corrected: half a million would hold the loop up for a second."""
 
