@@ -255,12 +255,12 @@ class Replies:
         """Return C3's object for one handle; `limit` is its share if a reply holds several."""
         entry: dict[str, Any] = {"id": handle.id, "state": name(handle.state)}
         try:
-            self._add_notification(entry, handle, view, limit)
+            self._add_state(entry, handle, view, limit)
         except Exception as error:  # the others must still be shown
             entry |= {"content" if handle.active else "result": _not_shown(error), "is_error": True}
         return entry
 
-    def _add_notification(self, entry: dict[str, Any], handle: Handle, view: ViewName, limit: int | None) -> None:
+    def _add_state(self, entry: dict[str, Any], handle: Handle, view: ViewName, limit: int | None) -> None:
         state = handle.state
         if isinstance(state, Stopped):
             hint = read_hint("id", handle.id)
