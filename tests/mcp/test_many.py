@@ -51,7 +51,7 @@ async def wait(port: int, token: str, number: int) -> bytes:
 
 async def test_A7_two_thousand_waits_cost_nothing_and_all_end(office: Office, descriptors: None) -> None:
     server = Process(office)
-    async with connected(server.url) as client, asyncio.timeout(40):
+    async with connected(server.url) as client, asyncio.timeout(100):
         await client.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
         waiting = [asyncio.create_task(wait(server.port, server.token, number)) for number in range(WAITS)]
         while server.connections() < WAITS:  # noqa: ASYNC110 (another process has them)
