@@ -134,11 +134,14 @@ async def test_D10_a_label_that_is_taken_gets_a_number(clock: VirtualClock) -> N
         assert ids == ["call:c1", "call:c1_2", "call:c1_3"]
         await rt.resolve(keys[1], ok("second"))
         (response,) = await turn.run([ToolCall("c1", "approve")], park_after=1)
-        assert parsed(response)["id"] == "call:c1_2"
+        assert parsed(response)["id"] == "call:c1_4"
         assert (await rt.handle("call:c1", conversation="main")).parked
-        for key, id in ((keys[0], "call:c1"), (keys[3], "call:c1_2"), (keys[2], "call:c1_3")):
+        for key, id in ((keys[0], "call:c1"), (keys[3], "call:c1_4"), (keys[2], "call:c1_3")):
             await rt.resolve(key, ok(id))
             assert (await reply(turn, fetch("approve", id)))["result"] == id
+        assert (await reply(turn, fetch("approve", "call:c1_2")))["result"] == "second"
+        drawn = [await turn.run([ToolCall("c1", "approve")], park_after=1) for _ in range(8)]
+        assert len({parsed(response)["id"] for (response,) in drawn}) == 8
 
 
 async def test_D10_the_same_label_twice_in_a_batch(clock: VirtualClock) -> None:

@@ -51,10 +51,12 @@ TASK_AFTER_SECS = 0.5
 ANSWER_WITHIN_SECS = 45.0
 """After how long a call is answered with its handle."""
 
-INSTRUCTIONS = """\
+SEVERAL = """\
 Start several, then call `await` with {"all": [ids]} or {"any": [ids]} and `timeout_secs`: it returns when they have \
-finished. Do not poll in a loop. Results outlive this connection: ask again by id. Long output is cut; `read_output` \
-reads the rest. A call that lasts is answered with its id and `"state":"running"`: await that id."""
+finished. Do not poll in a loop."""
+INSTRUCTIONS = """\
+Results outlive this connection: ask again by id. Long output is cut; `read_output` reads the rest. A call that lasts is \
+answered with its id and `"state":"running"`: call `await` with that id, again if it times out."""
 WAITS = """\
 `create_wait_handle`, `complete_wait_handle`, `wait_for` and `wait_for_multiple` do the same for work that somebody \
 else does: a webhook, a person, another agent."""
@@ -116,9 +118,7 @@ class Server(MCPServer[Any]):
         bus = InMemorySubscriptionBus()
         self.subscriptions = Subscriptions(self.calls, self.tasks, bus)
         options.setdefault("name", "keephold")
-        use = USE[presentation(schema, runtime.toolbox.actions)]
-        waits = f"\n{WAITS}" if self.calls.tool("wait_for") else ""
-        options.setdefault("instructions", f"{use}\n{INSTRUCTIONS}{waits}")
+        options.setdefault("instructions", self._instructions())
         options.setdefault("version", version("keephold"))
         options.setdefault("log_level", "WARNING")
         extensions = [self.tasks, *options.pop("extensions", ())]
@@ -185,6 +185,15 @@ class Server(MCPServer[Any]):
         except KeepholdError as error:
             raise MCPError(INVALID_PARAMS, error.message, data={"uri": uri}) from None
         return ReadResourceResult(contents=[TextResourceContents(uri=uri, mime_type="application/json", text=text)])
+
+    def _instructions(self) -> str:
+        """Return how a model uses the tools that are here."""
+        toolbox, texts = self.runtime.toolbox, [INSTRUCTIONS]
+        if any(tool.actions for tool in toolbox) or self.runtime.uses_servers:  # those may bring stateful tools
+            texts = [USE[presentation(self._schema, toolbox.actions)], SEVERAL, *texts]
+        if self.calls.tool("wait_for"):
+            texts.append(WAITS)
+        return "\n".join(texts)
 
     async def run_stdio_async(self) -> None:
         """Serve the client that has started this process."""

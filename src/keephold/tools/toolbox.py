@@ -183,7 +183,7 @@ class Toolbox:
         right = f"did you mean `{near[0]}`?" if near else f"known tools: {known}"
         if unlisted := (*(() if self._base is None else self._base.unlisted), *self.unlisted):
             servers = ", ".join(f"`{each}`" for each in unlisted)
-            right += f"; MCP servers that are not connected yet may have it: {servers}"
+            right += f"; MCP servers that are not connected may have it, and the log says why: {servers}"
         what = f"unknown tool `{name[:100]}`" if name else "the call names no tool"
         raise ToolError(f"{what}; {right}", code="unknown_tool")
 

@@ -6,6 +6,7 @@ countdown: a call costs a task only if its tool is one.
 """
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
@@ -33,6 +34,8 @@ Claim = Callable[[Record], Awaitable[Record | None]]
 """Claims a call of a dead process; None if another process was first."""
 
 _PATIENT = Patience()
+_NUMBERED = 10
+"""From this many handles of one label on, names are drawn: looking for the next free number reads each of them."""
 CANCEL_GRACE_SECS = 0.05
 """How long a cancelled call may take to return its own result."""
 _NOTED = 5
@@ -473,11 +476,15 @@ class Batch:
                 self._registry.run_soon(self.promote_to_handle(handle))
 
     async def promote_to_handle(self, handle: Handle, *, left: bool = False) -> None:
-        """Name a one-shot call and answer with that name: it is parked (D10), or its client has left (`left`)."""
+        """Name a one-shot call and answer with that name: it is parked (D10), or its client has left (`left`).
+
+        The name is not one of a handle that has stopped, either: labels of MCP clients are small numbers, which each
+        client counts from 1, and the older result could no longer be read."""
         call = next(call for call in self._calls if call.made is handle)
         number = 1
         while True:
-            id = call_id(call.parsed.call.id) + (f"_{number}" if number > 1 else "")
+            suffix = "" if number == 1 else f"_{number if number < _NUMBERED else secrets.token_hex(4)}"
+            id = call_id(call.parsed.call.id) + suffix
             try:
                 await self._registry.load(self._conversation, (id,))
             except KeepholdError:
@@ -485,7 +492,7 @@ class Batch:
                     return  # the next runtime finds it by its label
                 raise
             taken = self._registry.conversation(self._conversation).names.get(id)
-            if taken is None or not taken.active:
+            if taken is None:
                 break
             number += 1
         if left or (self._is_open(call) and handle.active):
