@@ -55,8 +55,8 @@ SEVERAL = """\
 Start several, then call `await` with {"all": [ids]} or {"any": [ids]} and `timeout_secs`: it returns when they have \
 finished. Do not poll in a loop."""
 INSTRUCTIONS = """\
-Results outlive this connection: ask again by id. Long output is cut; `read_output` reads the rest. A call that lasts is \
-answered with its id and `"state":"running"`: call `await` with that id, again if it times out."""
+Results outlive this connection: ask again by id. Long output is cut; `read_output` reads the rest. A call that lasts \
+is answered with its id and `"state":"running"`: call `await` with that id, again if it times out."""
 WAITS = """\
 `create_wait_handle`, `complete_wait_handle`, `wait_for` and `wait_for_multiple` do the same for work that somebody \
 else does: a webhook, a person, another agent."""
