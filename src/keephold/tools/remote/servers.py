@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from keephold.errors import ConfigError
+from keephold.schema.faults import cut
 from keephold.store.rows import Level
 from keephold.tools.base import Tool
 from keephold.tools.guard import Guard
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from mcp.types import Tool as ListedTool
 
 _log = logging.getLogger("keephold.mcp")
+
+_MAX_WARNED, _MAX_WARNING = 20, 500
+"""How many tools of a server that are left out are named, and in how many characters."""
+_MAX_GONE = 1000
+"""How many tools that servers list no longer are remembered: a server may list others every time."""
 
 Tell = Callable[[str, Level, str, str], None]
 """Queue a notification: its kind, level and message, and the conversation."""
@@ -123,9 +129,9 @@ class Servers:
                     self._clash(connection, name)
                 else:
                     tools[name] = tool
-        for tool in self._toolbox.remote():
-            if tool.name not in tools:  # so that a conversation that knew it learns why it is gone
-                tools[tool.name] = replace(tool, offered=False)
+        gone = [tool for tool in self._toolbox.remote() if tool.name not in tools]
+        for tool in gone[:_MAX_GONE]:  # so that a conversation that knew it learns why it is gone
+            tools[tool.name] = replace(tool, offered=False)
         self._toolbox.replace_remote(tools.values())
         self._toolbox.unlisted = tuple(each.server.name for each in self._connections if each.tools is None)
 
@@ -162,7 +168,9 @@ class Servers:
         self._leave_out(connection, f"its tool `{name}` is left out: there is another tool of that name; {cure}")
 
     def _leave_out(self, connection: Connection, why: str) -> None:
-        text = f"MCP server `{connection.server.name}`: {why}"
+        start = f"MCP server `{connection.server.name}`: "
+        before = sum(each.startswith(start) for each in self._warned)
+        text = cut(start + why, _MAX_WARNING) if before < _MAX_WARNED else f"{start}more of its tools are left out"
         if text not in self._warned:
             self._warned[text] = None
             _log.warning("%s", text)
