@@ -52,23 +52,18 @@ def _choices(**titles: str) -> list[Any]:
 
 
 class Choices(BaseModel):
-    """Every way to write a choice (SEP-1330)."""
+    """Every way to write a choice (SEP-1330), with the values that the suite answers."""
 
-    untitledSingle: str = Field(json_schema_extra={"enum": ["active", "inactive", "pending"]})
-    titledSingle: str = Field(
-        json_schema_extra={"oneOf": _choices(low="Low Priority", medium="Medium Priority", high="High Priority")}
-    )
+    untitledSingle: str = Field(json_schema_extra={"enum": ["option1", "option2", "option3"]})
+    titledSingle: str = Field(json_schema_extra={"oneOf": _choices(value1="First", value2="Second", value3="Third")})
     untitledMulti: list[str] = Field(
-        json_schema_extra={"items": {"type": "string", "enum": ["read", "write", "execute"]}}
+        json_schema_extra={"items": {"type": "string", "enum": ["option1", "option2", "option3"]}}
     )
     titledMulti: list[str] = Field(
-        json_schema_extra={"items": {"anyOf": _choices(feature="New Feature", bug="Bug Fix", docs="Documentation")}}
+        json_schema_extra={"items": {"anyOf": _choices(value1="First", value2="Second", value3="Third")}}
     )
     legacyEnum: str = Field(
-        json_schema_extra={
-            "enum": ["small", "medium", "large"],
-            "enumNames": ["Small Size", "Medium Size", "Large Size"],
-        }
+        json_schema_extra={"enum": ["opt1", "opt2", "opt3"], "enumNames": ["Option One", "Option Two", "Option Three"]}
     )
 
 

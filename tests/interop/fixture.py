@@ -1,7 +1,8 @@
 """The server that foreign programs are tried on: `python -m tests.interop.fixture --port N`, at /mcp.
 
 It is our own server with what the conformance suite asks for added. It says where it listens on its standard output as
-soon as it does, and ends on SIGTERM.
+soon as it does, and ends on SIGTERM. With `--stdio`, what was added is a server without ours, which a configuration of
+ours can name.
 """
 
 import argparse
@@ -70,8 +71,15 @@ async def serve(port: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="0, the default, takes a free one")
+    parser.add_argument("--stdio", action="store_true", help="serve only what was added, on stdio")
     warnings.simplefilter("ignore", MCPDeprecationWarning)  # what is deprecated is asked for by older clients
-    asyncio.run(serve(parser.parse_args().port))
+    given = parser.parse_args()
+    if given.stdio:
+        server = MCPServer("fixtures", log_level="CRITICAL")
+        add_fixtures(server)
+        server.run()
+    else:
+        asyncio.run(serve(given.port))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,11 @@
-"""A tool that asks its user for a form of twelve fields; a configuration names it."""
+"""Tools that ask their user by a form; configurations name them. `register` has twelve fields, and the others are those
+that the conformance suite asks for."""
 
+import json
 from typing import Any
+
+from pydantic import BaseModel
+from tests.interop.asking import Choices, Defaults, Response
 
 import keephold
 from keephold import Call, Question
@@ -33,3 +38,31 @@ async def register(call: Call) -> dict[str, Any]:
     form = {"Form": {"properties": FIELDS, "required": REQUIRED}}
     answer: dict[str, Any] = await call.ask(Question(id="person", text="Who comes?", answer_type=form))
     return answer
+
+
+async def _filled_in(call: Call, message: str, model: type[BaseModel]) -> str:
+    schema = model.model_json_schema()
+    form = {"Form": {"properties": schema["properties"], "required": schema.get("required", [])}}
+    answer = await call.ask(Question(id="form", text=message, answer_type=form))
+    return f"action=accept, content={json.dumps(answer)}"
+
+
+@keephold.tool
+async def test_elicitation(call: Call, message: str) -> str:
+    """Ask the user."""
+    return f"User response: {await _filled_in(call, message, Response)}"
+
+
+@keephold.tool
+async def test_elicitation_sep1034_defaults(call: Call) -> str:
+    """Ask the user, with a default for everything."""
+    return f"Elicitation result: {await _filled_in(call, 'Please provide user information', Defaults)}"
+
+
+@keephold.tool
+async def test_elicitation_sep1330_enums(call: Call) -> str:
+    """Ask the user to choose."""
+    return f"Elicitation completed: {await _filled_in(call, 'Please select values', Choices)}"
+
+
+FORMS = (test_elicitation, test_elicitation_sep1034_defaults, test_elicitation_sep1330_enums)

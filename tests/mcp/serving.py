@@ -23,6 +23,7 @@ from tests.trusting import write_trusted
 from keephold import Runtime
 from keephold.mcp.http import http_app
 from keephold.mcp.server import Server
+from keephold.store.base import Store
 from keephold.tools.base import Tool
 from keephold.turn.prompts import Prompter
 
@@ -189,7 +190,7 @@ class Here:
 async def serving(
     *,
     tools: Iterable[Tool] = TOOLS,
-    store: str = "memory:",
+    store: str | Store = "memory:",
     tokens: Mapping[str, str] | None = None,
     prompter: Prompter | None = None,
     **options: Any,

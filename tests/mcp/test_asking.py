@@ -9,6 +9,7 @@ import mcp_types
 import pytest
 from mcp.client import Client
 from mcp.shared.exceptions import MCPError
+from tests.interop.jobs import multi_input
 from tests.mcp.clients import (
     ERAS,
     MODERN,
@@ -24,6 +25,7 @@ from tests.mcp.clients import (
     texts,
 )
 from tests.mcp.serving import Office, serving, until
+from tests.simulation.stores import HeldStore
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -164,6 +166,36 @@ async def test_M2_a_task_asks_and_takes_partial_and_unknown_answers(tmp_path: Pa
             await task_is(client, task, "completed")
             await ask(client, "tasks/update", taskId=task, inputResponses={second: right})  # acknowledged, and ignored
         await until(here.idle)
+
+
+async def test_M2_a_task_keeps_its_other_question_while_an_answer_is_stored() -> None:
+    """Between two questions of a task, the store has neither: it must not look as if nothing were asked."""
+    store = HeldStore()
+    async with serving(tools=[multi_input], store=store) as here:
+        async with connected(here.url, tasks=KnowsTasks(), elicitation_callback=Person()) as client:
+            task = await start_task(client, "multi_input")
+        handle = here.runtime.registry.loaded(task)
+        assert handle is not None
+        tasks = here.server.tasks
+        await until(lambda: len(tasks.requests(handle)) == 2)
+        first, second = tasks.requests(handle)
+        store.on_hold = True
+        answering = asyncio.create_task(tasks.answer(handle, {first: {"action": "accept", "content": {"name": "Ada"}}}))
+        seen = []
+        while not answering.done() or store.held:
+            await _passes()
+            seen.append((tasks.status(handle), list(tasks.requests(handle))))
+            store.release(1)
+        store.on_hold = False
+        assert seen == [("input_required", [second])] * len(seen)
+        await tasks.answer(handle, {second: {"action": "accept", "content": {"confirm": True}}})
+        await until(lambda: not handle.active)
+        assert (await tasks.outcome(handle))["content"][0]["text"] == "Ada, confirmed"
+
+
+async def _passes() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 async def test_Q2_a_2025_task_is_asked_about_by_whoever_waits_for_it() -> None:

@@ -58,13 +58,14 @@ def form_from(schema: Any) -> dict[str, Any]:
 def _field(table: Any) -> dict[str, Any] | None:
     """Return a field with the keywords that are kept; None if it cannot be asked."""
     kind = table.get("type") if isinstance(table, Mapping) else None
-    choices = _choices(table.get("items") if kind == "array" else table) if isinstance(table, Mapping) else None
+    several = kind == "array"
+    choices = _choices(table.get("items") if several else table, several) if isinstance(table, Mapping) else None
     if kind is None and choices:
         kind = "string"
-    if kind not in (*_KINDS, "array") or choices == {} or (kind == "array" and not choices):
+    if kind not in (*_KINDS, "array") or choices == {} or (several and not choices):
         return None
     field: dict[str, Any] = {"type": kind} | {key: table[key] for key in _KEPT if _is_right(key, table.get(key))}
-    if choices and kind == "array":
+    if choices and several:
         field["items"] = choices
     elif choices:
         field |= choices
@@ -88,8 +89,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _choices(table: Any) -> dict[str, Any] | None:
-    """Return the keywords of a choice: empty if its values cannot be chosen, None if it is not one."""
+def _choices(table: Any, several: bool) -> dict[str, Any] | None:
+    """Return the keywords of a choice: empty if its values cannot be chosen, None if it is not one.
+
+    MCP has `oneOf` and `enumNames` for titles of a choice of one value, and only `anyOf` for one of several.
+    """
     if not isinstance(table, Mapping):
         return None
     for union in ("oneOf", "anyOf"):
@@ -97,21 +101,25 @@ def _choices(table: Any) -> dict[str, Any] | None:
             parts = table[union] if isinstance(table[union], list) else []
             const = [part.get("const") if isinstance(part, Mapping) else None for part in parts]
             titles = [str(part.get("title") or part["const"]) for part in parts] if all(map(_is_value, const)) else []
-            return _titled(const, titles) if titles else {}
+            return _titled(const, titles, "anyOf" if several else "oneOf") if titles else {}
     if "enum" in table:
         values, names = table["enum"], table.get("enumNames")
         if not isinstance(values, list) or not values or not all(map(_is_value, values)):
             return {}
         named = isinstance(names, list) and len(names) == len(values)
-        return _titled(values, list(map(str, names if named and names else values)))
+        return _titled(
+            values, list(map(str, names if named and names else values)), "anyOf" if several else "enumNames"
+        )
     return None
 
 
-def _titled(values: list[Any], titles: list[str]) -> dict[str, Any]:
+def _titled(values: list[Any], titles: list[str], how: str) -> dict[str, Any]:
     useless = titles == list(map(str, values)) or len(set(titles)) < len(values)  # they say nothing, or the same
     if useless or not all(map(is_text, titles)):
         return {"type": "string", "enum": values}
-    return {"oneOf": [{"const": value, "title": title} for value, title in zip(values, titles, strict=True)]}
+    if how == "enumNames":
+        return {"type": "string", "enum": values, "enumNames": titles}
+    return {how: [{"const": value, "title": title} for value, title in zip(values, titles, strict=True)]}
 
 
 def _is_value(value: Any) -> bool:
@@ -168,9 +176,10 @@ def _kind(field: Mapping[str, Any]) -> str:
 def options_of(field: Mapping[str, Any]) -> list[tuple[str, str]] | None:
     """Return the values of a choice and their titles; None if it is not one."""
     table = field.get("items", field)
-    if "oneOf" in table:
-        return [(part["const"], part["title"]) for part in table["oneOf"]]
-    return [(value, value) for value in table["enum"]] if "enum" in table else None
+    for union in ("oneOf", "anyOf"):
+        if union in table:
+            return [(part["const"], part["title"]) for part in table[union]]
+    return list(zip(table["enum"], table.get("enumNames", table["enum"]), strict=True)) if "enum" in table else None
 
 
 def label_of(name: str, field: Mapping[str, Any], required: bool) -> str:

@@ -123,7 +123,7 @@ class ElicitationPrompter:
             if not isinstance(said, Mapping):
                 continue
             opened = self._open.get(key)
-            if opened is None and key in coming:
+            if opened is None and (key in coming or self._is_next(key)):
                 self._early[key] = said
             elif opened is not None and not opened[1].done():
                 opened[1].set_result(said)
@@ -147,7 +147,16 @@ class ElicitationPrompter:
         if handle is None or handle.run is None:
             return {}
         queued = getattr(handle.run.live, "queued", ())
-        return {question_key(each, handle.run.questions + 1 + at): each for at, each in enumerate(queued)}
+        coming = {question_key(each, handle.run.questions + 1 + at): each for at, each in enumerate(queued)}
+        asked = handle.decided
+        if isinstance(asked, Waiting) and asked is not handle.state:  # the next one, which the store does not have yet
+            coming[question_key(asked.question, asked.number)] = asked.question
+        return coming
+
+    def _is_next(self, key: str) -> bool:
+        """Return whether this is the key of a question that is asked in the next pass of the loop."""
+        asked = self.handle.decided if self.handle is not None else None
+        return isinstance(asked, Waiting) and key == question_key(asked.question, asked.number) != self._last
 
     async def taken(self, responses: Mapping[str, Any]) -> None:
         """Like `answer`, but return when the asking code has the answers."""

@@ -19,6 +19,8 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
+    GetPromptResult,
+    InputRequiredResult,
     ListResourcesResult,
     PaginatedRequestParams,
     ReadResourceRequestParams,
@@ -156,6 +158,14 @@ class Server(MCPServer[Any]):
         answered yet are announced when they come (M7): nobody knows whether a server is slow or mute."""
         shown = described(list(self.calls.served), self._schema, self.runtime.toolbox.actions)
         return [*await super().list_tools(), *shown]
+
+    async def get_prompt(
+        self, name: str, arguments: dict[str, Any] | None = None, context: Any = None
+    ) -> GetPromptResult | InputRequiredResult:
+        """Answer for an unknown prompt as the protocol says. The SDK says "Internal error" and logs a traceback."""
+        if all(prompt.name != name for prompt in await self.list_prompts()):
+            raise MCPError(INVALID_PARAMS, f"Unknown prompt: {name:.80}")
+        return await super().get_prompt(name, arguments, context)
 
     async def list_resource_templates(self) -> list[DescribedTemplate]:
         handle = DescribedTemplate(
