@@ -79,6 +79,40 @@ def test_X5_an_agent_of_which_nothing_was_checked_has_not_passed(arguments: list
         assert json.loads(result.stdout)["ok"] is False
 
 
+DEAD_REASON = f"the agent `sh -c '{DEAD}'` ended with exit code 3; it printed:\n           I have no key"
+ECHO_REASON = "the agent echoes its input: "
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (["sh", "-c", DEAD], DEAD_REASON),
+        (["cat"], ECHO_REASON),
+        ([*AGENT, "text-version"], "protocolVersion must be an integer"),
+    ],
+)
+def test_X5_after_a_failed_initialize_nothing_else_is_checked(command: list[str], reason: str) -> None:
+    result = check(*command)
+    assert result.exit_code == 2
+    assert result.stdout.startswith(f"failed   initialize (MUST): {reason}")
+    rest = f"{len(CHECKS) - 1} checks ({CHECKS[1].name} … {CHECKS[-1].name})"
+    assert result.stdout.splitlines()[-2] == f"skipped  {rest}: there was no handshake; see `initialize`"
+    assert result.stdout.count("skipped  ") == 1
+    assert result.stderr == "nothing was checked: `initialize` failed; its reason is above\n"
+
+
+def test_X5_the_error_of_an_agent_that_makes_no_session_is_shown_once() -> None:
+    topics = ["--only", "sessions", "--only", "updates", "--only", "malformed", "--only", "unknown-notification"]
+    result = check(*topics, *AGENT, "no-model")
+    assert result.exit_code == 1
+    reason = "session/new was answered with an error: no model is configured (-32603)"
+    assert f"failed   new-session (MUST): {reason}\n" in result.stdout
+    assert (result.stdout.count("failed  "), result.stdout.count("(-32603)")) == (1, 1)
+    assert "skipped  6 checks (prompt … malformed): no session could be made; see `new-session`\n" in result.stdout
+    alone = check("--only", "malformed", *AGENT, "no-model")
+    assert (alone.exit_code, alone.stderr) == (2, f"nothing was checked: {reason}\n")
+
+
 def test_X5_an_agent_that_requires_a_login_is_checked_after_it() -> None:
     result = check("--auth", "key", *PROMPTS, "--only", "new-session", "--only", "prompt", *AGENT, "wants-login")
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "little 1: 2 passed")
@@ -90,7 +124,7 @@ def test_X5_an_agent_that_requires_a_login_is_checked_after_it() -> None:
 def test_X5_what_an_agent_prints_is_not_obeyed_by_the_terminal() -> None:
     script = "printf '\\033[2J\\033]0;owned\\007bad\\n' >&2; exit 3"
     result = check("--only", "initialize", "sh", "-c", script)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "exit code 3" in result.stdout and "bad" in result.stdout
     assert "\x1b" not in result.stdout and "\x07" not in result.stdout
 

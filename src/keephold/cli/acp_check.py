@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from keephold.acp.check import Report, Result
 
 _COLOURS = {"passed": "green", "failed": "red", "skipped": "yellow"}
+_SINGLE = 3
+"""Skipped checks with the same reason that are listed one by one."""
 _ARROWS = {"client": "→", "agent": "←"}
 
 
@@ -60,14 +62,18 @@ def acp_check(
     prompts = {"prompt": prompt, "permission_prompt": permission_prompt, "slow_prompt": slow_prompt}
     given = {name: text for name, text in prompts.items() if text is not None}
     settings = Settings(command=command, timeout=timeout, pass_env=pass_env, auth=auth, **given)
-    report = asyncio.run(run(settings, only, on_result=None if as_json else _show))
+    lines = _Lines()
+    report = asyncio.run(run(settings, only, on_result=None if as_json else lines.add))
     if as_json:
         print_json(as_data(report))
     else:
+        lines.flush()
         name = " ".join(str(report.agent[key]) for key in ("name", "version") if report.agent.get(key))
         click.echo(f"{printable(name) or 'the agent'}: {', '.join(_counts(report))}")
-    if not report.count("passed") and not report.count("failed"):
+    if not report.checked:
         why = "\n".join(map(printable, report.problem.splitlines())) or "the agent does not offer it"
+        if report.count("failed") and not as_json:
+            why = "`initialize` failed; its reason is above"
         click.echo(f"nothing was checked: {why}", err=True)
         context.exit(2)
     context.exit(0 if report.ok else 1 if report.count("failed", "MUST") else 3)
@@ -100,6 +106,32 @@ def _known(only: tuple[str, ...], names: set[str]) -> None:
             near = get_close_matches(name, names, n=1)
             right = f"Did you mean `{near[0]}`?" if near else f"There are: {', '.join(sorted(names))}."
             raise click.UsageError(f"No check or topic `{name}`. {right}")
+
+
+class _Lines:
+    """Print results, but adjacent checks that are skipped for the same reason as one line."""
+
+    def __init__(self) -> None:
+        self._skipped: list[Result] = []
+
+    def add(self, result: "Result") -> None:
+        if self._skipped and (result.outcome, result.why) != ("skipped", self._skipped[0].why):
+            self.flush()
+        if result.outcome == "skipped":
+            self._skipped.append(result)
+        else:
+            _show(result)
+
+    def flush(self) -> None:
+        if len(self._skipped) <= _SINGLE:
+            for each in self._skipped:
+                _show(each)
+        else:
+            reason = printable(self._skipped[0].why.splitlines()[0])
+            outcome = click.style("skipped ", fg=_COLOURS["skipped"])
+            names = f"{self._skipped[0].name} … {self._skipped[-1].name}"
+            click.echo(f"{outcome} {len(self._skipped)} checks ({names}): {reason}")
+        self._skipped = []
 
 
 def _show(result: "Result") -> None:

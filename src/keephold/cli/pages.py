@@ -272,7 +272,7 @@ PAGES = {
         (
             (0, "no check failed"),
             (1, "a check failed that the protocol requires (MUST)"),
-            (2, "wrong usage, or nothing was checked: the agent could not be started, exited or requires a login"),
+            (2, "wrong usage, or nothing was checked: the agent did not run, failed `initialize` or requires a login"),
             (3, "only checks failed that clients rely on (SHOULD)"),
         ),
     ),

@@ -121,7 +121,7 @@ def prompt(id: Any, session: str, text: str) -> None:
 def initialize(params: dict[str, Any]) -> Any:
     extension: dict[str, Any] = {"_meta": {"keephold/turnComplete": {}}} if OFFERS else {}
     wanted = params["protocolVersion"]
-    version = wanted if DEFECT == "any-version" else 1
+    version = {"any-version": wanted, "text-version": "1"}.get(DEFECT, 1)
     able = {"loadSession": False, **extension}
     methods = [{"id": "key", "name": "A key"}] if DEFECT == "wants-login" else []
     info = {"name": "little", "version": "1"}
@@ -147,6 +147,8 @@ def handle(message: dict[str, Any]) -> None:
             refuse(message, -32602, "no such method")
     elif DEFECT == "wants-login" and not logged_in:
         refuse(message, -32000, "Authentication required")
+    elif DEFECT == "no-model" and method == "session/new":
+        refuse(message, -32603, "no model is configured")
     elif method == "session/new":
         name = f"session-{len(sessions)}" if DEFECT != "one-session" else "session"
         sessions[name] = threading.Event()

@@ -127,8 +127,9 @@ class Scenes:
         self.settings = settings
         self.directory = directory
         self._played: dict[str, Recording] = {}
-        self._refused = ""
-        """Why the agent makes no sessions, if it requires authentication."""
+        self._made_session = False
+        self.refused: Failed | Skipped | None = None
+        """Why the agent makes no sessions: the verdict of `new-session`."""
 
     @asynccontextmanager
     async def agent(self, *, handshake: bool = True) -> AsyncIterator[Probe]:
@@ -144,20 +145,38 @@ class Scenes:
             await probe.close()
 
     async def session(self, probe: Probe) -> str:
-        answer = await probe.ask("session/new", {"cwd": str(self.directory), "mcpServers": []})
-        error = table(answer, "error")
+        """Make a session. Raises `Skipped` if the agent has never made one: only `new-session` fails for that."""
+        if self.refused is None:
+            try:
+                id = await self._new_session(probe)
+            except (Died, Silent, Failed, Skipped) as problem:
+                if self._made_session:
+                    raise
+                self.refused = (
+                    problem if isinstance(problem, Failed | Skipped) else Failed(str(problem), probe.log[-1:])
+                )
+            else:
+                self._made_session = True
+                return id
+        raise Skipped("no session could be made; see `new-session`")
+
+    async def _new_session(self, probe: Probe) -> str:
+        answer = await probe.answer(probe.request("session/new", {"cwd": str(self.directory), "mcpServers": []}))
+        error = table(answer.message, "error")
         if error.get("code") == AUTH_REQUIRED:
-            self._refused = f"the agent requires authentication: {error.get('message')}; {_offered(probe)}"
-            raise Skipped(self._refused)
-        id = table(answer, "result").get("sessionId")
+            raise Skipped(f"the agent requires authentication: {error.get('message')}; {_offered(probe)}")
+        if "error" in answer.message:
+            raise Failed(f"session/new was answered with an error: {error_of(answer.message['error'])}", [answer])
+        id = table(answer.message, "result").get("sessionId")
         if not isinstance(id, str) or not id:
-            raise Failed("session/new was not answered with a sessionId", [probe.log[-1]])
+            raise Failed("session/new was not answered with a sessionId", [answer])
         return id
 
     @property
     def problem(self) -> str:
         """Why the agent could not be used, if a scene says so."""
-        return next((recording.problem for recording in self._played.values() if recording.problem), self._refused)
+        problems = (recording.problem for recording in self._played.values() if recording.problem)
+        return next(problems, str(self.refused or ""))
 
     @property
     def agent_info(self) -> dict[str, Any]:
@@ -275,7 +294,7 @@ class Scenes:
                 await self._begin(probe)
                 await play(probe, recording)
             except (Died, Silent, Failed) as problem:
-                recording.problem = str(problem)
+                recording.problem = _echoed(probe) or str(problem)
             except Skipped as reason:
                 recording.skipped = str(reason)
             finally:
@@ -286,7 +305,7 @@ class Scenes:
         return self._played[name]
 
     async def _begin(self, probe: Probe) -> None:
-        await shake_hands(probe)
+        _verify(await shake_hands(probe))
         if self.settings.auth is None:
             return
         try:
@@ -316,6 +335,26 @@ def _offered(probe: Probe) -> str:
     if not probe.auth_methods:
         return "it offers no method for --auth; log in with its own command"
     return f"choose a method with --auth: {', '.join(f'`{name}`' for name in probe.auth_methods)}"
+
+
+def _verify(answer: WireEntry) -> None:
+    """Raise `Failed` unless it is a right answer to `initialize`."""
+    result = table(answer.message, "result")
+    if "error" in answer.message:
+        raise Failed(f"initialize was answered with an error: {error_of(answer.message['error'])}", [answer])
+    if type(result.get("protocolVersion")) is not int:
+        raise Failed("protocolVersion must be an integer", [answer])
+    if result["protocolVersion"] != PROTOCOL_VERSION:
+        raise Failed(f"asked for protocol version 1, the agent chose {result['protocolVersion']}", [answer])
+    if not isinstance(result.get("agentCapabilities", {}), dict):
+        raise Failed("agentCapabilities must be an object", [answer])
+
+
+def _echoed(probe: Probe) -> str | None:
+    """Explain that the program writes back what it reads, as `cat` and a terminal do: each answer is our own then."""
+    if any(not entry.ours and entry.message == probe.log[0].message for entry in probe.log):
+        return "the agent echoes its input: `initialize` came back as it was sent; name a program that speaks ACP"
+    return None
 
 
 def asked(log: list[WireEntry]) -> WireEntry | None:

@@ -3,13 +3,17 @@
 from keephold.acp.check.probe import Died, Probe, Silent, WireEntry
 from keephold.acp.check.scenes import Recording, Scenes, is_signal, shake_hands, table
 from keephold.acp.check.verdict import Failed, Skipped, must, should
-from keephold.acp.rpc import METHOD_NOT_FOUND, PROTOCOL_VERSION
+from keephold.acp.rpc import METHOD_NOT_FOUND
 
 
 @must("sessions", "new-session", "every session/new makes a session with an id of its own")
 async def new_session(scenes: Scenes) -> None:
     async with scenes.agent() as probe:
-        if await scenes.session(probe) == await scenes.session(probe):
+        try:
+            same = await scenes.session(probe) == await scenes.session(probe)
+        except Skipped as skipped:
+            raise scenes.refused or skipped from None
+        if same:
             raise Failed("two sessions have the same id", probe.log[-4:])
 
 
@@ -84,18 +88,7 @@ async def _reopen(scenes: Scenes, probe: Probe, recording: Recording, method: st
 async def initialize(scenes: Scenes) -> None:
     recording = await scenes.try_hello()
     if recording.problem is not None:
-        raise Failed(recording.problem, recording.log[-2:])
-    answer = recording.response(recording.log[0])
-    assert answer is not None
-    result = table(answer.message, "result")
-    if "error" in answer.message:
-        raise Failed("initialize was answered with an error", [answer])
-    if type(result.get("protocolVersion")) is not int:
-        raise Failed("protocolVersion must be an integer", [answer])
-    if result["protocolVersion"] != PROTOCOL_VERSION:
-        raise Failed(f"asked for protocol version 1, the agent chose {result['protocolVersion']}", [answer])
-    if not isinstance(result.get("agentCapabilities", {}), dict):
-        raise Failed("agentCapabilities must be an object", [answer])
+        raise Failed(recording.problem, recording.log[:4])
 
 
 @must("handshake", "version-negotiation", "a version that the agent does not know is answered with one that it does")
@@ -158,6 +151,7 @@ async def unknown_method(scenes: Scenes) -> None:
 @should("robustness", "unknown-notification", "an extension notification that the agent does not know is ignored")
 async def unknown_notification(scenes: Scenes) -> None:
     async with scenes.agent() as probe:
+        await scenes.session(probe)  # an agent that makes none is not to blame for what follows
         sent = probe.send({"method": "_keephold/no_such_notification", "params": {"x": 1}})
         await scenes.session(probe)
         between = probe.log[sent.number + 1 :]
@@ -185,6 +179,7 @@ async def missing_params(scenes: Scenes) -> None:
 @should("robustness", "malformed", "invalid lines do not end the connection")
 async def malformed(scenes: Scenes) -> None:
     async with scenes.agent() as probe:
+        await scenes.session(probe)
         for line in _LINES:
             sent = probe.send_line(line)
             try:

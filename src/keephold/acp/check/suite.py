@@ -41,6 +41,13 @@ class Report(msgspec.Struct, frozen=True):
         return sum(result.outcome == outcome and level in (None, result.level) for result in self.checks)
 
     @property
+    def checked(self) -> bool:
+        """Whether there was an agent to check: a failed `initialize` alone says that there was none."""
+        return any(
+            each.outcome == "passed" or (each.outcome == "failed" and each.name != "initialize") for each in self.checks
+        )
+
+    @property
     def ok(self) -> bool:
         """Whether something was checked and nothing failed: an agent of which all is skipped has not passed."""
         return self.count("failed") == 0 and self.count("passed") > 0
