@@ -59,6 +59,7 @@ GROUPS = {
         "trust": ("keephold.cli.trust:trust", "Let a found keephold.toml act; list those that may."),
         "untrust": ("keephold.cli.trust:untrust", "Remove a keephold.toml from the trusted files."),
         "check": ("keephold.cli.check:check", "Check the configuration and what it needs on this machine."),
+        "mcp-login": ("keephold.cli.mcp_login:mcp_login", "Log in to an MCP server whose tools are used (OAuth)."),
         "bench": ("keephold.cli.bench:bench", "Measure this machine and the disk of the store."),
         "tools": ("keephold.cli.tools:tools", "List the tools of a configuration, as a model sees them."),
         "acp-check": ("keephold.cli.acp_check:acp_check", "Check any ACP agent against the protocol."),

@@ -221,8 +221,21 @@ class Examination:
             key = ("mcp", "servers", name, "command")
             program = {} if server.command is None else self._started(key, server.command, server.cwd, server.env)
             if self._sound(("mcp", "servers", name)):
-                facts.append({"name": name, "url": server.url, "program": None, "found": None, "path": None} | program)
+                fact = {"name": name, "url": server.url, "program": None, "found": None, "path": None} | program
+                facts.append(fact | ({"logged_in": self._logged_in(name, server.url)} if server.oauth else {}))
         return facts
+
+    def _logged_in(self, name: str, url: str | None) -> bool:
+        """Return whether the user has a login at a server. Nothing of it is shown, and the server is not asked (K5)."""
+        from keephold.config.servers import login_file
+        from keephold.errors import KeepholdError
+
+        try:
+            login = None if url is None else login_file(url).read()
+        except KeepholdError as error:
+            self.problem(("mcp", "servers", name, "oauth"), error.message)
+            return False
+        return login is not None and not (login.has_expired and login.refresh is None)
 
     def _started(self, key: "KeyPath", command: str | list[str], cwd: str, env: dict[str, str]) -> dict[str, Any]:
         """Look for the program of a command without templates, where it would be started."""
@@ -433,6 +446,8 @@ def examine(path: Path | None) -> dict[str, Any]:
         for key, sentence in wrong:
             look.problem(key, sentence)
         listed = {"tools": look.tools(), "agents": look.agents(), "servers": look.servers()}
+        away = [each["name"] for each in listed["servers"] if each.get("logged_in") is False]
+        notes += [f"MCP server `{name}` needs a login: keephold mcp-login {name}" for name in away]
         look.store()
         notes += config.ignored_settings() + refused(config, [tool["name"] for tool in listed["tools"]])
         notes += look.values() + without_screen(listed["tools"]) + look.network()
@@ -477,4 +492,5 @@ def _runs(fact: dict[str, Any]) -> str:
         return "no model is named" if "model" in fact else "program decided by the call"
     if fact["found"] is False:
         return click.style(f"{what}: not found", fg="red")
-    return str(fact.get("path") or what)
+    state = {True: " (logged in)", False: " (not logged in)"}.get(fact.get("logged_in"), "")  # type: ignore[arg-type]
+    return str(fact.get("path") or what) + state

@@ -246,6 +246,14 @@ PAGES = {
         ("init", "trust", "tools", "serve"),
         ((0, "no problems"), (1, "problems were found"), (2, "wrong usage")),
     ),
+    "mcp-login": Page(
+        (
+            ("Log in to the server of the table [mcp.servers.tracker]:", "keephold mcp-login tracker"),
+            ("Print the address only, to open it elsewhere:", "keephold mcp-login tracker --no-browser"),
+            ("Remove the stored login:", "keephold mcp-login tracker --remove"),
+        ),
+        ("check", "tools", "logout"),
+    ),
     "bench": Page(
         (
             ("Measure the disk of the configured store:", "keephold bench"),

@@ -369,6 +369,8 @@ class McpServerSettings(Table):
     cwd: str = "."
     url: Annotated[str | None, BeforeValidator(http_url)] = None
     headers: dict[str, str] = {}
+    oauth: bool = False
+    scope: str | None = None
     timeout_secs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30
     enabled: bool = True
     tools: list[str] | None = None

@@ -48,10 +48,14 @@ def server_problems(servers: Mapping[str, McpServerSettings]) -> Iterator[Proble
             yield where, f"write either: {right}"
             continue
         written = table.model_fields_set
-        for key in _FOR_PROGRAMS if table.url is not None else ("headers",):
+        for key in _FOR_PROGRAMS if table.url is not None else ("headers", "oauth", "scope"):
             if key in written:
                 what = "is for a server with a `command`" if table.url is not None else "is for a server with a `url`"
                 yield (*where, key), what
+        if table.scope is not None and not table.oauth:
+            yield (*where, "scope"), "is for a server with `oauth = true`"
+        if table.oauth and any(header.lower() == "authorization" for header in table.headers):
+            yield (*where, "headers"), "`oauth = true` sends the header Authorization; remove it here"
 
 
 def archive_problems(config: Config) -> Iterator[Problem]:

@@ -6,13 +6,21 @@ from dataclasses import replace
 from keephold.config.build import policy_fields, spawn_policy
 from keephold.config.model import Config, McpServerSettings, ToolSettings
 from keephold.config.source import DEFAULTS
+from keephold.config.trust import state_directory
 from keephold.tools.base import ACTIONS, SpawnPolicy, Tool
+from keephold.tools.remote.login import LoginFile
 from keephold.tools.remote.server import McpServer, pattern
 
 
 def mcp_servers(config: Config) -> list[McpServer]:
     """Return the enabled servers, in order."""
     return [_server(config, name, table) for name, table in config.mcp.servers.items() if table.enabled]
+
+
+def login_file(url: str) -> LoginFile:
+    """Return the file of the user's login at a server."""
+    state = state_directory()
+    return LoginFile(url, None if state is None else state / "mcp-logins")
 
 
 def _server(config: Config, name: str, table: McpServerSettings) -> McpServer:
@@ -30,6 +38,7 @@ def _server(config: Config, name: str, table: McpServerSettings) -> McpServer:
         cwd=os.path.normpath(config.root / table.cwd) if words else None,
         url=table.url,
         headers=table.headers,
+        login=login_file(table.url) if table.oauth and table.url is not None else None,
         timeout_secs=table.timeout_secs,
         tools=None if table.tools is None else tuple(table.tools),
         prefix=table.prefix,

@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from keephold.errors import ConfigError
+from keephold.private_file import NotPrivateError, read_private, replace_private
 
 T = TypeVar("T")
 
@@ -245,14 +246,12 @@ class Record:
         if self.file is None:
             return {}
         try:
-            with os.fdopen(os.open(self.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-                info = os.fstat(file.fileno())
-                if info.st_uid != os.geteuid() or info.st_mode & 0o077:
-                    self.problem = f"{self.file} can be read or written by another user; remove it, and trust again"
-                    return {}
-                known = json.loads(file.read(_RECORD_BYTES))
+            known = json.loads(read_private(self.file, _RECORD_BYTES))
             return {path: Entry(**entry) for path, entry in known["trusted"].items()}
         except FileNotFoundError:
+            return {}
+        except NotPrivateError:
+            self.problem = f"{self.file} can be read or written by another user; remove it, and trust again"
             return {}
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             self.problem = f"{self.file} cannot be read; remove it, and trust again"
@@ -280,7 +279,7 @@ class Record:
                 if self.problem:
                     raise ConfigError([self.problem])
                 changed = change(entries)
-                _replace(self.file, {"trusted": {path: entry._asdict() for path, entry in entries.items()}})
+                replace_private(self.file, {"trusted": {path: entry._asdict() for path, entry in entries.items()}})
             return changed
         except OSError as error:
             raise ConfigError([f"{self.file} cannot be written: {error.strerror}"]) from None
@@ -294,16 +293,3 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _replace(file: Path, value: Any) -> None:
-    """Replace the file, whole or not at all; only its owner can read it."""
-    new = file.with_name(f"{file.name}.{os.urandom(8).hex()}")
-    try:
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as written:
-            json.dump(value, written)
-            written.flush()
-            os.fsync(written.fileno())
-        new.replace(file)
-    finally:
-        new.unlink(missing_ok=True)

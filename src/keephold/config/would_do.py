@@ -69,7 +69,8 @@ def _servers(config: Config) -> Iterator[str]:
             continue
         if server.url is not None:
             headers = f", with the headers {_quoted(list(server.headers))}" if server.headers else ""
-            yield f"connect to {_quoted(server.url)}, the MCP server {_quoted(name)}{headers}"
+            login = ", with your stored login there" if server.oauth else ""
+            yield f"connect to {_quoted(server.url)}, the MCP server {_quoted(name)}{headers}{login}"
         else:
             words = [server.command] if isinstance(server.command, str) else [*(server.command or ())]
             program = _program([*words, *server.args], server)

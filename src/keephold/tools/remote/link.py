@@ -51,6 +51,8 @@ class Link:
         """Those that run."""
         self.was_up = False
         """It has been open."""
+        self.no_login = ""
+        """Why the user's login could not be used."""
         self.tasks = TasksExtension()
         self._ended = asyncio.Event()
         self._changed = asyncio.Event()
@@ -73,7 +75,7 @@ class Link:
     def _transport(self) -> AbstractAsyncContextManager[TransportStreams]:
         if self.server.url is None:
             return on_pipes(self.server, self._connection.guard, self._errors, self._program_ended)
-        return over_http(self.server, self._refused)
+        return over_http(self.server, self._refused, self._no_login)
 
     # Its life
 
@@ -124,6 +126,10 @@ class Link:
         self._status = status
         if status == 404 and self.was_up and not self.is_modern:
             self.end("it has forgotten our session")  # it was started again
+
+    def _no_login(self, reason: str) -> None:
+        self.no_login = self.server.without_secrets(reason)
+        self.end(reason)
 
     async def _stay(self) -> None:
         async with anyio.create_task_group() as group:

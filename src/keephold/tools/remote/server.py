@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from keephold.errors import ConfigError, KeepholdError, ToolError
 from keephold.tools.base import ACTIONS, Invocation, Live, RunMode, Sink, Tool
 from keephold.tools.environment import passed, wrong_names
+from keephold.tools.remote.login import LoginFile
 
 
 def need_mcp(extra: str = "mcp") -> None:
@@ -53,6 +54,8 @@ class McpServer:
     cwd: str | None = None
     url: str | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    login: LoginFile | None = field(default=None, repr=False)
+    """The user's login, for a server that needs one (OAuth)."""
     timeout_secs: float = 30
     """Seconds for connecting and listing its tools."""
     tools: tuple[str, ...] | None = None
@@ -83,7 +86,7 @@ class McpServer:
     @property
     def place(self) -> tuple[object, ...]:
         """Its address: two servers with the same one are the same server."""
-        return self.command, self.env, self.pass_env, self.cwd, self.url, self.headers
+        return self.command, self.env, self.pass_env, self.cwd, self.url, self.headers, self.login
 
     def without_secrets(self, text: str) -> str:
         """Return the text with the server's possible secrets masked (K5)."""
@@ -92,6 +95,7 @@ class McpServer:
             *passed(self.pass_env).values(),
             *self.headers.values(),
             *(() if self.url is None else (self.url,)),
+            *(() if self.login is None else self.login.seen),
         }
         for value in sorted((each for each in secret if len(each) > 3), key=len, reverse=True):
             text = text.replace(value, "***")

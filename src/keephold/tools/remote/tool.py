@@ -123,7 +123,7 @@ class Remote:
             task = made.task
         except MCPError as error:
             if is_lost(error) or link.is_over:
-                raise self.connection.gone(error.message.lower()) from None
+                raise self.connection.gone(link.no_login or error.message.lower()) from None
             raise failure(self.connection.server, error) from None
         except (ValidationError, RuntimeError) as error:
             raise failure(self.connection.server, error) from None

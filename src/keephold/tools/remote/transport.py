@@ -139,9 +139,18 @@ async def on_pipes(
 
 
 @asynccontextmanager
-async def over_http(server: McpServer, refused: Callable[[int], None]) -> AsyncIterator[TransportStreams]:
-    """Connect to the server at its address. `refused` gets the status of every HTTP error."""
+async def over_http(
+    server: McpServer, refused: Callable[[int], None], no_login: Callable[[str], None]
+) -> AsyncIterator[TransportStreams]:
+    """Connect to the server at its address. `refused` gets the status of every HTTP error, `no_login` why the login of the
+    user cannot be used.
+    """
     assert server.url is not None
+    auth = None
+    if server.login is not None:
+        from keephold.tools.remote.auth import StoredLogin  # only few servers need it
+
+        auth = StoredLogin(server.name, server.login, no_login)
 
     async def look(response: httpx2.Response) -> None:
         if response.status_code >= 400:
@@ -153,6 +162,7 @@ async def over_http(server: McpServer, refused: Callable[[int], None]) -> AsyncI
     own = None if getproxies() else httpx2.AsyncHTTPTransport(limits=limits, socket_options=_KEEPALIVE)
     client = httpx2.AsyncClient(
         headers=dict(server.headers),
+        auth=auth,
         timeout=httpx2.Timeout(server.timeout_secs, read=None, pool=None),
         limits=limits,
         transport=own,

@@ -1,0 +1,32 @@
+"""Small JSON files that only their user can read and write: the record of trusted files, logins."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class NotPrivateError(Exception):
+    """Another user can read or write the file."""
+
+
+def read_private(file: Path, limit: int) -> bytes:
+    """Return at most `limit` bytes of the file. Raise `NotPrivateError`, or `OSError` if it cannot be read."""
+    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
+        info = os.fstat(opened.fileno())
+        if info.st_uid != os.geteuid() or info.st_mode & 0o077:
+            raise NotPrivateError(str(file))
+        return opened.read(limit)
+
+
+def replace_private(file: Path, value: Any) -> None:
+    """Replace the file, whole or not at all; only its owner can read it."""
+    new = file.with_name(f"{file.name}.{os.urandom(8).hex()}")
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as written:
+            json.dump(value, written)
+            written.flush()
+            os.fsync(written.fileno())
+        new.replace(file)
+    finally:
+        new.unlink(missing_ok=True)
