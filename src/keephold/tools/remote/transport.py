@@ -142,8 +142,8 @@ async def on_pipes(
 async def over_http(
     server: McpServer, refused: Callable[[int], None], no_login: Callable[[str], None]
 ) -> AsyncIterator[TransportStreams]:
-    """Connect to the server at its address. `refused` gets the status of every HTTP error, `no_login` why the login of the
-    user cannot be used.
+    """Connect to the server at its address. `refused` gets the status of every HTTP error, `no_login` the reason why
+    the user's login cannot be used.
     """
     assert server.url is not None
     auth = None
