@@ -88,6 +88,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "forget": ("main", "--yes"),
     "gc": ("--before", "0s"),
     "logs": ("h",),
+    "mcp-login": ("remote",),
     "revoke": ("main",),
     "send": ("h", "text"),
     "serve": ("--port", "0"),
@@ -168,7 +169,7 @@ async def test_K7_no_command_lets_a_hostile_clone_do_anything(clone: Clone) -> N
         clone.untouched(name)
         said = done.stdout + done.stderr
         assert "Traceback" not in said and SECRET not in said, (name, said)
-        if name in ("serve", "chat", "turn", "tools", "bench", "abort", "gc", "wait", "top"):
+        if name in ("serve", "chat", "turn", "tools", "bench", "mcp-login", "abort", "gc", "wait", "top"):
             assert done.returncode == 2 and "keephold.toml is not trusted, so nothing in it was used" in said, (
                 name,
                 said,

@@ -252,7 +252,7 @@ mcp.builtins
     tool.parameters tool.terminal.* tool.spawn.* tool.questions.*
     agent.description agent.tools agent.run agent.max_requests agent.max_tokens agent.max_cost agent.context_tokens
     agent.timeout_secs agent.max_running agent.on_turn_end
-    server.timeout_secs server.tools server.prefix server.enabled
+    server.timeout_secs server.tools server.prefix server.enabled server.scope
 """
 """Settings that import, start, connect and write nothing of their own. `tool.spawn.lifecycle.assistant` and the models
 of questions are shown all the same."""
@@ -261,7 +261,7 @@ SHOWN = """
     wait_handles.archive assistant.model assistant.base_url assistant.api_key_env assistant.settings
     tool.source tool.command tool.function tool.run tool.run_actions tool.cwd tool.env tool.pass_env
     agent.model agent.command agent.env agent.pass_env agent.cwd agent.instructions
-    server.command server.args server.env server.pass_env server.cwd server.url server.headers
+    server.command server.args server.env server.pass_env server.cwd server.url server.headers server.oauth
 """
 _TABLES = {"AssistantSettings": "assistant", "ToolSettings": "tool", "AgentSettings": "agent",
            "McpServerSettings": "server"}  # fmt: skip
