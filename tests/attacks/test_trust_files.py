@@ -242,7 +242,7 @@ def test_K7_no_end_of_a_string_hides_the_dots_of_the_next_line(file: Path, quote
 
 
 DO_NOTHING = """
-mcp.builtins
+    mcp.builtins mcp.background_secs tool.returns tool.hints
     conversation.actions conversation.context_tokens conversation.max_cost conversation.max_requests
     conversation.max_tokens conversation.inquiry.timeout_secs limits.* runtime.* mcp.schema_ mcp.task_after_ms acp.*
     mcp.answer_within_secs serve.person serve.url serve.port store.retention_secs wait_handles.retention_secs.*
@@ -252,7 +252,7 @@ mcp.builtins
     tool.parameters tool.terminal.* tool.spawn.* tool.questions.*
     agent.description agent.tools agent.run agent.max_requests agent.max_tokens agent.max_cost agent.context_tokens
     agent.timeout_secs agent.max_running agent.on_turn_end
-    server.timeout_secs server.tools server.prefix server.enabled server.scope
+    server.timeout_secs server.tools server.prefix server.enabled server.scope server.stateful
 """
 """Settings that import, start, connect and write nothing of their own. `tool.spawn.lifecycle.assistant` and the models
 of questions are shown all the same."""

@@ -126,7 +126,7 @@ class _Redirect:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request."""
-        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        with suppress(OSError, ValueError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(_REQUEST_SECS):
                 head = await reader.readuntil(b"\r\n\r\n")
                 status, text = self._answer(head.partition(b"\r\n")[0].decode("latin-1"))
