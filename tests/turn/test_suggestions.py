@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -144,12 +145,19 @@ async def test_C9_an_error_ends_with_a_call_that_works(
         assert running.done() and not failed(running.result()[0]), running.result()
 
 
-async def test_C9_where_nothing_was_started_the_error_shows_how(clock: VirtualClock) -> None:
-    async with Runtime([build, plain], clock=clock) as rt, rt.turn("main") as turn:
-        for wrong in (call("handle_fetch", id="x"), call("await", all=["x"])):
-            (refused,) = await turn.run([wrong])
-            right = suggested(refused)
-            assert right is not None and (right.name, right.arguments) == ("build", {"spawn": "x", "target": "app"})
+async def test_C9_where_nothing_was_started_the_error_shows_how_if_that_changes_nothing(clock: VirtualClock) -> None:
+    """An obedient model that asks for a handle that has expired must not deploy to the first environment there is."""
+    for made in (build, replace(build, hints={"readOnlyHint": True})):
+        async with Runtime([made, plain], clock=clock) as rt, rt.turn("main") as turn:
+            for wrong in (
+                call("handle_fetch", id="x"),
+                call("await", all=["x"]),
+                call("build", action="fetch", id="x"),
+            ):
+                (refused,) = await turn.run([wrong])
+                right = suggested(refused)
+                assert (right is not None) == bool(made.hints) and failed(refused), refused.model
+                assert right is None or right.name == "build"
 
 
 async def test_C9_of_a_rejected_batch_only_the_wrong_call_gets_a_suggestion(clock: VirtualClock) -> None:

@@ -2,8 +2,9 @@
 
 It is made of what the model sent, of examples from the tool's schema and of the ids of the conversation's handles: it
 shows the model nothing that it was not shown before. It is in the form that the call had (G5). A suggestion acts on no
-handle that the call did not name: instead of aborting another one or writing to it, it looks at it. If no call is known
-that would have worked, the error stands alone.
+handle that the call did not name: instead of aborting another one or writing to it, it looks at it. To a call that only
+looks, it suggests to start nothing but a tool that says it changes nothing. If no call is known that would have worked,
+the error stands alone.
 
 Only the model's view of a reply has it, as the last line of a text or as `try` in an object; programs get the error.
 """
@@ -252,7 +253,7 @@ class _Suggestion:
             near = difflib.get_close_matches(str(id)[:100], [each.id for each in own][-200:], 1)
             if own:
                 return self._look(self._names[near[0]] if near else max(own, key=_lasting))
-            return self._example() if shared else self._start(tool, True, id)
+            return self._example()
         if code in _LOOK or action not in handle.tool.actions:
             return self._look(handle)
         kept = {name: value for name, value in self._sent.items() if name not in ("action", "id", "spawn", "eof")}
@@ -283,10 +284,10 @@ class _Suggestion:
         return self._call(handle, "apply", {"input": _meant(self._sent.get("input"), handle.state.question)})
 
     def _example(self) -> Suggested | None:
-        """Return how a handle is made where there is none: by a tool that nothing is said against."""
+        """Return how a handle is made where there is none. The model has asked for nothing to be started, and the
+        arguments are made up: only by a tool of the owner's that says it changes nothing."""
         able = [tool for tool in self._tools if "spawn" in tool.actions and tool.run == "unattended"]
-        able = [tool for tool in able if tool.hints.get("destructiveHint") is not True]
-        able.sort(key=lambda tool: tool.hints.get("readOnlyHint") is not True)
+        able = [tool for tool in able if tool.source != "mcp" and tool.hints.get("readOnlyHint") is True]
         ids = [self._sent[name] for name in _IDS if isinstance(self._sent.get(name), str)]
         ids += [id for name in _LISTS for id in self._sent.get(name) or () if isinstance(id, str)]
         for tool in able:
