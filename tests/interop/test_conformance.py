@@ -7,12 +7,13 @@ many scenarios and checks there are is written down here, so that none can fall 
 import asyncio
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.interop.counts import Record, note
-from tests.interop.foreign import CONFORMANCE, node, told
+from tests.interop.foreign import CONFORMANCE, ROOT, node, told
 from tests.interop.shipped import shipped
 from tests.soak import SOAK
 
@@ -136,3 +137,31 @@ def test_M2_tasks(url: str, tmp_path: Path, record_property: Record, scenario: s
     told(run)
     assert passed >= TASKS[scenario]
     note(record_property, "tasks", 1, passed)
+
+
+CLIENT = {
+    "2025-11-25": {
+        "initialize": 1, "tools_call": 2, "elicitation-sep1034-client-defaults": 5, "sse-retry": 3,
+        "json-schema-2020-12-preservation": 9,
+    },
+    "2026-07-28": {
+        "tools_call": 2, "request-metadata": 6, "sep-2322-client-request-state": 5, "http-standard-headers": 4,
+        "http-custom-headers": 18, "http-invalid-tool-headers": 12, "json-schema-ref-no-deref": 1,
+        "json-schema-2020-12-preservation": 9,
+    },
+}  # fmt: skip
+"""Version → scenario for clients → how many of its checks pass. The others are about OAuth, which our client leaves to
+its user, and skills, which it does not know."""
+IN_CI = {("2025-11-25", "elicitation-sep1034-client-defaults"), ("2026-07-28", "http-custom-headers")}
+
+
+@pytest.mark.parametrize(("version", "scenario"), [(each, name) for each, names in CLIENT.items() for name in names])
+def test_M1_our_client_passes(tmp_path: Path, version: str, scenario: str) -> None:
+    if not SOAK and (version, scenario) not in IN_CI:
+        pytest.skip("runs with KEEPHOLD_SOAK=1")
+    command = f"{sys.executable} -m tests.interop.conformance_client"
+    words = ["--command", command, "--scenario", scenario, "--spec-version", version, "-o", str(tmp_path)]
+    run = node(CONFORMANCE, "client", *words, environment={"PYTHONPATH": str(ROOT)})
+    (found,) = tmp_path.rglob("checks.json")
+    assert _passed({scenario: json.loads(found.read_text())}) == CLIENT[version][scenario]
+    told(run)
