@@ -49,6 +49,15 @@ async def log_in(call: Call) -> str:
     return f"{len(str(await call.ask(Question(id='password', text='Password:', secret=True))))} characters"
 
 
+@keephold.tool
+async def order(call: Call) -> str:
+    """Asks for a form, as a one-shot call."""
+    size = {"type": "string", "enum": ["small", "large"], "title": "Which size?"}
+    count = {"type": "integer", "minimum": 1}
+    form = {"Form": {"properties": {"size": size, "count": count}, "required": ["size"]}}
+    return json.dumps(await call.ask(Question(id="order", text="Your order?", answer_type=form)))
+
+
 @keephold.tool(actions=STATEFUL)
 async def gush(call: Call, size: int) -> str:
     """Prints much more than it keeps."""
@@ -66,7 +75,8 @@ async def never(prompt: Prompt) -> Decision:
 
 async def main(store: str) -> None:
     shell = keephold.terminal(["bash", "--norc", "--noprofile"], name="shell", env={"PS1": "$ "}, rows=20, cols=70)
-    async with Runtime([talk, choose, log_in, gush, shell], store=store, prompter=never) as rt, rt.turn("main") as turn:
+    tools = [talk, choose, log_in, order, gush, shell]
+    async with Runtime(tools, store=store, prompter=never) as rt, rt.turn("main") as turn:
         while line := await asyncio.to_thread(sys.stdin.readline):
             calls = [ToolCall(str(at), *call) for at, call in enumerate(json.loads(line))]
             answers = [(each.result, each.code) for each in await turn.run(calls)]

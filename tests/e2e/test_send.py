@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tests.e2e.agent import Agent
-from tests.e2e.driver import until
+from tests.e2e.driver import PATIENCE, until
 
 
 @pytest.fixture
@@ -65,6 +66,27 @@ def test_Q4_what_may_be_answered_is_shown(agent: Agent) -> None:
     asked = next(at for at, line in enumerate(lines) if line.startswith("  question "))
     assert [line.split() for line in lines[asked + 1 : asked + 3]] == [["answer", "1:", "red"], ["2:", "green"]]
     assert "  answer        a secret: keephold send --password" in agent.keephold("show", "l").out.splitlines()
+
+
+def test_Q4_a_form_is_listed_with_its_fields_and_answered_by_its_handle_or_its_request(agent: Agent) -> None:
+    fields = ['size: one of "small", "large" (Which size?)', "count: whole number, at least 1, optional"]
+    with ThreadPoolExecutor() as pool:
+        for answers_request in (False, True):
+            answer = pool.submit(agent.run, ("order", {}))
+            until(lambda: agent.keephold("requests").out)
+            head, place, *body = agent.keephold("requests").out.splitlines()
+            request, handle = head.split()[0], place.split()[1].rstrip(",")
+            assert handle.startswith("call:")
+            assert [line.strip() for line in body] == ["Your order?", "a JSON object with these fields", *fields]
+            shown = [line.strip() for line in agent.keephold("show", handle).out.splitlines()]
+            assert set(fields) <= set(shown)
+            id = request if answers_request else handle
+            refused = agent.keephold("send", id, "yes")
+            assert (refused.code, refused.err.count("an object with the fields")) == (1, 1)
+            assert agent.keephold("send", id, '{"size": "large"}').code == 0
+            assert answer.result(PATIENCE) == [('{"size": "large"}', None)]
+    gone = agent.keephold("send", request, "yes")
+    assert (gone.code, gone.out) == (2, "") and f"`{request}`" in gone.err
 
 
 def test_K5_a_secret_is_read_and_not_given_as_an_argument(agent: Agent) -> None:

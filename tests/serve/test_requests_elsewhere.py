@@ -80,6 +80,7 @@ async def test_P6_requests_are_listed_and_decided_by_commands_and_end_with_their
         assert not wiped.exists(), "what nobody has permitted does not run, not even after a crash"
         shown = await keephold(server, "requests")
         assert str(wiped) in shown and "\\u202e" in shown and "\u202e" not in shown
+        assert "is not a question; decide it with" in await keephold(server, "send", request["id"], "yes", fails=True)
         allowed = await keephold(server, "allow", request["id"])
         assert str(wiped) in allowed and f"{request['id']}: allowed" in allowed
         await keephold(server, "wait", "w")

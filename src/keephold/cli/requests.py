@@ -8,6 +8,7 @@ carries the digest of the request, and is refused if the request has changed mea
 import json
 import shlex
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,7 @@ import click
 from keephold.characters import exact, exact_json, isolated, isolated_json
 from keephold.cli.parameters import json_lines_option, json_option
 from keephold.cli.printing import one_line, print_json, printable, relative
+from keephold.cli.show import answer_lines
 from keephold.cli.store import Where, ask, where_options
 from keephold.errors import KeepholdError
 
@@ -31,13 +33,24 @@ def requests(where: Where, as_json: bool) -> None:
     """List the open requests to the user: permissions, results to approve, and questions, of all processes.
 
     Arguments and results are printed in full. Decide a permission or a result with `keephold allow` and `keephold
-    deny`; answer a question with `keephold send`.
+    deny`; answer a question with `keephold send` and the id of the request or of its handle.
     """
-    for request in ask(where, lambda controls: controls.requests()):
+    for request in ask(where, lambda controls: controls.requests() if as_json else _named(controls)):
         if as_json:
             print_json(request)
         else:
             _show(request)
+
+
+async def _named(controls: "Controls") -> list[dict[str, Any]]:
+    """Return the requests. Questions of one-shot calls get the id of their handle, by which they are answered."""
+    found: list[dict[str, Any]] = await controls.requests()
+    for request in found:
+        if request["question"] is not None and request["handle_id"] is None and request["handle"] is not None:
+            with suppress(KeepholdError):  # it has stopped meanwhile
+                (fact,) = await controls.find((request["handle"],), None)
+                request["handle_id"] = fact["id"]
+    return found
 
 
 @click.command()
@@ -120,6 +133,9 @@ def _show(request: dict[str, Any]) -> None:
             asks, body = f"may the model see the result of {tool}?", isolated(exact(request["result"]))
         case _:
             asks, body = f"{tool} asks", printable(request["question"]["text"])
+            body = "\n".join(
+                (body.rstrip("\n"), *(f"  {one_line(line)}" for line in answer_lines(request["question"])))
+            )
     handle = f"handle {one_line(request['handle_id'])}, " if request["handle_id"] else ""
     place = f"{handle}conversation {one_line(request['conversation'])}, {relative(request['since'], now)}"
     click.echo(f"{click.style(one_line(request['id']), bold=True)}  {asks}\n  {place}")

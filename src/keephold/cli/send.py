@@ -52,8 +52,9 @@ def send(
 ) -> None:
     """Send TEXT to the handle of an ID, or a uid; answer its question if one is open.
 
-    TEXT `-` is read from stdin. The answer to a yes-or-no question is yes or no; to one with options, an option or its
-    number. Do not give a secret as TEXT: other users of this machine can read the command line of a process.
+    ID may also be that of a question in `keephold requests`. TEXT `-` is read from stdin. The answer to a yes-or-no
+    question is yes or no; to one with options, an option or its number; to a form, a JSON object. Do not give a secret
+    as TEXT: other users of this machine can read the command line of a process.
     """
     if password and text is not None:
         raise click.UsageError("--password reads the text itself; leave TEXT out", context)
@@ -89,12 +90,35 @@ def _secret() -> str:
 async def _send(controls: "Controls", id: str, conversation: str | None, sent: dict[str, Any]) -> dict[str, Any]:
     from keephold.turn import attach_protocol as frames
 
-    (fact,) = await controls.find((id,), conversation)
+    try:
+        (fact,) = await controls.find((id,), conversation)
+    except KeepholdError as error:
+        if error.code != "handle_not_found":
+            raise
+        fact, sent = await _of_request(controls, id, sent, error)
     async with controls.talk(fact, frames.Want(uid=fact["uid"], want="send", **sent)) as talk:
         while True:
             kind, payload = await talk.receive()
             if kind == frames.REPLY and isinstance(payload, bytes):
                 return msgspec.json.decode(payload, type=dict[str, Any])
+
+
+async def _of_request(
+    controls: "Controls", id: str, sent: dict[str, Any], unknown: KeepholdError
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the handle of an open request, and the input as the answer to its question alone."""
+    try:
+        request = await controls.request(id)
+    except KeepholdError:
+        raise unknown from None
+    question = request.get("question")
+    if question is None:
+        raise KeepholdError(
+            f"`{one_line(id)}` is not a question; decide it with `keephold allow` or `keephold deny`",
+            code=unknown.code,
+        )
+    (fact,) = await controls.find((request["handle"],), None)
+    return fact, {**sent, "answers": question["key"] or question["id"]}
 
 
 def _show(reply: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from keephold.cli.printing import (
     time_of_day,
 )
 from keephold.cli.store import Where, ask, where_options
-from keephold.handles.form import fields_of, label_of
+from keephold.handles.form import described_fields
 
 if TYPE_CHECKING:
     from keephold.control.base import Controls
@@ -128,20 +128,25 @@ def _facts(found: dict[str, Any], now: float) -> Iterator[tuple[str, Any]]:
 def _question(question: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the question and its possible answers: all that `keephold send` needs."""
     yield "question", f"{question['text']} ({question['id']})"
-    kind = question["answer_type"]
-    if question["secret"]:
-        yield "answer", "a secret: keephold send --password"
-    elif kind == "Boolean":
-        yield "answer", "yes or no"
-    elif isinstance(kind, dict) and "Select" in kind:
-        for number, option in enumerate(kind["Select"]["options"], 1):
-            yield "answer" if number == 1 else "", f"{number}: {option}"
-    elif isinstance(kind, dict) and "Form" in kind:
-        yield "answer", "a JSON object with these fields"
-        for name, field in fields_of(kind["Form"]):
-            yield "", f"{name}: {label_of(name, field, name in kind['Form']['required'])}"
+    for at, line in enumerate(answer_lines(question)):
+        yield "" if at else "answer", line
     if question["default"] is not None:
         yield "default", question["default"]
+
+
+def answer_lines(question: dict[str, Any]) -> Iterator[str]:
+    """Yield the answers that a question accepts; nothing if it is any text."""
+    kind = question["answer_type"]
+    if question["secret"]:
+        yield "a secret: keephold send --password"
+    elif kind == "Boolean":
+        yield "yes or no"
+    elif isinstance(kind, dict) and "Select" in kind:
+        for number, option in enumerate(kind["Select"]["options"], 1):
+            yield f"{number}: {option}"
+    elif isinstance(kind, dict) and "Form" in kind:
+        yield "a JSON object with these fields"
+        yield from described_fields(kind["Form"])
 
 
 def _ownership(found: dict[str, Any]) -> Iterator[tuple[str, str]]:

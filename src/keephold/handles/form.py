@@ -182,11 +182,24 @@ def options_of(field: Mapping[str, Any]) -> list[tuple[str, str]] | None:
     return list(zip(table["enum"], table.get("enumNames", table["enum"]), strict=True)) if "enum" in table else None
 
 
+def described_fields(form: Form) -> list[str]:
+    """Return a line for each field: its name, type or choices, bounds, whether it may be left out, and its title."""
+    lines = []
+    for name, field in fields_of(form):
+        notes = ", ".join([_kind(field), *_limits(field, name in form["required"])])
+        title = f" ({field['title']})" if "title" in field else ""
+        lines.append(exact(f"{name}: {notes}{title}"))
+    return lines
+
+
+def _limits(field: Mapping[str, Any], required: bool) -> list[str]:
+    return [f"{said} {field[key]}" for key, said in _BOUNDS.items() if key in field] + ["optional"] * (not required)
+
+
 def label_of(name: str, field: Mapping[str, Any], required: bool) -> str:
     """Return a field's title, with its kind if that is not obvious, and whether it may be left empty."""
     notes = [] if field["type"] in ("string", "boolean") and "format" not in field else [_kind(field)]
-    notes += [f"{said} {field[key]}" for key, said in _BOUNDS.items() if key in field]
-    notes += [] if required else ["optional"]
+    notes += _limits(field, required)
     title = str(field.get("title") or name)
     return exact(f"{title} ({', '.join(notes)})" if notes else title)
 

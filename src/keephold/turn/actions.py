@@ -14,7 +14,7 @@ from keephold.durable.calls import Durability
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle, OnStop, Watcher
 from keephold.handles.observing import answered
-from keephold.handles.question import answer_fits, expected, form_of, problem_with, question_key
+from keephold.handles.question import answer_fits, expected, problem_with, question_key
 from keephold.handles.registry import Registry
 from keephold.handles.state import Failure, Outcome, Pending, Reply, Running, Stopped, Waiting, name
 from keephold.handles.view import Handles
@@ -472,10 +472,10 @@ class Actions:
                 )
             value = decode_input(parsed.arguments.get("input"), state.question)
             if not answer_fits(state.question, value):
-                wrong = "" if form_of(state.question) is None else f"{problem_with(state.question, value)}; "
+                wrong, right = problem_with(state.question, value), expected(state.question)
                 raise ToolError(
-                    f"{wrong}the answer to question `{state.question.id}` of handle `{handle.id}` must be "
-                    f"{expected(state.question)}; the question stays open",
+                    f"{'' if wrong.endswith(right) else f'{wrong}; '}the answer to question `{state.question.id}` of "
+                    f"handle `{handle.id}` must be {right}; the question stays open",
                     code="bad_answer",
                 )
             run.answer(value, parsed.cause)
