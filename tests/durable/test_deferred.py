@@ -295,9 +295,8 @@ async def test_D9_what_it_printed_is_shown_while_it_is_parked(clock: VirtualCloc
         return Pending()
 
     async with opened(clock, [deploy]) as (_, turn):
-        await reply(turn, spawn("deploy", "d"))
-        await clock.advance(1)
-        assert (await reply(turn, fetch("deploy", "d")))["content"] == "asked the boss\n"
+        spawned = await reply(turn, spawn("deploy", "d"))
+        assert (spawned["parked"], spawned["content"]) == (True, "asked the boss\n")
         assert "content" not in await reply(turn, fetch("deploy", "d"))
 
 

@@ -117,23 +117,24 @@ async def test_D3_rotation_makes_new_keys_with_a_new_secret_and_old_ones_stay_go
     @keephold.tool(actions=STATEFUL)
     async def approve(call: Call) -> Pending:
         keys.append(await call.completion_key())
-        await asyncio.sleep(0.05)
+        await rotated.wait()
         keys.append(await call.completion_key())
         return Pending()
 
-    store = stored_in(tmp_path)
+    rotated, store = asyncio.Event(), stored_in(tmp_path)
     async with Runtime([approve], store=store) as rt, rt.turn("main") as turn:
         await reply(turn, spawn("approve", "old"))
         await until(lambda: len(keys) == 1)
         secret = await rt.rotate_secret()
-        await asyncio.sleep(0.1)
+        rotated.set()
+        await until(lambda: len(keys) == 2)
         assert keys[0] == keys[1] and secret not in keys[0]  # the call has a key, and keeps it
         await reply(turn, spawn("approve", "new"))
-        await asyncio.sleep(0.1)
+        await until(lambda: len(keys) == 4)
         assert keys[2].split(".")[1] == secret
     async with Runtime([approve], store=store) as rt, rt.turn("main") as turn:
         await reply(turn, spawn("approve", "newer"))
-        await until(lambda: len(keys) == 5)
+        await until(lambda: len(keys) == 6)
         assert keys[4].split(".")[1] == secret
         assert str(await rt.resolve(keys[0], ok(1))) == "accepted"
         assert str(await rt.resolve(keys[2], ok(2))) == "accepted"

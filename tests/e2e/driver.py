@@ -178,7 +178,7 @@ class TurnProcess:
 
 def told_to_end(handle: dict[str, Any], why: str, ended_by: str) -> bool:
     """Whether this is a handle that somebody ended: with the reason first, and not shown as a failure (S3)."""
-    rest = {key: value for key, value in handle.items() if key != "id"}
+    rest = {key: value for key, value in handle.items() if key not in ("id", "content")}
     return rest.pop("result", "").startswith(why) and rest == {"state": "stopped", "ended_by": ended_by}
 
 

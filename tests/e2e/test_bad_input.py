@@ -111,7 +111,7 @@ def test_L2_a_line_that_is_not_a_batch_gets_an_error_that_shows_one(talk: TurnPr
         ),
         pytest.param("cat", {"action": "spawn", "id": 7}, ["7 is not a handle id"], id="id of another type"),
         pytest.param("cat", {"action": "spawn", "id": "x" * 129}, ["1 to 128 visible"], id="id too long"),
-        pytest.param("await", {"all": ["s"], "timeout_secs": -1}, ["0 or more"], id="negative timeout"),
+        pytest.param("await", {"all": ["s"], "timeout_secs": -1}, ["must be at least 0"], id="negative timeout"),
         pytest.param("await", {"all": "s"}, ["`all` must be an array"], id="one id instead of a list"),
         pytest.param(
             "echo",
@@ -140,7 +140,7 @@ def test_C9_a_bad_call_gets_an_error_and_its_sibling_runs(
 def test_C10_null_for_an_optional_argument_means_left_out(talk: TurnProcess) -> None:
     assert talk.one("echo", {"text": "a", "times": None}).text == "a 1"
     nothing, waited = talk.run(("await", {"any": None, "all": None}), ("await", {"any": None, "all": ["c"]}))
-    assert nothing.text == "At least one handle ID required"
+    assert nothing.text == 'At least one handle ID required\nTry: await {"all":["s"],"timeout_secs":60}'
     assert [handle["id"] for handle in waited.json["completed"]] == ["c"]
 
 

@@ -48,6 +48,7 @@ def test_L3_abort_json_is_the_reply_of_each_handle(place: Place) -> None:
     said = place.keephold("abort", "g", "over", "--json")
     aborted, over = (json.loads(line) for line in said.out.splitlines())
     assert len(aborted.pop("uid")) == 32
+    assert aborted.pop("content") == "g is shut\n"
     assert aborted == {"id": "g", "state": "stopped", "result": "Aborted by a person.", "ended_by": "abort"}
     assert (over["id"], over["result"]) == ("over", "over is open")
     assert said.code == 0

@@ -47,7 +47,8 @@ def test_B6_an_await_on_a_spawn_that_never_starts_answers_with_its_outcome(
     assert spawned.json["is_error"] is True
     for words in told:
         assert words in spawned.json["result"]
-    assert waited.json == {"completed": [spawned.json], "pending": []}
+    told_once = {key: value for key, value in spawned.json.items() if key != "try"}
+    assert waited.json == {"completed": [told_once], "pending": []}
     assert not (turn.directory / tool).exists()
     assert turn.finish() == []
 
@@ -63,7 +64,7 @@ def test_B2_two_spawns_with_one_id_reject_the_batch_and_nothing_ran(start: Start
         ("nonsense", {}),
     )
     assert all(answer.is_error and "`twice`" in answer.text for answer in answers), answers
-    assert turn.one("await", {"all": ["once"]}).text == "Handle `once` not found"  # not even registered
+    assert turn.one("await", {"all": ["once"]}).text.startswith("Handle `once` not found")  # not even registered
     assert turn.finish() == []
     assert [name for name in ("first", "second", "third", "fourth") if (turn.directory / name).exists()] == []
 

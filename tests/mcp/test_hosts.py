@@ -89,13 +89,13 @@ async def test_M7_a_named_conversation_is_shared_on_purpose(tmp_path: Path) -> N
 async def test_M7_the_first_root_counts_where_the_directory_says_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("HOME", "/people/somebody")
 
     async def roots(context: Any) -> mcp_types.ListRootsResult:
         return mcp_types.ListRootsResult(roots=[mcp_types.Root(uri="file:///my%20project/")])
 
     found: list[str] = []
-    for cwd in ("/", "/home/somebody", "/my project"):
+    for cwd in ("/", "/people/somebody", "/my project"):
         async with Runtime([work]) as runtime:
             async with host(Server(runtime), cwd, list_roots_callback=roots) as client:
                 await spawn(client, tmp_path / "never")

@@ -80,7 +80,8 @@ class Handle:
     def entry(self) -> dict[str, Any]:
         """C3."""
         entry: dict[str, Any] = {"id": self.id, "state": self.state, **self.outcome}
-        if self.state in ("running", "waiting") and self.output[self.cursor :]:
+        told = self.state in ("running", "waiting") or "ended_by" in self.outcome
+        if told and self.output[self.cursor :]:
             entry["content"] = self.output[self.cursor :]
         if self.state == "waiting":
             entry["question"] = QUESTION

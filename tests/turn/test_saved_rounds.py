@@ -124,10 +124,14 @@ async def test_O1_the_output_in_the_reply_to_an_abort_is_cut() -> None:
     @keephold.tool(actions=STATEFUL)
     async def flood(call: Call) -> None:
         call.emit("x" * 50_000)
+        printed.set()
         await asyncio.Event().wait()
 
+    printed = asyncio.Event()
     async with Runtime(tools=[flood]) as rt, rt.turn("main") as turn:
-        shown = (await replies(turn, spawn("flood", "f"), abort("flood", "f")))[1]
+        await reply(turn, spawn("flood", "f"))
+        await printed.wait()
+        shown = await reply(turn, abort("flood", "f"))
         assert "...33616 bytes truncated..." in shown["content"] and shown["result"] == "Aborted by the assistant."
 
 

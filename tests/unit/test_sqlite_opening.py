@@ -234,7 +234,18 @@ def test_every_query_is_described_and_scans_no_large_table() -> None:
     connection = apsw.Connection(":memory:")
     for script in sql.migrations().values():
         connection.execute(script)
-    small = ("owners", "requests", "posts", "litter", "secrets", "found", "CONSTANT ROW", "sqlite_sequence", "spawned")
+    small = (
+        "owners",
+        "requests",
+        "posts",
+        "litter",
+        "secrets",
+        "found",
+        "CONSTANT ROW",
+        "sqlite_sequence",
+        "spawned",
+        "place",
+    )
     for name, query in {**sql.SQL, **sql.RECORDS}.items():
         if not query.startswith("WHERE") and name not in ("records", "events"):
             count = query.count("?") if "?1" not in query else max(n for n in range(1, 10) if f"?{n}" in query)

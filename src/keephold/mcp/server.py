@@ -156,6 +156,7 @@ class Server(MCPServer[Any]):
     async def list_tools(self) -> list[DescribedTool]:
         """Return the tools registered here, then those of the runtime. The tools of foreign servers that have not
         answered yet are announced when they come (M7): nobody knows whether a server is slow or mute."""
+        await self.runtime.connected(0)  # raises if the runtime is closed
         shown = described(list(self.calls.served), self._schema, self.runtime.toolbox.actions)
         return [*await super().list_tools(), *shown]
 

@@ -154,9 +154,13 @@ class Function:
     def start(self, invocation: Invocation, sink: Sink) -> Live:
         call = Call(invocation, sink, threaded=self.threaded)
         kwargs = self.signature.bind(call, invocation.arguments)
-        live = (_Thread if self.threaded else _Task)(call, sink)
-        live.start(self.function, kwargs)
-        return live
+        if self.threaded:
+            thread = _Thread(call, sink)
+            thread.start(self.function, kwargs)
+            return thread
+        task = _Task(call, sink, can_park=self.signature.parks)
+        task.start(self.function, kwargs)
+        return task
 
     async def cancelled(self, key: Key, arguments: dict[str, Any]) -> None:
         if self.hook is not None:
@@ -168,14 +172,13 @@ class _Task:
 
     __slots__ = ("_call", "_sink", "_task", "can_park")
 
-    def __init__(self, call: Call, sink: Sink) -> None:
+    def __init__(self, call: Call, sink: Sink, *, can_park: bool = False) -> None:
         self._call = call
         self._sink = sink
         self._task: asyncio.Task[None] | None = None
-        self.can_park = False
+        self.can_park = can_park
 
     def start(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
-        self.can_park = any(value is self._call for value in kwargs.values())
         self._task = asyncio.get_running_loop().create_task(self._drive(function, kwargs))
 
     async def _drive(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:

@@ -529,7 +529,7 @@ class Run:
 
     @property
     def can_park(self) -> bool:
-        """Whether it is a tool that can wait for an outside result: a function that gets its call (D1)."""
+        """Whether it is a tool that can wait for an outside result: a function that may return `Pending` (D1)."""
         return bool(getattr(self.live, "can_park", False))
 
     @property

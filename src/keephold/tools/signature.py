@@ -34,6 +34,8 @@ class Signature:
     """Turns JSON into the annotated types; None when all of them are plain JSON already."""
     returns: Mapping[str, Any] | None = None
     """JSON Schema of the object that it returns, if it declares one."""
+    parks: bool = False
+    """Whether it may return `Pending`: it says so, or does not say what it returns (D1)."""
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> "Signature":
@@ -65,7 +67,9 @@ class Signature:
         schema = _tidy(model.model_json_schema())
         schema.setdefault("properties", {})
         returns = _returned(hints.get("return"))
-        return cls(description, schema, call_parameter, None if plain else model, returns)
+        returned = hints.get("return", Pending)
+        parks = call_parameter is not None and Pending in (returned, *get_args(returned))
+        return cls(description, schema, call_parameter, None if plain else model, returns, parks)
 
     def bind(self, call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return keyword arguments for the function. `arguments` fit the schema already."""
