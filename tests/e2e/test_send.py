@@ -70,21 +70,21 @@ def test_Q4_what_may_be_answered_is_shown(agent: Agent) -> None:
 
 def test_Q4_a_form_is_listed_with_its_fields_and_answered_by_its_handle_or_its_request(agent: Agent) -> None:
     fields = ['size: one of "small", "large" (Which size?)', "count: whole number, at least 1, optional"]
-    with ThreadPoolExecutor() as pool:
-        for answers_request in (False, True):
-            answer = pool.submit(agent.run, ("order", {}))
-            until(lambda: agent.keephold("requests").out)
-            head, place, *body = agent.keephold("requests").out.splitlines()
-            request, handle = head.split()[0], place.split()[1].rstrip(",")
-            assert handle.startswith("call:")
-            assert [line.strip() for line in body] == ["Your order?", "a JSON object with these fields", *fields]
-            shown = [line.strip() for line in agent.keephold("show", handle).out.splitlines()]
-            assert set(fields) <= set(shown)
-            id = request if answers_request else handle
-            refused = agent.keephold("send", id, "yes")
-            assert (refused.code, refused.err.count("an object with the fields")) == (1, 1)
-            assert agent.keephold("send", id, '{"size": "large"}').code == 0
-            assert answer.result(PATIENCE) == [('{"size": "large"}', None)]
+    pool = ThreadPoolExecutor(1)  # not `with`: if this test fails, the call returns when the agent is killed
+    for answers_request in (False, True):
+        answer = pool.submit(agent.run, ("order", {}))
+        until(lambda: agent.keephold("requests").out)
+        head, place, *body = agent.keephold("requests").out.splitlines()
+        request, handle = head.split()[0], place.split()[1].rstrip(",")
+        assert handle.startswith("call:")
+        assert [line.strip() for line in body] == ["Your order?", "a JSON object with these fields", *fields]
+        shown = [line.strip() for line in agent.keephold("show", handle).out.splitlines()]
+        assert set(fields) <= set(shown)
+        id = request if answers_request else handle
+        refused = agent.keephold("send", id, "yes")
+        assert (refused.code, refused.err.count("an object with the fields")) == (1, 1)
+        assert agent.keephold("send", id, '{"size": "large"}').code == 0
+        assert answer.result(PATIENCE) == [('{"size": "large"}', None)]
     gone = agent.keephold("send", request, "yes")
     assert (gone.code, gone.out) == (2, "") and f"`{request}`" in gone.err
 
