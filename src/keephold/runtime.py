@@ -241,11 +241,6 @@ class Runtime:
         shown = config.conversation.actions
         return Toolbox([*chosen, *builtins], max_running=config.runtime.max_running, actions=shown)
 
-    @property
-    def uses_servers(self) -> bool:
-        """Whether tools of MCP servers are used."""
-        return self._servers is not None
-
     def _use(self, servers: "list[McpServer]") -> "Servers | None":
         return self._connect(servers) if servers else None
 

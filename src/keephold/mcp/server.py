@@ -200,7 +200,7 @@ class Server(MCPServer[Any]):
     def _instructions(self) -> str:
         """Return how a model uses the tools that are here."""
         toolbox, texts = self.runtime.toolbox, [INSTRUCTIONS]
-        if any(tool.actions for tool in toolbox) or self.runtime.uses_servers:  # those may bring stateful tools
+        if any(tool.actions for tool in toolbox) or self.runtime._servers is not None:  # those may bring stateful tools
             texts = [USE[presentation(self._schema, toolbox.actions)], SEVERAL, *texts]
         if self.calls.tool("wait_for"):
             texts.append(WAITS)
