@@ -10,7 +10,7 @@ import unicodedata
 
 from keephold.characters import code_point, exact_line, is_seen
 from keephold.errors import KeepholdError, ToolError
-from keephold.text import to_utf8
+from keephold.text import json_text, to_utf8
 
 _LONGEST = 128
 _PLAIN = re.compile("[!-~]+")
@@ -44,7 +44,8 @@ _NAMELESS = {"Cc": "(a control)", "Co": "(private use)", "Cs": "(half of a chara
 def check_id(id: object) -> str:
     """Return the id if a caller may choose it; otherwise raise `ToolError` (S6)."""
     if not isinstance(id, str) or not 1 <= len(id) <= _LONGEST:
-        shown = exact_line(repr(id)) if len(repr(id)) <= 60 else exact_line(repr(id)[:60]) + "…"
+        text = json_text(id)  # the model wrote JSON
+        shown = exact_line(text) if len(text) <= 60 else exact_line(text[:60]) + "…"
         raise ToolError(f"{shown} is not a handle id; {_RIGHT}", code="invalid_handle_id")
     problem = id_problem(id)
     if problem is not None:

@@ -1,5 +1,6 @@
 """Text as it may be shown: bytes a tool printed, without what a terminal would act on (K4), and values as JSON."""
 
+import json
 import math
 import re
 from datetime import UTC, datetime
@@ -52,6 +53,11 @@ def to_json(value: Any) -> bytes:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
         return msgspec.json.encode(_clean(msgspec.to_builtins(value, str_keys=True)))
+
+
+def json_text(value: Any) -> str:
+    """Return JSON of any value for a message, also of values that JSON does not have."""
+    return json.dumps(value, default=repr, ensure_ascii=False, skipkeys=True)
 
 
 def plain(value: Any) -> Any:

@@ -44,6 +44,14 @@ async def test_C9_each_response_says_how_its_own_call_was_read(clock: VirtualClo
         assert [each.kind for each in second.notifications] == ["call.read"]
 
 
+async def test_C9_a_lone_text_is_read_as_an_array_of_texts(clock: VirtualClock) -> None:
+    async with opened(clock, [measure]) as (_, turn):
+        await turn.run([call("measure", spawn="m", depth=1)])
+        (waited,) = await turn.run([call("await", all="m")])
+        assert not waited.is_error and '"completed":[{"id":"m"' in waited.result
+        assert notes(waited) == ['Your call of `await`: `all`: "m" was read as ["m"].']
+
+
 async def test_C9_a_refused_call_has_no_note(clock: VirtualClock) -> None:
     async with opened(clock, [measure]) as (_, turn):
         (response,) = await turn.run([call("measure", depth="2", fast="maybe")])

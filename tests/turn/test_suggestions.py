@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -41,7 +42,12 @@ async def plain(path: str, depth: int = 3) -> str:
     return path
 
 
-TOOLS = [build, listen, sure, choose, plain]
+@keephold.tool(actions=STATEFUL)
+async def suite(name: str) -> str:
+    return name
+
+
+TOOLS = [build, listen, sure, choose, plain, suite]
 
 
 def suggested(response: Response) -> ToolCall | None:
@@ -62,7 +68,7 @@ def failed(response: Response) -> bool:
 
 
 async def begun(turn: Turn) -> None:
-    """A conversation with a running, a reading, two asking handles, one that has stopped, and a wait handle."""
+    """A conversation with a running, a reading, two asking handles, two that have stopped, and a wait handle."""
     await turn.run(
         [
             call("build", spawn="b", target="app"),
@@ -74,25 +80,54 @@ async def begun(turn: Turn) -> None:
             call("handle_abort", id="over"),
         ]
     )
+    await turn.run([call("suite", spawn="done", name="fast"), call("await", all=["done"])])
 
 
 WRONG: Sequence[tuple[ToolCall, str, dict[str, Any]]] = [
     # missing, mistyped, unknown and misspelt arguments
     (call("plain"), "plain", {"path": "<path>"}),
-    (call("plain", path=5, depth="deep"), "plain", {"path": "<path>"}),
+    (call("plain", path=5, depth="deep"), "plain", {"path": "5"}),
+    (call("plain", path=["a"], depth="2", more=1), "plain", {"path": "a", "depth": 2}),
+    (call("build", target="app", flags=5), "build", {"target": "app", "flags": ["5"]}),
     (call("plain", path="a", dept=4), "plain", {"path": "a", "depth": 4}),
     (call("plain", path="a" * 5000, depth="x", more=1), "plain", {"path": "<path>"}),
     (ToolCall("1", "plain", "{path"), "plain", {"path": "<path>"}),
     (ToolCall("1", "plain", "[]"), "plain", {"path": "<path>"}),
     (call("build", target="apps"), "build", {"target": "app"}),
-    (call("build", spawn="n", target="doc", flags="x"), "build", {"spawn": "n", "target": "docs"}),
+    (call("build", spawn="n", target="doc", flags="x"), "build", {"spawn": "n", "target": "docs", "flags": ["x"]}),
     (call("build", action="spawn", target="app"), "build", {"action": "spawn", "id": "build", "target": "app"}),
     (call("build", action="spwan", id="n", target="app"), "build", {"action": "spawn", "id": "n", "target": "app"}),
+    (call("build", spawn=True, target="app"), "build", {"spawn": "build", "target": "app"}),
+    (call("execute_workflow_async", name="n"), "execute_workflow_async",
+     {"name": "n", "workflowId": "<workflowId>", "steps": [{"id": "pause", "type": "delay", "config": {"ms": 1000}}]}),
+    # units of time
+    (call("sleep", seconds=1), "sleep", {"durationMs": 1000}),
+    (call("await", all=["done"], timeoutMs=2500), "await", {"all": ["done"], "timeout_secs": 2.5}),
+    (call("wait_for", handleId="done", timeout_secs=2), "wait_for", {"handleId": "done", "timeoutMs": 2000}),
+    # ids under other names
+    (call("wait_for", id="done"), "wait_for", {"handleId": "done"}),
+    (call("wait_for", handle_ids=["done"]), "wait_for", {"handleId": "done"}),
+    (call("wait_for_multiple", id="done", mode="all"), "wait_for_multiple", {"handleIds": ["done"], "mode": "all"}),
+    (call("handle_fetch", handleId="over"), "handle_fetch", {"id": "over"}),
+    (call("handle_fetch", id=["over"]), "handle_fetch", {"id": "over"}),
+    (call("build", action="fetch", handle="over"), "build", {"action": "fetch", "id": "over"}),
+    (call("await", ids=["done"]), "await", {"all": ["done"]}),
+    (call("await", handle_id="done", extra=1), "await", {"all": ["done"]}),
+    (call("read_output", handleId="done"), "read_output", {"id": "done"}),
+    # other words for actions
+    (call("suite", action="start", id="n", name="a"), "suite", {"action": "spawn", "id": "n", "name": "a"}),
+    (call("suite", action="status", id="done"), "suite", {"action": "fetch", "id": "done"}),
+    (call("suite", action="kill", id="done"), "suite", {"action": "abort", "id": "done"}),
+    (call("suite", action="apply", id="done", input="x"), "suite", {"action": "fetch", "id": "done"}),
+    (call("suite", action="apply", id="never", input="x"), "suite", {"action": "fetch", "id": "done"}),
     (call("build", spawn="two words", target="app"), "build", {"spawn": "two-words", "target": "app"}),
     # names
     (call("plane", path="a"), "plain", {"path": "a"}),
     (call("functions.plain", pth="a"), "plain", {"path": "a"}),
     (call("handle_get", id="b"), "handle_fetch", {"id": "b"}),
+    (call("keephold__await", all=["done"]), "await", {"all": ["done"]}),
+    (call("functions.await", all=["done"]), "await", {"all": ["done"]}),
+    (call("mcp__keephold__handle_fetch", id="b"), "handle_fetch", {"id": "b"}),
     # ids that are taken
     (call("build", spawn="b", target="app"), "build", {"spawn": "b-2", "target": "app"}),
     (
@@ -158,6 +193,39 @@ async def test_C9_where_nothing_was_started_the_error_shows_how_if_that_changes_
                 right = suggested(refused)
                 assert (right is not None) == bool(made.hints) and failed(refused), refused.model
                 assert right is None or right.name == "build"
+
+
+async def test_C9_a_call_that_wanted_something_else_starts_no_work_with_invented_texts(clock: VirtualClock) -> None:
+    async with Runtime([suite], clock=clock) as rt, rt.turn("main") as turn:
+        for wrong in (call("suite", action="apply", id="u", input="x"), call("handle_fetch", id="u"), call("await")):
+            (refused,) = await turn.run([wrong])
+            assert refused.is_error and suggested(refused) is None, refused.model
+
+
+async def test_C9_a_stopped_handle_of_an_earlier_process_is_looked_at(tmp_path: Path) -> None:
+    async with Runtime([suite], store=f"sqlite:///{tmp_path}/s.db") as rt, rt.turn("main") as turn:
+        await turn.run([call("suite", spawn="u", name="fast"), call("await", all=["u"])])
+    async with Runtime([suite], store=f"sqlite:///{tmp_path}/s.db") as rt, rt.turn("main") as turn:
+        (refused,) = await turn.run([call("suite", action="apply", id="u", input="x")])
+        right = suggested(refused)
+        assert right is not None and right.arguments == {"action": "fetch", "id": "u"}
+        (shown,) = await turn.run([right])
+        assert not failed(shown)
+
+
+async def test_C9_messages_show_json_and_the_tools_for_handles(clock: VirtualClock) -> None:
+    async with Runtime([suite], clock=clock) as rt, rt.turn("main") as turn:
+        wrong = [
+            call("handle_fetch", id=["u"]),
+            call("suite", spawn=True, name="a"),
+            call("suite", action=["x"], id="u"),
+            call("zzz"),
+        ]
+        said = [(await turn.run([each]))[0].result for each in wrong]
+        assert said[0] == 'Handle `["u"]` not found'
+        assert said[1].startswith("true is not a handle id; ")
+        assert said[2].startswith('tool `suite` has no action ["x"]; ')
+        assert said[3].endswith(", `handle_fetch`, `handle_abort`")  # no tool has `apply`
 
 
 async def test_C9_of_a_rejected_batch_only_the_wrong_call_gets_a_suggestion(clock: VirtualClock) -> None:

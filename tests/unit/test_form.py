@@ -36,7 +36,7 @@ FORM = ASKED.answer_type["Form"]
         ({"name": "Rose", "age": 3.5}, "`age`: "),
         ({"name": "Rose", "age": 151}, "`age`: 151 is greater than the maximum of 150"),
         ({"name": "R", "age": 3}, "`name`: "),
-        ({"name": "Rose", "age": 3, "mail": "nobody"}, '`mail`: "nobody" is not a "email"'),
+        ({"name": "Rose", "age": 3, "mail": "nobody"}, '`mail`: "nobody" is not an email address'),
         ({"name": "Rose", "age": 3, "born": "29 February"}, "`born`: "),
         ({"name": "Rose", "age": 3, "colour": "Red"}, "`colour`: "),
         ({"name": "Rose", "age": 3, "tags": ["x", "y"]}, "`tags`: "),

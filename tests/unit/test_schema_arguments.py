@@ -414,7 +414,7 @@ def test_C10_what_an_action_adds_is_optional_and_checked() -> None:
         "Invalid arguments for `git fetch`: `keys` goes with another `action`; `git fetch` takes `action`, `id`, `view`"
     )
     apply = check_for(TERMINAL, "apply")
-    assert refusal(apply, {"action": "apply", "id": "h", "keys": "UP"}).endswith('`keys` must be an array, not "UP"')
+    assert refusal(apply, {"action": "apply", "id": "h", "keys": 5}).endswith("`keys` must be an array, not 5")
     assert refusal(check_for(TERMINAL, "spawn"), {"action": "spawn", "id": "h", "command": "stage", "size": {}}) == (
         "Invalid arguments for `git spawn`: `size` goes with another `action`; "
         "`git spawn` takes `action`, `id`, `command`, `args`"
@@ -517,6 +517,28 @@ def test_C9_text_of_an_integer_that_a_float_cannot_hold_is_not_read_as_another_o
     whole = check({"n": {"type": "integer"}})
     assert " must be an integer" in refusal(whole, {"n": sent})
     assert whole({"n": "12345678901234567"}) == {"n": 12345678901234567}
+
+
+TEXTS = {"type": "array", "items": {"type": "string"}}
+
+
+@pytest.mark.parametrize("part", [TEXTS, {"anyOf": [TEXTS, {"type": "null"}]}, {"$ref": "#/$defs/texts"}])
+@pytest.mark.parametrize("text", ["a", "5", "true", "a b", "{a}"])
+def test_C9_a_lone_text_is_read_as_an_array_where_only_texts_are_allowed(part: dict[str, Any], text: str) -> None:
+    taken: list[str] = []
+    schema = {"type": "object", "properties": {"l": part}, "$defs": {"texts": TEXTS}}
+    assert ArgumentCheck(schema, tool="t")({"l": text}, taken) == {"l": [text]}
+    assert taken == [f"`l`: {json.dumps(text)} was read as [{json.dumps(text)}]"]
+
+
+@pytest.mark.parametrize(
+    "part, text",
+    [(TEXTS, "[a"), (TEXTS, " "), (TEXTS | {"minItems": 2}, "a"), ({"type": "array"}, "a"),
+     ({"type": "array", "items": {}}, "a"), ({"type": "array", "items": {"type": "integer"}}, "a"),
+     ({"type": "array", "items": {"enum": ["b"]}}, "a"), ({"anyOf": [TEXTS, {"type": "object"}]}, "a")],
+)  # fmt: skip
+def test_C9_a_lone_text_that_could_mean_something_else_is_refused(part: dict[str, Any], text: str) -> None:
+    assert "`l`" in refusal(check({"l": part}), {"l": text})
 
 
 def test_C9_text_stays_text_where_a_string_is_allowed() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from keephold.characters import exact
-from keephold.text import to_json
+from keephold.text import json_text, to_json
 
 MOST_FIELDS = 100
 MOST_BYTES = 65_536
@@ -21,7 +21,12 @@ _TEXTS, _NUMBERS, _COUNTS = (
     ("minLength", "maxLength", "minItems", "maxItems"),
 )
 _KEPT = (*_TEXTS, "default", "format", *_NUMBERS, *_COUNTS)
-_FORMATS = ("email", "uri", "date", "date-time")
+_FORMATS = {
+    "email": "an email address",
+    "uri": "a URI, such as https://example.com/",
+    "date": "a date, such as 2026-01-31",
+    "date-time": "a date and time, such as 2026-01-31T12:00:00Z",
+}
 _BOUNDS = {"minimum": "at least", "maximum": "at most", "minItems": "at least", "maxItems": "at most"}
 _WORDS = {"yes": True, "y": True, "true": True, "no": False, "n": False, "false": False}
 _KINDS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
@@ -152,7 +157,11 @@ def problem_of(form: Form, answer: Any) -> str | None:
     if wrong is None:
         return None
     where = "".join(f"`{name}`: " for name in wrong.instance_path[:1])
-    return exact(f"{where}{wrong.message}"[:300])
+    what = wrong.message
+    if wrong.schema_path[-1] == "format":
+        (name,) = wrong.instance_path
+        what = f"{json_text(wrong.instance)[:100]} is not {_FORMATS[fields[str(name)]['format']]}"
+    return exact(f"{where}{what}"[:300])
 
 
 def expected_form(form: Form) -> str:

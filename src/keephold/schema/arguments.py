@@ -9,6 +9,7 @@ the way a dialect made the model write them, or as they can only have been meant
 - Text is decoded where the schema does not allow a string: JSON text of an object or an array, a number, `true` and
   `false`. The caller is given a sentence about each, except for objects of any keys: some dialects cannot express
   those, so the model had to send text. Apply's `input` may be a string, so it is never decoded here.
+- A lone text becomes an array of one text where only an array of texts is allowed. The caller is given a sentence.
 
 Then the `default` of an absent top-level property is filled in; deeper defaults are left to the tool. Arguments that
 still do not fit raise `invalid_arguments`, with a message that stays short and that a model can act on.
@@ -98,9 +99,11 @@ class ArgumentCheck:
             reasons = ["they are nested too deeply"]
         raise ToolError(message(self._tool, reasons), code="invalid_arguments")
 
-    def mended(self, arguments: Mapping[str, Any], most: int) -> dict[str, Any] | None:
-        """Return arguments that fit, made of these and of examples where they do not, in `most` bytes of JSON."""
-        return mended(self._schema, arguments, most)
+    def mended(self, arguments: Mapping[str, Any], most: int, *, invented: bool = True) -> dict[str, Any] | None:
+        """Return arguments that fit, made of these and of examples where they do not, in `most` bytes of JSON.
+
+        `invented`: a missing text may become a placeholder."""
+        return mended(self._schema, arguments, most, invented=invented)
 
     def _with_defaults(self, arguments: dict[str, Any]) -> dict[str, Any]:
         for name in self._whole:
@@ -128,7 +131,7 @@ class _Reading:
             return value
         schema = self._schema.followed(part)
         if isinstance(value, str):
-            return self._text(value, schema, path)
+            return self._text(value, part, path)
         for each in schema.get("allOf", ()):
             value = self.meant(value, each, path)
         union = (*schema.get("anyOf", ()), *schema.get("oneOf", ()))
@@ -147,10 +150,14 @@ class _Reading:
             return [self.meant(item, own, (*path, at)) for at, (item, own) in enumerate(items_of(value, schema))]
         return dict(self._members(value, schema, path))
 
-    def _text(self, text: str, schema: Mapping[str, Any], path: tuple[str | int, ...]) -> Any:
+    def _text(self, text: str, part: Any, path: tuple[str | int, ...]) -> Any:
+        schema = self._schema.followed(part)
         if self._schema.admits(schema, "string"):
             return text
         kind = {"{": "object", "[": "array"}.get(text.lstrip()[:1])
+        if kind != "array" and self._wants_texts(schema) and self._schema.fits(part, [text]) and text.strip():
+            self.taken.append(f"`{path_of(path)}`: {shown(text)} was read as [{shown(text)}]")
+            return [text]
         if kind is None:
             return self._scalar(text, schema, path)
         decoded = _decoded(text) if self._schema.admits(schema, kind) else None
@@ -159,6 +166,15 @@ class _Reading:
         if kind == "array" or "properties" in schema:
             self._took(path, text, decoded)
         return self.meant(decoded, schema, path)
+
+    def _wants_texts(self, schema: Mapping[str, Any]) -> bool:
+        """Whether only an array of texts is allowed, or null."""
+        forms = (schema, *schema.get("anyOf", ()), *schema.get("oneOf", ()))
+        arrays = [form for form in map(self._schema.followed, forms) if "items" in form]
+        if len(arrays) != 1 or [kind for kind in _KINDS if self._schema.admits(schema, kind)] != ["array"]:
+            return False
+        ((_, item),) = items_of([None], arrays[0])
+        return [kind for kind in (*_KINDS, "null") if self._schema.admits(item, kind)] == ["string"]
 
     def _scalar(self, text: str, schema: Mapping[str, Any], path: tuple[str | int, ...]) -> Any:
         word = text.strip()
@@ -207,6 +223,7 @@ _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 _LONGEST_NUMBER = 32
 _EXACT = 2**53 - 1
 """Up to here, a float is the integer that was written. A larger one may be another one, and a call would use that."""
+_KINDS = ("string", "array", "object", "integer", "number", "boolean")
 _MAX_CORRECTED = 50_000
 """Parts of arguments that are still corrected: half a million would hold the loop up for a second."""
 

@@ -96,6 +96,12 @@ def action_of(name: str, arguments: Mapping[str, Any]) -> tuple[str | None, Any]
     return arguments.get("action"), arguments.get("id")
 
 
+def verbs_for(tools: Iterable[Tool]) -> list[str]:
+    """Return the names of the tools for the handles of these tools: each only if some tool has its action."""
+    actions = {action for tool in tools for action in tool.actions}
+    return [name for name in HANDLE_TOOLS if verb_of(name) in actions]
+
+
 def with_spawn(tool: Tool) -> dict[str, Any]:
     """Return the tool's own parameters, with `spawn` if it can be spawned."""
     own = copy.deepcopy(dict(tool.parameters))

@@ -25,7 +25,7 @@ from keephold.handles.gate import RESOURCE
 from keephold.schema.arguments import ArgumentCheck, check_for
 from keephold.schema.canonical import check_parameters
 from keephold.schema.dialects import Dialect, tool_list
-from keephold.schema.shared import HANDLE_TOOLS, PREFIX, Presentation
+from keephold.schema.shared import HANDLE_TOOLS, PREFIX, Presentation, verbs_for
 from keephold.tools.base import ACTIONS, Action, Invocation, Live, Sink, Tool
 
 if TYPE_CHECKING:
@@ -177,7 +177,8 @@ class Toolbox:
         tool = self.get(name)
         if tool is not None and may_use(tool):
             return tool
-        offered = [each.name for each in listed]
+        tools = list(listed)
+        offered = [*(each.name for each in tools), *(verbs_for(tools) if self.actions != "per_tool" else ())]
         near = nearest(name, offered)
         known = ", ".join(f"`{each}`" for each in offered) or "none"
         right = f"did you mean `{near[0]}`?" if near else f"known tools: {known}"
@@ -237,9 +238,11 @@ class Toolbox:
 
 
 def nearest(name: str, offered: list[str]) -> list[str]:
-    """Return the tool that was meant, if any. Models prefix names: `functions.measure`, `default_api:measure`."""
+    """Return the tool that was meant, if any. Models prefix names: `functions.measure`, `default_api__measure`."""
+    name = name[-200:]
+    ends = [each for each in offered if re.search(rf"[^A-Za-z0-9]{re.escape(each)}$", name, re.IGNORECASE)]
     parts = [each for each in re.split("[^A-Za-z0-9_-]", name) if each in offered]
-    return parts[-1:] or difflib.get_close_matches(name[:100], offered, 1)
+    return sorted(ends, key=len)[-1:] or parts[-1:] or difflib.get_close_matches(name[:100], offered, 1)
 
 
 class _Absent:

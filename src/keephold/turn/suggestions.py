@@ -3,8 +3,8 @@
 It is made of what the model sent, of examples from the tool's schema and of the ids of the conversation's handles: it
 shows the model nothing that it was not shown before. It is in the form that the call had (G5). A suggestion acts on no
 handle that the call did not name: instead of aborting another one or writing to it, it looks at it. To a call that only
-looks, it suggests to start nothing but a tool that says it changes nothing. If no call is known that would have worked,
-the error stands alone.
+looks, it suggests to start nothing but a tool that says it changes nothing. A placeholder such as `<path>` stands only
+for a text that the call itself left out. If no call is known that would have worked, the error stands alone.
 
 Only the model's view of a reply has it, as the last line of a text or as `try` in an object; programs get the error.
 """
@@ -25,7 +25,7 @@ from keephold.ids import check_id, made_id
 from keephold.schema.shared import HANDLE_TOOLS, PREFIX, action_of, verb_of
 from keephold.text import to_json
 from keephold.tools.base import ACTIONS, Action, Tool
-from keephold.tools.toolbox import has, nearest
+from keephold.tools.toolbox import has, is_builtin, nearest
 from keephold.turn.tool_call import ParsedCall
 
 _log = logging.getLogger("keephold.turn")
@@ -37,6 +37,15 @@ _MOST = 800
 """Bytes of the arguments of a suggestion."""
 _IDS = ("id", "handleId", "taskId")
 _LISTS = ("any", "all", "handleIds")
+_OTHER_NAMES = frozenset(("id", "ids", "handle", "handles", "handleid", "handleids", "taskid", "taskids"))
+"""Names under which models send the ids of handles, in lower case and without `_` and `-`."""
+_MEANT: Mapping[str, Action] = {
+    **dict.fromkeys(("start", "run", "launch"), "spawn"),
+    **dict.fromkeys(("get", "read", "status"), "fetch"),
+    **dict.fromkeys(("send", "write", "input"), "apply"),
+    **dict.fromkeys(("kill", "stop", "cancel"), "abort"),
+}
+"""Other words for actions."""
 _WAITS = ("await", "wait_for", "wait_for_multiple", "read_output")
 _LOOK = ("not_running", "driven_by_person", "question_exclusive", "input_not_read", "already_stopped")
 _MISSING = ("handle_not_found", "handle_expired", "handle_of_another_tool")
@@ -89,7 +98,9 @@ class _Suggestion:
         self._tools = parsed.tools
         self._parsed = parsed
         self._names = names
-        self._sent = {name: value for name, value in _sent(parsed).items() if value is not None}
+        self._given = {name: value for name, value in _sent(parsed).items() if value is not None}
+        self._sent = self._given
+        """The same with ids under the name that the tool has for them."""
         self._shared = parsed.call.name.startswith(PREFIX) or "action" not in self._sent
 
     def of(self, code: str) -> Suggested | None:
@@ -99,16 +110,22 @@ class _Suggestion:
             tool = None if name is None else self._tools.find(name)
         if tool is None:
             return None
+        self._sent = _with_ids(tool, self._given)
         if code == "bad_answer":
             return self._answer()
         if verb_of(tool.name) is None and not tool.actions:
             return self._plain(tool, code)
         action, id = action_of(tool.name, self._sent)
+        asked = True
         if action is not None and action not in tool.actions and verb_of(tool.name) is None:
-            near = difflib.get_close_matches(str(action)[:20], tool.actions, 1)
-            action = near[0] if near else "spawn" if id is None or str(id) not in self._names else "fetch"
+            word = str(action)[:20].lower()
+            near = difflib.get_close_matches(word, tool.actions, 1)
+            asked = word in _MEANT or bool(near)
+            known = id is not None and str(id) in self._names
+            action = _MEANT.get(word) or next(iter(near), "fetch" if known or word in ACTIONS else "spawn")
         if action is None or action == "spawn":
-            return self._start(tool, action == "spawn", id, code)
+            spawn = action == "spawn" and "spawn" in tool.actions
+            return self._start(tool, spawn, id, code, invented=asked)
         return self._on_handle(tool, ACTIONS[ACTIONS.index(action)], id, code)
 
     def _known(self) -> Iterator[Tool]:
@@ -122,12 +139,12 @@ class _Suggestion:
 
     # Calls that make handles, or none
 
-    def _start(self, tool: Tool, spawn: bool, id: Any, code: str = "") -> Suggested | None:
-        """Return a call of a stateful tool with arguments that fit."""
+    def _start(self, tool: Tool, spawn: bool, id: Any, code: str = "", *, invented: bool = True) -> Suggested | None:
+        """Return a call of a stateful tool with arguments that fit; `invented`: some may be placeholders."""
         own = {name: value for name, value in self._sent.items() if name not in ("action", "id", "spawn")}
         if tool.name != self._parsed.call.name and verb_of(self._parsed.call.name) is not None:
             own = {}
-        made = self._tools.check(tool, None).mended(own, _MOST)
+        made = self._tools.check(tool, None).mended(own, _MOST, invented=invented)
         if code == "limit_exceeded" and made == own:
             return self._live()
         if made == own and code == "invalid_arguments" and not spawn:
@@ -146,7 +163,7 @@ class _Suggestion:
 
     def _free(self, id: Any, tool: Tool) -> str:
         """Return the id if it can be used, else one like it that is not used."""
-        wanted = made_id(str(id if id is not None else tool.name))[:100]
+        wanted = made_id(tool.name if id is None or isinstance(id, bool) else str(id))[:100]
         try:
             check_id(wanted)
         except ToolError:
@@ -173,7 +190,7 @@ class _Suggestion:
                 return self._instead_of_missing(tool)
         instead = self._parsed.error.instead if isinstance(self._parsed.error, WrongArguments) else {}
         made = self._tools.check(tool, None).mended({**self._sent, **instead}, _MOST)
-        if made == self._sent and code == "invalid_arguments" and tool.launching is None:
+        if made == self._given and code == "invalid_arguments" and tool.launching is None:
             if tool.name in _WAITS:  # two ways to name a handle, of which one was wanted
                 return self._instead_of_missing(tool)
             made = self._fewer(tool)
@@ -186,7 +203,7 @@ class _Suggestion:
         required = tool.parameters.get("required", ())
         for kept in ({name: value for name, value in self._sent.items() if name in required}, {}):
             fewer = self._tools.check(tool, None).mended(kept, _MOST)
-            if fewer is not None and fewer != self._sent and tool.source in ("builtin", "python"):
+            if fewer is not None and fewer != self._given and tool.source in ("builtin", "python"):
                 return fewer
         return None
 
@@ -250,7 +267,10 @@ class _Suggestion:
         if handle is None:
             shared = verb_of(tool.name) is not None
             own = [each for each in self._names.values() if (each.tool.actions if shared else each.tool is tool)]
-            near = difflib.get_close_matches(str(id)[:100], [each.id for each in own][-200:], 1)
+            wanted = "" if id is None else str(id)[:100]
+            near = difflib.get_close_matches(wanted, [each.id for each in own][-200:], 1)
+            if shared and isinstance(id, str) and "id" not in self._given and action != "apply":
+                return (tool.name, {"id": id})  # it was under another name, so nobody has looked for the handle
             if own:
                 return self._look(self._names[near[0]] if near else max(own, key=_lasting))
             return self._example()
@@ -291,11 +311,32 @@ class _Suggestion:
         ids = [self._sent[name] for name in _IDS if isinstance(self._sent.get(name), str)]
         ids += [id for name in _LISTS for id in self._sent.get(name) or () if isinstance(id, str)]
         for tool in able:
-            made = self._tools.check(tool, None).mended({}, _MOST)
+            made = self._tools.check(tool, None).mended({}, _MOST, invented=False)
             if made is not None:
                 free = self._free(ids[0] if ids else tool.name, tool)
                 return (tool.name, {"spawn": free, **made} if self._shared else {"action": "spawn", "id": free, **made})
         return None
+
+
+def _with_ids(tool: Tool, sent: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments with ids of handles under the name that the tool has for them, alone or as an array."""
+    known = dict.fromkeys(("id", "action", "spawn")) if tool.actions else tool.parameters.get("properties", {})
+    right = next((name for name in ("id", "handleId", "handleIds", "taskId", "all") if name in known), None)
+    if right is None or not (is_builtin(tool) or sent.get("action") is not None):
+        return sent
+    own = tool.parameters.get("properties", {})
+    made: dict[str, Any] = {}
+    for name, value in sent.items():
+        other = name not in own and name.replace("_", "").replace("-", "").lower() in _OTHER_NAMES
+        name = right if other and right not in sent else name
+        if name in own and tool.actions:
+            pass
+        elif name in _LISTS and isinstance(value, str | int):
+            value = [value]
+        elif name in _IDS and isinstance(value, list) and value:
+            value = value[0]
+        made[name] = value
+    return made
 
 
 def _new(tool: Tool, id: Any) -> bool:

@@ -14,9 +14,10 @@ from keephold.handles.view import Handles
 from keephold.ids import check_id
 from keephold.limits import Limits, nested_deeper
 from keephold.schema.canonical import json_type
+from keephold.schema.faults import cut
 from keephold.schema.shared import action_of, sent_to_handle, verb_of
 from keephold.store.base import Allowed, Record
-from keephold.text import plain
+from keephold.text import json_text, plain
 from keephold.tools.base import Action, Launch, Tool
 from keephold.tools.toolbox import Toolbox, Tools
 from keephold.turn.prompt_queue import Asking, PromptQueue
@@ -233,6 +234,7 @@ def read_call(call: ToolCall, position: int, tools: Tools, limits: Limits, now: 
                 sent.pop("action", None)
                 arguments = tools.check(tool, None)(sent, taken)
             else:
+                handle_id = id if named != "spawn" and isinstance(id, str) else None  # loaded even if it is refused
                 action = _read_action(tool, named)
                 if spawn is not None and id is not spawn:
                     raise ToolError("give `spawn` or `action`, not both", code="invalid_arguments")
@@ -258,7 +260,9 @@ def read_call(call: ToolCall, position: int, tools: Tools, limits: Limits, now: 
 def _read_action(tool: Tool, action: Any) -> Action:
     if action not in tool.actions:
         have = ", ".join(f'"{each}"' for each in tool.actions)
-        raise ToolError(f"tool `{tool.name}` has no action {action!r}; it has {have}", code="unknown_action")
+        raise ToolError(
+            f"tool `{tool.name}` has no action {cut(json_text(action))}; it has {have}", code="unknown_action"
+        )
     return cast(Action, action)
 
 
@@ -269,7 +273,7 @@ def _read_id(tool: Tool, action: Action, id: Any) -> str:
             + ("the name you choose for the new handle" if action == "spawn" else "the handle's id"),
             code="invalid_arguments",
         )
-    return check_id(id) if action == "spawn" else str(id)
+    return check_id(id) if action == "spawn" else id if isinstance(id, str) else json_text(id)
 
 
 def _read_arguments(call: ToolCall, limits: Limits) -> tuple[dict[str, Any], dict[str, Any] | str]:

@@ -236,7 +236,13 @@ PARAMETERS: dict[str, Any] = {
             "description": "Names the workflow; part of the id of its handle.",
         },
         "name": {"type": "string", "maxLength": LONGEST_LABEL, "description": "What the workflow is, for people."},
-        "steps": {"type": "array", "items": _STEP, "description": "Run in order, unless a step jumps."},
+        "steps": {
+            "type": "array",
+            "items": _STEP,
+            "minItems": 1,
+            "description": "Run in order, unless a step jumps.",
+            "examples": [[{"id": "pause", "type": "delay", "config": {"ms": 1000}}]],
+        },
         "input": {"description": "Any value: `input` in expressions, and the first `data`. Default: null."},
         "context": {"type": "object", "description": "Further values: `context` in expressions. Default: {}."},
         "timeoutMs": {
