@@ -80,13 +80,13 @@ def test_L2_a_line_that_is_not_a_batch_gets_an_error_that_shows_one(talk: TurnPr
         pytest.param(
             "cat",
             {"action": "frob", "id": "c"},
-            ["`cat`", "'frob'", '"spawn", "fetch", "apply", "abort"'],
+            ["`cat`", '"frob"', '"spawn", "fetch", "apply", "abort"'],
             id="unknown action",
         ),
         pytest.param(
             "sleeper",
             {"action": "apply", "id": "s", "input": "x"},
-            ["`sleeper`", "'apply'", '"spawn", "fetch", "abort"'],
+            ["`sleeper`", '"apply"', '"spawn", "fetch", "abort"'],
             id="action the tool does not have",
         ),
         pytest.param("echo", {"text": 3}, ["`text` must be a string, not 3"], id="wrong type"),
@@ -112,7 +112,7 @@ def test_L2_a_line_that_is_not_a_batch_gets_an_error_that_shows_one(talk: TurnPr
         pytest.param("cat", {"action": "spawn", "id": 7}, ["7 is not a handle id"], id="id of another type"),
         pytest.param("cat", {"action": "spawn", "id": "x" * 129}, ["1 to 128 visible"], id="id too long"),
         pytest.param("await", {"all": ["s"], "timeout_secs": -1}, ["must be at least 0"], id="negative timeout"),
-        pytest.param("await", {"all": "s"}, ["`all` must be an array"], id="one id instead of a list"),
+        pytest.param("await", {"all": 5}, ["`all` must be an array"], id="a number instead of a list"),
         pytest.param(
             "echo",
             {"text": "x" * 10_000_000},

@@ -206,7 +206,7 @@ async def test_C2_the_table_of_action_sets(config: Path, tool: str) -> None:
                 assert (await one(turn, tool, {"action": action, "id": "h", **given}))["id"] == "h"
             else:
                 told = await error(turn, tool, {"action": action, "id": "h", **given})
-                assert f"`{tool}` has no action '{action}'" in told
+                assert f'`{tool}` has no action "{action}"' in told
                 assert ", ".join(f'"{each}"' for each in actions) in told
 
 
