@@ -87,7 +87,7 @@ def _is_right(key: str, value: Any) -> bool:
         return _is_number(value) and -_MOST_NUMBER < value < _MOST_NUMBER  # the validator takes no infinity
     if key in _COUNTS:
         return _is_number(value) and isinstance(value, int) and value >= 0
-    return value in _FORMATS if key == "format" else value is not None
+    return isinstance(value, str) and value in _FORMATS if key == "format" else value is not None
 
 
 def _is_number(value: Any) -> bool:
