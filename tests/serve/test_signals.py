@@ -150,7 +150,7 @@ async def test_L4_HUP_reads_the_configuration_again_and_a_wrong_one_changes_noth
 
 async def test_M7_it_serves_without_a_file_and_says_how_to_add_tools(tmp_path: Path) -> None:
     with served(tmp_path, None) as server:
-        assert f"there is no keephold.toml in {tmp_path} or above it" in server.said.read_text()
+        await until(lambda: f"there is no keephold.toml in {tmp_path} or above it" in server.said.read_text())
         async with server.client() as http:
             assert {"await", "create_wait_handle", "wait_for"} <= await tools(http)
             assert "run <code>keephold init</code>" in (await http.get("/tools")).text
