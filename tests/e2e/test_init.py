@@ -225,7 +225,7 @@ def test_the_program_of_a_snippet_serves(place: Place) -> None:
         },
     }
     done = subprocess.run(
-        [server["command"], *server["args"], "--store", f"sqlite:///{place.directory}/work.db"],
+        [server["command"], *server["args"], "--store", "memory:"],
         cwd="/", input=json.dumps(hello) + "\n", capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert json.loads(done.stdout.splitlines()[0])["result"]["serverInfo"]["name"] == "keephold"

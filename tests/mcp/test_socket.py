@@ -9,6 +9,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from tests.mcp.clients import ERAS
+from tests.mcp.serving import end_background
 from tests.serve.serving import Served, environment
 
 CONFIG = """
@@ -62,4 +63,5 @@ async def test_M3_what_a_dead_server_left_behind_is_nobodys_address(tmp_path: Pa
         async with Client(stdio_client(started(server)), mode="legacy") as client:
             assert text(await client.call_tool("work", {"action": "spawn", "id": "w"}))["state"] == "running"
     finally:
+        await end_background(tmp_path)
         await asyncio.to_thread(server.close)
