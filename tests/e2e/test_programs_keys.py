@@ -52,7 +52,7 @@ async def test_C6_what_is_typed_arrives(typed: dict[str, Any], sent: str) -> Non
         ({"keys": ["ctrl+d"]}, "the nearest is `C-d`"),
         ({"keys": ["hello"]}, "Text is sent as `input`"),
         ({"keys": ["PgDn"]}, "PAGEDOWN"),
-        ({"keys": "q"}, "keys"),
+        ({"keys": 5}, "keys"),
         ({}, "needs `input`, `keys` or `size`"),
         ({"size": {"rows": 0, "cols": 80}}, "rows"),
         ({"input": "ls", "keys": ["ENTR"]}, "the nearest is `ENTER`"),
