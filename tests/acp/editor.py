@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -262,4 +262,8 @@ async def editor(
             assert answer.agent_capabilities is not None
             person.capabilities = answer.agent_capabilities
             yield person
+    for shown in person.terminals.values():
+        with suppress(ProcessLookupError):
+            shown.kill()
+        await shown.communicate()
     assert person.problems == []
