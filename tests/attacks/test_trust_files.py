@@ -248,7 +248,7 @@ DO_NOTHING = """
     mcp.answer_within_secs serve.person serve.url serve.port store.retention_secs wait_handles.retention_secs.*
     assistant.temperature assistant.top_p assistant.max_tokens assistant.timeout_secs assistant.strict
     tool.server tool.tool tool.description tool.summary tool.examples tool.result tool.timeout_secs tool.wire
-    tool.scheduling tool.resources tool.max_running tool.retry.* tool.on_crash tool.output.* tool.options
+    tool.scheduling tool.resources tool.max_running tool.retry.* tool.on_crash tool.keep_secs tool.output.* tool.options
     tool.parameters tool.terminal.* tool.spawn.* tool.questions.*
     agent.description agent.tools agent.run agent.max_requests agent.max_tokens agent.max_cost agent.context_tokens
     agent.timeout_secs agent.max_running agent.on_turn_end

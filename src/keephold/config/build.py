@@ -182,6 +182,7 @@ def policy_fields(settings: ToolSettings, window: Window) -> dict[str, Any]:
         "questions": {question: table.policy() for question, table in settings.questions.items()},
         "retry": RetryPolicy(**settings.retry.model_dump()),
         "on_crash": settings.on_crash,
+        "keep_secs": settings.keep_secs,
         "output": settings.output.policy(window),
         "hints": settings.hints,
     }

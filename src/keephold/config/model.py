@@ -35,6 +35,7 @@ from keephold.store.rows import CARRIERS, Carrier, Status
 from keephold.tools.base import (
     ACTIONS,
     Action,
+    OnCrash,
     OnTurnEnd,
     OutputPolicy,
     OutputView,
@@ -211,7 +212,8 @@ class ToolSettings(Table):
     resources: list[str] = []
     max_running: Annotated[int, Field(ge=1)] | None = None
     retry: RetrySettings = RetrySettings()
-    on_crash: Literal["replay", "fail", "external"] = "fail"
+    on_crash: OnCrash = "fail"
+    keep_secs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3600
     output: OutputSettings = OutputSettings()
     options: dict[str, Any] = {}
     parameters: dict[str, dict[str, Any]] = {}

@@ -20,6 +20,7 @@ from keephold.config.model import AgentSettings, Config, McpServerSettings, Tool
 from keephold.config.source import TOOLS, KeyPath, Problem, Source, dotted
 from keephold.errors import ConfigError
 from keephold.schema.canonical import check_parameters, wrong_types
+from keephold.tools.base import keep_problems
 from keephold.tools.builtin import NAMES, RESERVED, unknown_builtins
 from keephold.tools.program import ACTION_PARAMETERS, QUESTIONS
 from keephold.tools.template import CommandLine, Template
@@ -172,6 +173,9 @@ def tool_problems(name: str, tool: ToolSettings, source: Source) -> Iterator[Pro
     if tool.on_crash == "external" and tool.source != "python":
         what = "a command" if tool.runs_command else "a tool of a server"
         yield ("on_crash",), f'{what} takes no completion key: "external" is for functions; use "fail" or "replay"'
+    media = tool.returns if isinstance(tool.returns, str) else None
+    for problem in keep_problems(tool.on_crash, tool.source, tool.retry.policy, tool.keep_secs, tool.wire, media):
+        yield ("on_crash",), problem
     if tool.runs_command:
         yield from _command(tool, names)
         yield from _parameters(name, tool)

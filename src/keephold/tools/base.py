@@ -7,7 +7,8 @@ A runtime starts a call and reports its events to a `Sink`. Input and aborts rea
 that `start` returned. All of it runs on the event loop's thread.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import math
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
@@ -33,7 +34,7 @@ ACTIONS: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
 
 Scheduling = Literal["parallel", "serial", "synchronising"]
 RunMode = Literal["ask", "unattended", "edit", "skip"]
-OnCrash = Literal["replay", "fail", "external"]
+OnCrash = Literal["replay", "fail", "external", "keep"]
 OnTurnEnd = Literal["inquire", "await", "abort", "keep"]
 TaskMode = Literal["auto", "required", "never"]
 Window = Literal["head", "tail", "head_tail"]
@@ -91,7 +92,7 @@ class SpawnPolicy:
     abort_grace_ms: int = 2000
     priority: int = 0
     on_turn_end: OnTurnEnd | None = None
-    """None means `inquire`, and `keep` for a call that waits in durable effects."""
+    """None means `inquire`, and `keep` for a kept process and for a call that waits in durable effects."""
     turn_end_timeout_secs: float = 300
     assistant: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the model that is asked at the end of a turn, where they differ from the conversation's."""
@@ -188,6 +189,8 @@ class Tool:
     spawn: SpawnPolicy = SpawnPolicy()
     output: OutputPolicy = OutputPolicy()
     on_crash: OnCrash = "fail"
+    keep_secs: float = 3600
+    """Seconds for which a process of a spawned call runs on without a runtime (R7, `on_crash="keep"`)."""
     retry: RetryPolicy = RetryPolicy()
     requires_durable: bool = False
     """Refuse to start on a store that keeps nothing (E9)."""
@@ -229,11 +232,32 @@ class Tool:
             raise ConfigError([f'tool `{self.name}`: on_crash="external" needs a deadline: deadline_secs=3600, say'])
         if self.max_running is not None and self.max_running < 1:
             raise ConfigError([f"tool `{self.name}`: max_running must be 1 or more, not {self.max_running}"])
+        wire, media = getattr(self.runtime, "wire", False), getattr(self.runtime, "media", None)
+        for problem in keep_problems(self.on_crash, self.source, self.retry.policy, self.keep_secs, wire, media):
+            raise ConfigError([f"tool `{self.name}`: {problem}"])
 
     def _one_of(self, what: str, given: object, known: Sequence[str]) -> None:
         if given not in known:
             right = ", ".join(f'"{each}"' for each in known)
             raise ConfigError([f"tool `{self.name}`: {what} must be one of {right}, not {given!r}"])
+
+
+def keep_problems(
+    on_crash: object, source: str | None, retry: str, keep_secs: float, wire: bool, media: object
+) -> Iterator[str]:
+    """Yield why the processes of a tool with these settings cannot be kept (R7)."""
+    if not 0 < keep_secs < math.inf:
+        yield f"keep_secs must be a number of seconds above 0, not {keep_secs!r}"
+    if on_crash != "keep":
+        return
+    if source not in ("local", "terminal"):
+        yield 'on_crash = "keep" keeps a process: it is for commands and terminals; an async function has "replay"'
+    if retry != "never":
+        yield 'on_crash = "keep" needs retry = "never": a kept process is not started a second time'
+    if wire:
+        yield 'on_crash = "keep" needs wire = false: wire forms are answered by the runtime, which may be gone'
+    if media is not None:
+        yield 'on_crash = "keep" is for a command that prints text; leave out `returns`, or use "fail" or "replay"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

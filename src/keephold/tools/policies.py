@@ -34,7 +34,8 @@ class Policies(TypedDict, total=False):
     assistant: Mapping[str, Any]
     notifications: NotificationPolicy | None
     priority: int
-    on_crash: Literal["fail", "replay"]
+    on_crash: Literal["fail", "replay", "keep"]
+    keep_secs: float
     retry: RetryPolicy | Literal["never", "safe", "idempotent"]
     task: TaskMode
     hints: Mapping[str, Any]

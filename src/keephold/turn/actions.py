@@ -183,7 +183,8 @@ class Actions:
         parsed = call.parsed
         if parsed.by != "model":  # a principal only answers questions
             return None
-        if tool.requires_durable and parsed.action in (None, "spawn") and not self._registry.store.durable:
+        needed = tool.requires_durable or (tool.on_crash == "keep" and parsed.action == "spawn")
+        if needed and parsed.action in (None, "spawn") and not self._registry.store.durable:
             return Failure(
                 f"Tool `{tool.name}` needs a store that outlives the process, and this one is `memory:`. "
                 'Open the runtime with store="sqlite:///work.db", or set [store] url.',

@@ -313,9 +313,12 @@ def _message(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _kept(handle: Handle) -> bool:
-    """T1: return whether its tool keeps it, or sets no policy while the call waits in durable effects."""
+    """T1: return whether its tool keeps it, or sets no policy while its process is kept (R7) or the call waits in
+    durable effects."""
     chosen = handle.tool.spawn.on_turn_end
-    return chosen == "keep" or (chosen is None and handle.run is not None and handle.run.waits_in_effects)
+    if chosen is not None:
+        return chosen == "keep"
+    return handle.tool.on_crash == "keep" or (handle.run is not None and handle.run.waits_in_effects)
 
 
 def _since(handle: Handle) -> float:
