@@ -124,6 +124,8 @@ class Claimed(msgspec.Struct, frozen=True):
     was: str | None
     queued: bool = False
     """It is not started at once: then a death before its start counts neither as an attempt nor as a death."""
+    kept: bool = False
+    """Its process has run on (R7): neither an attempt nor a death is counted."""
 
 
 class Counted(msgspec.Struct, frozen=True):

@@ -155,7 +155,8 @@ def claimed(t: Tables, op: base.Claimed) -> Record | None:
     t.save(record)
     record.owner = t.owner
     record.fence += 1
-    if record.next_attempt_at is None and not isinstance(record.state, Pending) and record.standing != "queued":
+    began = record.next_attempt_at is None and not isinstance(record.state, Pending) and record.standing != "queued"
+    if began and not op.kept:
         record.attempt += 1  # an attempt was cut short
         record.deaths += record.standing != "released"
     record.standing = "queued" if op.queued else None

@@ -162,7 +162,8 @@ def claimed(tx: Transaction, op: base.Claimed) -> Record | None:
     state = call.state
     if isinstance(state, Waiting):
         state = Running(state.created, state.started)
-    tx.run(SQL["claim"], (tx.owner, name(state), encode(state), "queued" if op.queued else None, call.number))
+    standing = "queued" if op.queued else None
+    tx.run(SQL["claim"], (tx.owner, op.kept, name(state), encode(state), standing, call.number))
     tx.touched.add(op.uid)
     return _read(tx, op.uid)
 

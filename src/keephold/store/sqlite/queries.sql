@@ -143,13 +143,14 @@ SET progress = coalesce(?2, progress), priority = coalesce(?3, priority), metada
 WHERE number = ?1;
 
 -- name: claim
--- Take over a call. An attempt was cut short unless it had not started, or was between two.
+-- Take over a call. An attempt was cut short unless it had not started, was between two, or its process has run on.
 UPDATE handles
-SET owner = ?, fence = fence + 1,
-    attempt = attempt + (state_name <> 'pending' AND next_attempt_at IS NULL AND standing IS NOT 'queued'),
-    deaths = deaths + (state_name <> 'pending' AND next_attempt_at IS NULL AND coalesce(standing, 'alone') = 'alone'),
-    state_name = ?, state = ?, standing = ?
-WHERE number = ?;
+SET owner = ?1, fence = fence + 1,
+    attempt = attempt + (NOT ?2 AND state_name <> 'pending' AND next_attempt_at IS NULL AND standing IS NOT 'queued'),
+    deaths = deaths
+        + (NOT ?2 AND state_name <> 'pending' AND next_attempt_at IS NULL AND coalesce(standing, 'alone') = 'alone'),
+    state_name = ?3, state = ?4, standing = ?5
+WHERE number = ?6;
 
 -- name: count_deaths
 -- Set how many deaths count against a call, and its standing (R8).

@@ -167,6 +167,14 @@ class FencingChecks(Suite):
             (claimed,) = await self.commit(store, Claimed(other, store.owner))
             assert claimed.deaths == 0, claimed
 
+    async def check_R7_a_claim_of_a_kept_process_counts_neither_an_attempt_nor_a_death(self, store: Browse) -> None:
+        of = await self.begin(store, 1)
+        for fence, standing in enumerate((None, "alone", "released"), 2):
+            await self.commit(store, Counted(of, fence - 1, 0, standing))
+            (claimed,) = await self.commit(store, Claimed(of, store.owner, kept=True))
+            for each in (claimed, await self.found(store, of)):
+                assert (each.fence, each.deaths, each.attempt, each.standing) == (fence, 0, 1, None), each
+
     async def check_R8_parking_sets_the_count_back(self, store: Browse) -> None:
         parks: tuple[Op, ...] = (Parked(uid(1), 1, Parking(), NOON), Released(uid(2), 1))
         for number, park in enumerate(parks, 1):
