@@ -36,6 +36,7 @@ from keephold.store.base import (
     Wrote,
 )
 from keephold.store.endings import REVOKED
+from keephold.store.rows import Standing
 from keephold.testing.conformance.suite import NOON, Suite, record, uid, uids
 
 
@@ -169,7 +170,8 @@ class FencingChecks(Suite):
 
     async def check_R7_a_claim_of_a_kept_process_counts_neither_an_attempt_nor_a_death(self, store: Browse) -> None:
         of = await self.begin(store, 1)
-        for fence, standing in enumerate((None, "alone", "released"), 2):
+        standings: tuple[Standing | None, ...] = (None, "alone", "released")
+        for fence, standing in enumerate(standings, 2):
             await self.commit(store, Counted(of, fence - 1, 0, standing))
             (claimed,) = await self.commit(store, Claimed(of, store.owner, kept=True))
             for each in (claimed, await self.found(store, of)):
