@@ -13,13 +13,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, async_playwright, expect
+from playwright.async_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Locator,
+    Page,
+    TimeoutError,
+    async_playwright,
+    expect,
+)
 
 ROOT = Path(__file__).parents[2]
 AXE = ROOT / "build" / "interop" / "node_modules" / "axe-core" / "axe.min.js"
 SCREENSHOTS = ROOT / "build" / "screenshots"
 PICTURES = ROOT / "docs" / "pictures"
 PATIENCE_MS = 20_000.0
+AGAIN_MS = 3_000.0
+"""After which a button is pressed again."""
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -127,15 +138,18 @@ async def axe(tab: Page) -> list[str]:
     ]
 
 
-async def press(button: Locator) -> None:
-    """Press the button of a card until the card is answered, as a user does.
+async def press(button: Locator, key: str | None = None, until: Locator | None = None) -> None:
+    """Press the button of a card, or a key on it, until the button is gone or `until` is shown, as a user does.
 
     A press is ignored if the card moved a moment before it, and on a busy machine a card can move at any time."""
     await expect(button).to_be_visible()
-    while await button.count():
-        await button.click()
-        with suppress(AssertionError):
-            await expect(button).to_have_count(0, timeout=3_000)
+    while await button.count() and not (until and await until.is_visible()):
+        with suppress(AssertionError, TimeoutError):  # the button may go before it is pressed
+            await expect(button).to_be_enabled(timeout=AGAIN_MS)
+            await (button.press(key, timeout=AGAIN_MS) if key else button.click(timeout=AGAIN_MS))
+            await (expect(until).to_be_visible if until else expect(button).not_to_be_attached)(timeout=AGAIN_MS)
+    if until:
+        await expect(until).to_be_visible()
 
 
 async def overflows(tab: Page) -> bool:

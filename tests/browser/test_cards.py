@@ -2,7 +2,7 @@
 
 import pytest
 from playwright.async_api import expect
-from tests.browser.browsing import LOOKS, WIDE, Camera, Look, axe, browser, overflows, page
+from tests.browser.browsing import LOOKS, WIDE, Camera, Look, axe, browser, overflows, page, press
 from tests.browser.scene import agent
 from tests.serve.serving import Served
 
@@ -13,14 +13,13 @@ async def test_R1_a_question_that_is_asked_again_is_the_same_card(workshop: Serv
             await assistant.spawn("name_release", "name")
             await tab.get_by_role("textbox").fill("Otter")
             workshop.kill()
-        await tab.get_by_role("button", name="Answer").click()
-        await expect(tab.get_by_text("It could not be sent")).to_be_visible()
+        await press(tab.get_by_role("button", name="Answer"), until=tab.get_by_text("It could not be sent"))
         workshop.restart()
         await expect(tab.get_by_text("Connection lost, trying again")).to_be_hidden()
         await expect(tab.get_by_role("article")).to_have_count(1)
         await expect(tab.get_by_role("textbox")).to_have_value("Otter")
         await expect(tab.get_by_role("button", name="Remove")).to_have_count(0)
-        await tab.get_by_role("button", name="Answer").click()
+        await press(tab.get_by_role("button", name="Answer"))
         await expect(tab.get_by_text("name has its answer.")).to_be_visible()
         await camera.take(tab, "answered", WIDE)
         async with agent(workshop) as assistant:
@@ -37,7 +36,7 @@ async def test_what_was_wrong_is_said_once_in_the_card_on_whichever_page(worksho
             top = await card.evaluate("card => card.getBoundingClientRect().top")
             await card.get_by_text("Edit the arguments").click()
             await card.get_by_role("textbox", name="Arguments, as JSON").fill("{")
-            await card.get_by_role("button", name="Allow with these").click()
+            await press(card.get_by_role("button", name="Allow with these"), until=card.get_by_role("alert"))
             await expect(card.get_by_role("alert")).to_contain_text("not JSON")
             await expect(tab.get_by_text("not JSON")).to_have_count(1)
             await expect(card.get_by_role("textbox", name="Arguments, as JSON")).to_have_value("{")

@@ -135,8 +135,7 @@ async def test_a_denial_has_its_reason_and_a_bad_answer_can_be_mended(workshop: 
         card = tab.get_by_role("article")
         await card.get_by_text("Edit the arguments").click()
         await card.get_by_role("textbox", name="Arguments, as JSON").fill("{")
-        await card.get_by_role("button", name="Allow with these").click()
-        await expect(card.get_by_role("alert")).to_be_visible()
+        await press(card.get_by_role("button", name="Allow with these"), until=card.get_by_role("alert"))
         await card.get_by_role("textbox", name="Arguments, as JSON").fill('{"host": "web-2"}')
         await press(card.get_by_role("button", name="Allow with these"))
         await asked
@@ -156,8 +155,7 @@ async def test_a_card_that_was_answered_here_is_gone_with_all_that_was_typed_int
         await card.get_by_role("textbox", name="Why not").fill("hm")
         await card.get_by_text("Edit the arguments").click()
         await card.get_by_role("textbox", name="Arguments, as JSON").fill("{")
-        await card.get_by_role("button", name="Allow with these").click()
-        await expect(card.get_by_role("alert")).to_be_visible()
+        await press(card.get_by_role("button", name="Allow with these"), until=card.get_by_role("alert"))
         await assistant.spawn("shout", "noise", text="x")  # the page is brought up to date
         await expect(tab.get_by_role("link", name="noise", exact=True).first).to_be_visible()
         await expect(card.get_by_text("Edit the arguments")).to_have_count(1)
@@ -184,12 +182,12 @@ async def test_what_a_person_types_is_not_lost_when_something_happens(workshop: 
         field = tab.get_by_role("textbox")
         await field.fill("half a na")
         await assistant.spawn("shout", "noise", text="x")
-        await expect(tab.get_by_role("link", name="noise", exact=True)).to_be_visible()
+        await expect(tab.get_by_role("link", name="noise", exact=True).first).to_be_visible()
         await expect(field).to_have_value("half a na")
         await field.press("End")
         await tab.keyboard.type("me")
         await expect(tab.get_by_role("button", name="Answer")).to_be_enabled()
-        await tab.keyboard.press("Enter")
+        await press(field, "Enter")
         assert await assistant.result("name") == "called half a name"
 
 

@@ -1,7 +1,7 @@
 """The dashboard by the keyboard alone: everything is reached, what has the focus is seen, and shortcuts do as said."""
 
 from playwright.async_api import Page, expect
-from tests.browser.browsing import WIDE, axe, browser, page
+from tests.browser.browsing import WIDE, axe, browser, page, press
 from tests.browser.scene import agent, busy
 from tests.serve.serving import Served
 
@@ -32,8 +32,9 @@ async def test_a_question_is_answered_by_the_keyboard(workshop: Served) -> None:
         assert str(await tab.evaluate(FOCUSED)).startswith("Skip to the content")
         await tab.keyboard.press("Enter")
         await tab_to(tab, "production")
-        await expect(tab.get_by_role("button", name="production")).to_be_enabled()
-        await tab.keyboard.press("Enter")
+        production = tab.get_by_role("button", name="production")
+        await expect(production).to_be_focused()
+        await press(production, "Enter")
         assert await assistant.result("publish") == "1.0 is on production"
 
 

@@ -20,7 +20,7 @@ async def shows(tab: Page, section: str, *ids: str) -> None:
     """Those ids are listed there, in a page that was loaded before all this."""
     place = tab.locator("section", has=tab.get_by_role("heading", name=section))
     for id in ids:
-        await expect(place.get_by_role("link", name=id, exact=True)).to_be_visible()
+        await expect(place.get_by_role("link", name=id, exact=True).first).to_be_visible()
 
 
 async def test_R1_everyone_catches_up_with_no_gap_and_no_duplicate(workshop: Served) -> None:

@@ -67,7 +67,7 @@ async def test_L1_make_run_is_all_that_is_needed(tmp_path: Path) -> None:
             await client.call_tool("shell", {"action": "spawn", "id": "shell"})
             await client.call_tool("deploy", {"action": "spawn", "id": "deploy", "target": "app"})
             for id in ("app", "docs", "shell"):
-                await expect(tab.get_by_role("link", name=id, exact=True)).to_be_visible()
+                await expect(tab.get_by_role("link", name=id, exact=True).first).to_be_visible()
             await press(tab.get_by_role("button", name="staging"))
             waited = read(await client.call_tool("await", {"all": ["app", "docs", "deploy"]}))
             results = {each["id"]: each["result"] for each in waited["completed"]}

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from playwright.async_api import Locator, Page, expect
-from tests.browser.browsing import LOOKS, WIDE, Look, axe, browser, page
+from tests.browser.browsing import LOOKS, WIDE, Look, axe, browser, page, press
 from tests.browser.scene import Agent, agent
 from tests.browser.test_options import click
 from tests.serve.serving import Served
@@ -133,8 +133,7 @@ async def test_P1_long_arguments_are_allowed_when_all_of_them_were_on_the_screen
                 if await note.inner_text() == "You have seen all of it.":
                     break
             await expect(note).to_have_text("You have seen all of it.")
-            await expect(allow(tab)).to_be_enabled()
-            await allow(tab).press("Enter")
+            await press(allow(tab), "Enter")
             await expect(tab.get_by_role("article")).to_have_count(0)
             assert str(await assistant.result("d-0")).startswith("deployed to host-0000"), name
 
