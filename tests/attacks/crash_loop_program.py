@@ -84,6 +84,7 @@ def wanted(names: list[str]) -> list[str]:
 
 async def main(store: str, directory: Path, *names: str) -> None:
     async with with_wait_tools(tools(directory), store=store) as rt:
+        await rt.recovery.sweep()  # many calls are recovered in the background
         await make(rt, list(names))
         print("ready", flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):

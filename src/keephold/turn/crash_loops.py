@@ -139,9 +139,9 @@ class CrashLoops:
         else:
             await self._registry.write([Counted(each.uid, each.fence, each.deaths) for each in records])
 
-    def resumed(self) -> None:
-        """All calls of `resuming` are admitted."""
-        self._expected.clear()
+    def resumed(self, records: Sequence[Record]) -> None:
+        """All calls of `resuming` are admitted, or were ended before."""
+        self._expected.difference_update(record.uid for record in records)
         self._end_quiet()
 
     def watch(self, handle: Handle, deaths: int) -> None:

@@ -3,15 +3,21 @@
 A runtime claims only calls of dead owners whose tool it has. Claiming raises the call's fencing number, so of two
 runtimes that recover at once one wins each call, and later writes of the dead owner are refused.
 
+Calls are claimed in groups, one transaction for each group. They run again when all calls of the dead owners are
+claimed, because crash loops decide their order (R8). If there is more than one group, the runtime is open before that:
+a turn or a command that needs certain calls claims those first (`take_first`).
+
 The deadlines of parked calls share one timer, for the next one. A deadline is a time of day in the store. It fires late
 rather than never: one that passed while no process ran is found at the start and by every sweep.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
 
 from keephold.durable.calls import Durability
 from keephold.errors import KeepholdError, ToolError
@@ -23,6 +29,7 @@ from keephold.store.base import (
     Attempted,
     Changed,
     Claimed,
+    HandleQuery,
     HookCalled,
     Opened,
     OpenTurn,
@@ -44,6 +51,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("keephold.recovery")
 
+GROUP = 250
+"""Calls that are claimed together, and for which the start of a runtime waits."""
 HOOK_AGAIN_SECS = 5.0
 """When a hook that failed with a transient error is called again."""
 CRASHED = Failure("The process that ran this call ended before the call did.", "crashed", transient=True)
@@ -54,6 +63,13 @@ def waits_for_resume(record: Record, source: str | None) -> bool:
 
     `source` is that of its tool."""
     return isinstance(record.state, Pending) or source == "builtin"
+
+
+class _Claimed(NamedTuple):
+    """A call that this runtime has claimed and is about to run again."""
+
+    handle: Handle
+    record: Record
 
 
 class Recovery:
@@ -72,6 +88,8 @@ class Recovery:
         self._admission = admission
         self._hooks: set[str] = set()
         self._taking = asyncio.Lock()
+        self._claiming = asyncio.Lock()
+        self._reaped = set[str | None]()
         self.actions: Actions
         self.leaves_calls = False
         """Whether calls are left to a runtime that has the tools of their own program (R1)."""
@@ -79,53 +97,100 @@ class Recovery:
         """Whether calls of a conversation are resumed here: another project may have another tool of a name (X6)."""
 
     async def start(self) -> None:
-        """At the start of a runtime: restore the resources that parked calls hold, and sweep."""
+        """At the start of a runtime: restore the resources that parked calls hold, and sweep. If there is more than one
+        group of calls to recover, sweep in the background."""
         for record in await self._registry.store.holding():
             self._admission.hold(self._registry.adopt(record), dict.fromkeys(record.resources, 1))
-        await self.sweep()
+        store, count = self._registry.store, 0
+        for owner in await self._dead():
+            count += len(await store.owned(owner, limit=GROUP + 1))
+        if count <= GROUP:
+            await self.sweep()
+        else:
+            self._registry.run_soon(self.sweep())
 
     async def sweep(self) -> None:
         """Recover the calls of owners that have died, and those without an owner that need one."""
-        store = self._registry.store
-        await self.take(*[owner for owner in await store.owners() if not store.alive(owner)])
+        await self.take(*await self._dead())
         await self.unowned()
+
+    async def _dead(self) -> list[str]:
+        store = self._registry.store
+        return [owner for owner in await store.owners() if not store.alive(owner)]
 
     async def take(self, *owners: str) -> None:
         """Recover the calls of dead owners whose tools this runtime has."""
         async with self._taking:  # when this returns, calls that another sweep has claimed are admitted, too
-            tools, claimed = dict[str, Tool](), list[Record]()
+            claimed, turns = list[_Claimed](), dict[str, OpenTurn | None]()
             for owner in owners:
-                claimed += await self._claim_all(owner, tools)
-            if not claimed:
-                return
-            loops = self._admission.loops
-            await loops.resuming(claimed)
-            try:
-                for record in in_order(claimed):
-                    await self.run_again(record, tools[record.uid])
-            finally:
-                loops.resumed()
+                after = ""
+                while records := await self._registry.store.owned(owner, GROUP, after):
+                    if self._registry.closing:
+                        return
+                    claimed += await self._claim_all(records, turns)
+                    after = records[-1].uid
+            await self._resume(claimed)
 
-    async def _claim_all(self, owner: str, tools: dict[str, Tool]) -> list[Record]:
-        """Claim the calls of a dead owner. Return those to be run again, and add the tool of each to `tools`."""
-        resumed = list[Record]()
-        after, turns, reaped = "", dict[str, OpenTurn | None](), False
-        while records := await self._registry.store.owned(owner, after=after):
-            for record in records:
-                known = self._known(record)
-                if not reaped and known is not None and known.source in ("local", "terminal"):
-                    reaped = True
-                    marks.reap()  # before anything says that it has ended: its guard may have died with it (R2)
-                after = record.uid
-                tool = self._tool(record)
-                if tool is not None and not (
-                    waits_for_resume(record, tool.source) and await self._is_open(record, turns)
-                ):
-                    claimed = await self._recover(record, tool)
-                    if claimed is not None:
-                        resumed.append(claimed)
-                        tools[claimed.uid] = tool
-        return resumed
+    async def take_first(self, owner: str, conversation: str, uid: str | None = None) -> None:
+        """Recover a dead owner's calls of a conversation, or only one of them, and its others in the background."""
+        store, claimed = self._registry.store, list[_Claimed]()
+        if uid is not None:
+            record = await store.handle(uid)
+            claimed += await self._claim_all([record] if record is not None and record.owner == owner else [], {})
+        else:
+            query = HandleQuery(conversation=conversation, live=True, stateful=None, limit=GROUP)
+            turns = dict[str, OpenTurn | None]()
+            while records := await store.handles(query):
+                claimed += await self._claim_all([each for each in records if each.owner == owner], turns)
+                query = replace(query, after=records[-1].uid)
+        await self._resume(claimed)
+        self._registry.run_soon(self.take(owner))
+
+    async def _claim_all(self, records: Sequence[Record], turns: dict[str, OpenTurn | None]) -> "list[_Claimed]":
+        """Claim the calls of a dead owner whose tools are here, with one commit. Return those to be run again: this
+        runtime has them from now on."""
+        tools = dict[str, Tool]()
+        for record in records:
+            self._reap(record)
+            tool = self._tool(record)
+            if tool is not None and not (waits_for_resume(record, tool.source) and await self._is_open(record, turns)):
+                tools[record.uid] = tool
+        async with self._claiming:  # when this returns, calls that another sweep has claimed are in memory, too
+            # The store writes what arrives in one pass of the loop as one transaction, and each call stands for itself.
+            recovering = (self._recover(record, tools[record.uid]) for record in records if record.uid in tools)
+            found = await asyncio.gather(*recovering, return_exceptions=True)
+            taken = [self._take_over(each, tools[each.uid]) for each in found if isinstance(each, Record)]
+        for each in found:
+            if isinstance(each, Exception):  # the next sweep tries again
+                _log.warning("a call of a dead process could not be recovered: %s", each, exc_info=each)
+        return taken
+
+    def _reap(self, record: Record) -> None:
+        """Kill the processes of a dead owner, before anything says that its calls have ended: its guard may have died
+        with it (R2)."""
+        tool = self._known(record)
+        if record.owner not in self._reaped and tool is not None and tool.source in ("local", "terminal"):
+            self._reaped.add(record.owner)
+            marks.reap()
+
+    def _take_over(self, record: Record, tool: Tool) -> "_Claimed":
+        handle = self._registry.take_over(record)
+        handle.tool = tool
+        return _Claimed(handle, record)
+
+    async def _resume(self, claimed: "Sequence[_Claimed]") -> None:
+        """Run claimed calls again."""
+        if not claimed or self._registry.closing:
+            return
+        loops, records = self._admission.loops, [each.record for each in claimed]
+        handles = {record.uid: handle for handle, record in claimed}
+        await loops.resuming(records)
+        try:
+            for record in in_order(records):
+                if not isinstance(handles[record.uid].decided, Stopped):  # it may have been aborted meanwhile
+                    await self._run_again(handles[record.uid], record)
+        finally:
+            loops.resumed(records)
 
     def _known(self, record: Record) -> Tool | None:
         return self._toolbox.of(record.conversation).get(record.tool) if self.adopts(record.conversation) else None
@@ -225,10 +290,9 @@ class Recovery:
         await self._registry.write((same, Changed(record.uid, record.fence, event, state, notice=notification)))
         self._registry.changed_elsewhere(record.uid, state)
 
-    async def run_again(self, record: Record, tool: Tool) -> None:
+    async def _run_again(self, handle: Handle, record: Record) -> None:
         """Run a claimed call again: with its journal in hand, or when its next attempt is due."""
-        handle = self._registry.take_over(record)
-        handle.tool = tool
+        tool = handle.tool
         self._admission.loops.watch(handle, record.deaths)
         if isinstance(record.state, Pending) and record.retry_of is None:
             self.actions.start_again(handle, record)  # it may wait for permission, and nobody has given that
@@ -283,7 +347,7 @@ class Recovery:
             )
         await self._registry.write((Retried(again, uid),), keep=False)
         if tool is not None:
-            await self.run_again(again, tool)
+            await self._run_again(*self._take_over(again, tool))
         return again
 
     async def completed(self, handle: Handle) -> bool:

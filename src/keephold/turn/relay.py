@@ -121,7 +121,7 @@ class Relay:
         return None
 
     async def _recover(self, handle: Handle, owner: str, parsed: ParsedCall) -> None:
-        await self.recovery.take(owner)
+        await self.recovery.take_first(owner, handle.conversation, handle.uid)
         await self._registry.refresh((handle.uid,))
         if handle.owner == owner and parsed.action == "abort":
             await self.recovery.end_left(handle.uid, owner, aborted(parsed.by))

@@ -119,7 +119,7 @@ class Turn:
             if before.owner is not None and registry.store.alive(before.owner):
                 raise self._open_elsewhere()
             if before.owner is not None:
-                await parts.recovery.take(before.owner)
+                await parts.recovery.take_first(before.owner, self.conversation)
             if self._resume:
                 self.id, self._batches, self.resumed = before.turn, before.batches, True
                 self._started = before.batches > (0 if before.batch is None else 1)
