@@ -202,10 +202,11 @@ class Registry(Cache):
         also: Sequence[Op] = (),
         *,
         quiet: bool = False,
+        yields: bool = False,
     ) -> None:
         """Decide `event` now, or raise. When the store has it, the change becomes visible and `then` is called.
 
-        The notification of the change goes into the same commit (N3), unless `quiet`.
+        The notification of the change goes into the same commit (N3), unless `quiet`. `yields` is that of `Changed`.
         """
         before = handle.decided
         state = transition(before, event)
@@ -216,7 +217,7 @@ class Registry(Cache):
         if type(state) is Stopped and type(state.outcome) is Ok and type(state.outcome.value) is str:
             self.spool.disk.note(len(state.outcome.value))  # other values are counted when the store is measured
         notification = notice(handle.tool, state) if handle.stateful and not quiet else None
-        change = Changed(handle.uid, handle.fence, event, state, output, notification)
+        change = Changed(handle.uid, handle.fence, event, state, output, notification, yields)
         ops: Sequence[Op] = (change, *also) if also else (change,)
         refused = partial(self._refused, handle)
         if handle.unwritten is not None:
@@ -226,7 +227,8 @@ class Registry(Cache):
             ops = (Registered(handle.unwritten), *ops)
             refused = partial(self._not_written, handle, handle.unwritten)
             handle.unwritten = None
-        self.commit(ops, partial(self._visible, handle, state, then), refused, keep=True)
+        visible = self._visible_or_completed if yields else self._visible
+        self.commit(ops, partial(visible, handle, state, then), refused, keep=True)
 
     def write_down(self, handle: Handle) -> None:
         """Write the handle's record before anything else about it: commits keep their order."""
@@ -264,6 +266,14 @@ class Registry(Cache):
         if then is not None:
             then()
 
+    def _visible_or_completed(
+        self, handle: Handle, state: State, then: Callable[[], None] | None, results: Sequence[Any]
+    ) -> None:
+        """Show the end of a call: with its completion, if that was accepted before (R4)."""
+        state = next((each for each in results if type(each) is Stopped), state)
+        handle.decide(state)
+        self._visible(handle, state, then, results)
+
     def _refused(self, handle: Handle, error: Exception) -> None:
         """Read the handle again: another process was first to stop it, or runs it now."""
         code = error.code if isinstance(error, KeepholdError) else "not_storable"
@@ -295,10 +305,14 @@ class Registry(Cache):
         ended_by: EndedBy = "self",
         exit_code: int | None = None,
         signal: int | None = None,
+        *,
+        yields: bool = False,
     ) -> bool:
-        """Stop the handle with this outcome. Return False if it has stopped already: the first outcome wins (S2)."""
+        """Stop the handle with this outcome, or, if it `yields`, with a completion that was accepted before. Return
+        False if it has stopped already: the first outcome wins (S2)."""
         try:
-            self.apply_event(handle, Ended(self.clock.now(), outcome, ended_by, exit_code, signal))
+            ended = Ended(self.clock.now(), outcome, ended_by, exit_code, signal)
+            self.apply_event(handle, ended, yields=yields)
         except AlreadyStopped:
             return False
         return True

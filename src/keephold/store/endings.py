@@ -61,6 +61,16 @@ def end_notice(state: Stopped, carriers: tuple[Carrier, ...] = CARRIERS) -> Noti
     return _end_notice(isinstance(state.outcome, Failure) and not state.deliberate, carriers)
 
 
+def completed_instead(
+    state: Stopped, resolution: Resolution, notice: Notice | None, stateful: bool
+) -> tuple[Stopped, Notice | None]:
+    """Return the state of an ended call whose completion was accepted before (R4), and its notification (D9)."""
+    end = ended(resolution, state.stopped)
+    state = Stopped(state.created, state.started, state.stopped, end.outcome, end.ended_by)
+    carriers = CARRIERS if notice is None else notice.carriers
+    return state, end_notice(state, carriers) if stateful else None
+
+
 def words(id: str, tool: str, state: State) -> str:
     """Return the message of the notification that a handle is in this state now."""
     match state:

@@ -175,7 +175,7 @@ def _forgotten(op: ops.Forgotten, result: bool) -> Sequence[Draft]:
 _TELLS: dict[type, Callable[[Any, Any], Sequence[Draft]]] = {
     ops.Registered: _registered,
     ops.Retried: _registered,
-    ops.Changed: lambda op, _: (_state(op.uid, op.state),),
+    ops.Changed: lambda op, result: (_state(op.uid, result or op.state),),
     ops.Rewritten: _rewritten,
     ops.Annotated: _edited("annotated"),
     ops.Claimed: _claimed,

@@ -72,7 +72,8 @@ class Changed(msgspec.Struct, frozen=True, gc=False):
     """Apply an event of the state machine to a handle. Refused with `already_stopped` if it has stopped.
 
     The end of a call also resolves its open completion key by the outcome (D1). The end of a parked call is notified
-    (D9) even without a `notice` and, if the call was cancelled, makes its hook due (D2).
+    (D9) even without a `notice` and, if the call was cancelled, makes its hook due (D2). The result is None, or the
+    state with the completion that was accepted before (`yields`).
     """
 
     uid: str
@@ -83,6 +84,8 @@ class Changed(msgspec.Struct, frozen=True, gc=False):
     output: KeptOutput | None = None
     notice: Notice | None = None
     """Queued in the handle's conversation as a notification of the handle (N3)."""
+    yields: bool = False
+    """Whether the call stops with its completion instead, if that was accepted before (R4)."""
 
 
 class Rewritten(msgspec.Struct, frozen=True):

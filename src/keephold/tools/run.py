@@ -381,7 +381,8 @@ class Run:
         if isinstance(outcome, Failure) and outcome.transient and self._again(outcome):
             return
         if handle.tool.result == "unattended":
-            self.registry.end(handle, outcome, ended_by, exit_code, signal)
+            requested = self._ending is not None
+            self.registry.end(handle, outcome, ended_by, exit_code, signal, yields=requested)
         elif self._ending is None:
             self.delivering = True
             self._around.deliver(handle, outcome, partial(self._delivered, outcome, exit_code, signal))

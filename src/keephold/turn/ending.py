@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle, Watcher
 from keephold.handles.registry import Registry
-from keephold.handles.state import EndedBy, Failure, Pending, name
+from keephold.handles.state import EndedBy, Failure, Pending, Stopped, name
 from keephold.handles.waits import Wait, all_of
 from keephold.store.base import HandleQuery
 from keephold.tools.run import FORCE_SECS
@@ -146,7 +146,8 @@ class Ender:
         return live
 
     def _ending(self, live: "_Live", answer: "_Answer", *, may_speak: bool) -> Ending:
-        # One that has parked meanwhile stays (T4).
+        # One that has parked meanwhile stays (T4), and one that has stopped with its completion was not aborted (R4).
+        answer.abort, answer.unsaid = ([h for h in each if _aborted(h)] for each in (answer.abort, answer.unsaid))
         ended = (*live.at_once, *live.waited, *live.asked, *live.unasked)
         self.over = sorted((h for h in ended if h.stateful and not h.active), key=lambda handle: handle.uid)
         kept, model = list(live.kept), self._replies.entries(self.over, "model")
@@ -319,6 +320,10 @@ def _kept(handle: Handle) -> bool:
     if chosen is not None:
         return chosen == "keep"
     return handle.tool.on_crash == "keep" or (handle.run is not None and handle.run.waits_in_effects)
+
+
+def _aborted(handle: Handle) -> bool:
+    return isinstance(handle.state, Stopped) and handle.state.ended_by in ("turn_end", "cancel")
 
 
 def _since(handle: Handle) -> float:

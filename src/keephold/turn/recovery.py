@@ -278,17 +278,16 @@ class Recovery:
 
     async def _end(self, record: Record, attempt: int, error: Failure = CRASHED, by: EndedBy = "crash") -> None:
         """End a call with its process, unless its completion was accepted before (R4)."""
-        now = self._registry.clock.now()
-        resolution = await self._completion(record.uid)
-        event = Ended(now, error, by) if resolution is None else ended(resolution, now)
+        event = Ended(self._registry.clock.now(), error, by)
         state = transition(record.state, event)
         same = Attempted(record.uid, record.fence, attempt, None)  # the claim began none
         tool = self._known(record)
         notification = notice(tool, state) if tool is not None and record.stateful else None
         if error.code == "crash_loop" and isinstance(state, Stopped):
             notification = end_notice(state)  # also if the tool's settings want no notification
-        await self._registry.write((same, Changed(record.uid, record.fence, event, state, notice=notification)))
-        self._registry.changed_elsewhere(record.uid, state)
+        change = Changed(record.uid, record.fence, event, state, notice=notification, yields=True)
+        _, completed = await self._registry.write((same, change))
+        self._registry.changed_elsewhere(record.uid, completed or state)
 
     async def _run_again(self, handle: Handle, record: Record) -> None:
         """Run a claimed call again: with its journal in hand, or when its next attempt is due."""

@@ -29,7 +29,7 @@ from keephold.store.base import (
     TurnRow,
     WaitRow,
 )
-from keephold.store.endings import REVOKED, end_notice, ended, gone, hook_is_due, resolution_of
+from keephold.store.endings import REVOKED, completed_instead, end_notice, ended, gone, hook_is_due, resolution_of
 from keephold.store.memory.notification_queue import SORTED_AT_ONCE, Queue
 from keephold.store.memory.retention import delete_expired
 from keephold.store.memory.tables import ConversationTables, Tables, awaits, completion, is_parked, is_resolved
@@ -94,26 +94,31 @@ def exposed(t: Tables, op: base.Exposed) -> bool:
     return True
 
 
-def changed(t: Tables, op: base.Changed) -> None:
+def changed(t: Tables, op: base.Changed) -> State | None:
     # On the path of every stop: what other operations leave to `own` and `stop` is written out here.
     uid = op.uid
     record = t.records.get(uid)
     if record is None or op.fence != record.fence or type(record.state) is Stopped:
         record = own(t, uid, op.fence)
     state = op.state
+    if op.yields and type(state) is Stopped and (row := completion(t, uid)) is not None and row.resolution is not None:
+        state, notice = completed_instead(state, row.resolution, op.notice, record.stateful)
+        changed(t, replace(op, state=state, notice=notice, yields=False))
+        return state
     if t.undo is not None:
         t.save(record)
     if type(state) is not Stopped:
         record.state = state
         if op.notice is not None:
             queue(t, record.conversation, op.notice, op.event.at, uid, record.id, record.tool, state)
-        return
+        return None
     if record.owner is None and record.parking is not None:
         end_unowned(t, record, record.parking, state, op.notice)
     else:
         stop(t, record, state, op.notice)
     if op.output is not None:
         record.output = op.output
+    return None
 
 
 def end_unowned(t: Tables, record: Record, parking: base.Parking, state: Stopped, notice: Notice | None) -> None:

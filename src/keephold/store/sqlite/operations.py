@@ -26,7 +26,16 @@ from keephold.store.base import (
     Shown,
     status_of,
 )
-from keephold.store.endings import REVOKED, end_notice, ended, gone, hook_is_due, resolution_of, words
+from keephold.store.endings import (
+    REVOKED,
+    completed_instead,
+    end_notice,
+    ended,
+    gone,
+    hook_is_due,
+    resolution_of,
+    words,
+)
 from keephold.store.metadata import merged
 from keephold.store.notifications import CONTENT, DROPS, TAKES, dropped, in_order
 from keephold.store.sqlite.codec import (
@@ -107,8 +116,15 @@ def _taken(tx: Transaction, uid: str | None, conversation: str, id: str) -> Keep
     )
 
 
-def changed(tx: Transaction, op: base.Changed) -> None:
+def changed(tx: Transaction, op: base.Changed) -> State | None:
     state, notice = op.state, op.notice
+    if op.yields and type(state) is Stopped and (call := tx.call(op.uid)) is not None and call.keyed:
+        completion = tx.row(SQL["completion"], (op.uid,))
+        if completion is not None and completion[0] is not None:
+            resolution = decode_resolution(completion[0])
+            state, notice = completed_instead(state, resolution, notice, bool(call.stateful))
+            changed(tx, replace(op, state=state, notice=notice, yields=False))
+            return state
     if type(state) is not Stopped:
         tx.run(_CHANGE, (name(state), encode(state), op.uid, op.fence))
         if not tx.changes():
@@ -130,6 +146,7 @@ def changed(tx: Transaction, op: base.Changed) -> None:
     if op.output is not None:
         tx.keep_output(op.uid, op.output)
     tx.touched.add(op.uid)
+    return None
 
 
 def rewritten(tx: Transaction, op: base.Rewritten) -> None:

@@ -2,7 +2,18 @@
 
 from typing import Any
 
-from keephold.handles.state import EndedBy, Failure, Ok, Outcome, PrintedOutput, Reply, Running, Stopped
+from keephold.handles.state import (
+    Ended,
+    EndedBy,
+    Failure,
+    Ok,
+    Outcome,
+    PrintedOutput,
+    Reply,
+    Running,
+    Stopped,
+    transition,
+)
 from keephold.store.base import (
     Browse,
     Changed,
@@ -206,6 +217,24 @@ class DeferredChecks(Suite):
         await self.end(store, uid(1), TIMED_OUT, "timeout")
         await self.commit(store, Collected(NOON + DAY, NOON + DAY))
         assert await store.due(NOON + 100) == ([], None)
+
+    async def check_R4_an_end_yields_to_the_accepted_completion(self, store: Browse) -> None:
+        aborted = Ended(NOON + 40, Failure("Aborted.", "aborted"), "abort")
+        for number, resolves in ((1, True), (2, False)):
+            of = await self.begin(store, number)
+            key_id = await self.take_key(store, of)
+            if resolves:
+                assert (await self.resolve(store, key_id)).status == "accepted"
+            state = transition((await self.found(store, of)).state, aborted)
+            (result,) = await self.commit(store, Changed(of, 1, aborted, state, yields=True))
+            wanted = (Ok(42), "self") if resolves else (aborted.outcome, "abort")
+            stopped = await self.stopped(store, of)
+            assert (stopped.outcome, stopped.ended_by) == wanted, stopped
+            assert result == (stopped if resolves else None), result
+            row = await store.wait(key_id)
+            assert row is not None and row.resolution == Resolution(*(("ok", 42) if resolves else ("cancelled",))), row
+        notified = [(each.uid, each.kind) for each in await store.notifications("main")]
+        assert notified == [(uid(1), "tool.stopped")], "the completion is notified, whatever the settings"
 
     async def check_D6_many_deadlines(self, store: Browse) -> None:
         total, settled = 1500, 1450
