@@ -13,7 +13,8 @@ import pytest
 from tests.leaks import children
 
 from keephold.tools import marks
-from keephold.tools.guard import Guard
+from keephold.tools.environment import inherited
+from keephold.tools.guard import Guard, adopt, release
 
 pytestmark = pytest.mark.slow
 
@@ -143,6 +144,38 @@ def test_R2_marks_of_nested_runtimes_add_up(monkeypatch: pytest.MonkeyPatch) -> 
     with sleeping(**entry) as process:
         for mark in (outer.mark, f"{outer.mark}/o", inner.mark, f"{inner.mark}/i"):
             assert marks.find(mark) == [process.pid]
+
+
+def test_R2_a_process_that_outlives_a_command_inherits_the_marks_around_it_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(marks.NAME, "1-2-3-outer/o")
+    adopt()
+    try:
+        own = os.environ[marks.NAME].removeprefix("1-2-3-outer/o ")
+        assert inherited()[marks.NAME] == "1-2-3-outer/o"
+        guard = Guard()
+        assert guard.environ("u") == {marks.NAME: f"1-2-3-outer/o {guard.mark}/u"}
+        assert guard.mark.startswith(f"{own}/") and guard.mark != Guard().mark
+    finally:
+        release()
+    assert os.environ[marks.NAME] == "1-2-3-outer/o"
+
+
+def test_R2_of_two_runtimes_of_a_command_one_closes_alone() -> None:
+    adopt()
+    try:
+        one, other = Guard(), Guard()
+        one.ensure()
+        with sleeping(**one.environ("u")) as first, sleeping(**other.environ("u")) as second:
+            one.close()
+            assert first.wait(0) == -signal.SIGKILL
+            assert second.poll() is None
+            release()
+            assert second.wait(0) == -signal.SIGKILL
+    finally:
+        release()
+    assert children() == {}
 
 
 def test_R2_a_mark_is_found_in_a_large_environment() -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 import click
 
 from keephold.cli.parameters import config_option, config_unasked, model_option, tell_source
-from keephold.cli.process import Signals, log_to_stderr
+from keephold.cli.process import Signals, log_to_stderr, own_children
 from keephold.cli.store import store_of, store_option
 from keephold.config import Config
 from keephold.config.model import McpSettings
@@ -84,6 +84,7 @@ async def _serve(
 
     persons, settings = SessionPrompts(), config.acp
     without_servers = config.model_copy(update={"mcp": McpSettings()})  # no session uses them here
+    own_children()
     runtime = Runtime(store=store, config=without_servers, prompter=persons)
     agent = AgentServer(
         Projects(runtime, persons, find=find, store=store),

@@ -19,7 +19,7 @@ from keephold.cli.chat_session import continuing, last_exchange
 from keephold.cli.keyboard import Tty, open_tty
 from keephold.cli.parameters import NAME, config_option, detached_option, model_option, the_config
 from keephold.cli.printing import one_line
-from keephold.cli.process import Signals, open_stdin
+from keephold.cli.process import Signals, open_stdin, own_children
 from keephold.cli.prompter import TerminalPrompter, open_prompter
 from keephold.cli.store import store_of, store_option
 from keephold.config import Config
@@ -46,6 +46,7 @@ class _Wanted(NamedTuple):
     as_json: bool
 
     def runtime(self, prompter: Prompter | None) -> Runtime:
+        own_children()
         return Runtime(store=self.store, config=self.config, prompter=prompter)
 
     async def open(self, runtime: Runtime) -> "Conversation":

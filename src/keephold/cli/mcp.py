@@ -27,7 +27,7 @@ from keephold.cli.parameters import (
     tell_source,
     tokens_of,
 )
-from keephold.cli.process import Signals, log_to_stderr
+from keephold.cli.process import Signals, log_to_stderr, own_children
 from keephold.cli.store import store_of, store_option
 from keephold.config import Config
 from keephold.control.server_discovery import connect, pass_on
@@ -121,6 +121,7 @@ def mcp(
     from keephold.mcp.server import Server
     from keephold.runtime import Runtime
 
+    own_children()
     runtime = Runtime(store=place, config=loaded)
     look = LookAgain(runtime, ignored)
     server = Server(
@@ -196,6 +197,7 @@ async def _in_background(
     from keephold.mcp.socket import listening_for_commands
     from keephold.runtime import Runtime
 
+    own_children()
     runtime, stop, signals = Runtime(store=store, config=config), asyncio.Event(), Signals()
     server = Server(runtime, conversation=conversation, **settings_of(config, None))
     async with runtime:

@@ -9,11 +9,21 @@ import threading
 from collections.abc import Callable
 from typing import BinaryIO, TypeVar
 
+import click
+
+from keephold.tools.guard import adopt, release
+
 T = TypeVar("T")
 
 
 def log_to_stderr() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+
+
+def own_children() -> None:
+    """Let everything that this command starts end with it, also what Python tools start (R2)."""
+    adopt()
+    click.get_current_context().call_on_close(release)
 
 
 class Signals:

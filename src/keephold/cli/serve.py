@@ -28,7 +28,7 @@ from keephold.cli.parameters import (
     the_config,
     tokens_of,
 )
-from keephold.cli.process import log_to_stderr
+from keephold.cli.process import log_to_stderr, own_children
 from keephold.cli.store import store_of, store_option
 from keephold.cli.trust import trusted_config
 from keephold.config import Config, load_config
@@ -154,6 +154,7 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
     store = open_store(wanted.store)
     requests = OpenRequests() if wanted.config.serve.person else None
     metrics = Prometheus()
+    own_children()
     runtime = Runtime(store=store, config=wanted.config, prompter=requests, metrics=metrics)
     if requests is not None:
         runtime.people.beside = requests.beside

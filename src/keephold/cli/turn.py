@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from keephold.cli.parameters import NAME, config_option, detached_option, no_config, the_config
-from keephold.cli.process import Signals, in_thread, open_stdin
+from keephold.cli.process import Signals, in_thread, open_stdin, own_children
 from keephold.cli.prompter import TerminalPrompter, open_prompter
 from keephold.cli.store import store_of, store_option
 from keephold.runtime import Runtime
@@ -60,6 +60,7 @@ def turn(config: Path | None, store: str | None, conversation: str | None, resum
         click.echo(no_config(), err=True)
     # Typed batches and answers to prompts would come from one terminal, each to the other's reader.
     prompter = None if detached or sys.stdin.isatty() else open_prompter()
+    own_children()
     runtime = Runtime(store=store or store_of(loaded), config=loaded, prompter=prompter)
     if sys.stdin.isatty():
         click.echo(f"One batch a line, for example {_EXAMPLE}; Ctrl-D ends the turn.", err=True)

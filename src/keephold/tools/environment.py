@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from keephold.tools import marks
+
 KNOWN = frozenset(
     """AI_GATEWAY_API_KEY ALIBABA_API_KEY ANTHROPIC_API_KEY ANTHROPIC_AUTH_TOKEN AWS_BEARER_TOKEN_BEDROCK
     AZURE_API_KEY AZURE_OPENAI_AD_TOKEN AZURE_OPENAI_API_KEY AZURE_VOICELIVE_API_KEY CEREBRAS_API_KEY
@@ -44,11 +46,17 @@ def withhold(names: Iterable[str], values: Iterable[str] = ()) -> None:
 
 
 def inherited(pass_env: Iterable[str] = ()) -> dict[str, str]:
-    """Return the variables that a child gets from our environment. `pass_env` names withheld ones that it gets, too."""
+    """Return the variables that a child gets from our environment. `pass_env` names withheld ones that it gets, too.
+
+    The mark that this process gave itself is left out, but not those that it inherited: a child that gets no other mark
+    outlives this process, and ends with the runtimes around us.
+    """
     named = frozenset(pass_env)
-    return {
+    found = {
         name: value for name, value in os.environ.items() if name in named or not (name in _names or value in _values)
     }
+    found.pop(marks.NAME, None)
+    return found | ({marks.NAME: outer} if (outer := marks.outer()) else {})
 
 
 def passed(pass_env: Iterable[str]) -> dict[str, str]:

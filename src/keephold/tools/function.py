@@ -37,6 +37,7 @@ from keephold.tools.base import (
     Tool,
 )
 from keephold.tools.call import Call
+from keephold.tools.guard import watch_children
 from keephold.tools.policies import tool_fields
 from keephold.tools.signature import Signature
 
@@ -152,6 +153,8 @@ class Function:
         self.hook: CancelHook | None = None
 
     def start(self, invocation: Invocation, sink: Sink) -> Live:
+        if invocation.tool.source != "builtin":
+            watch_children()
         call = Call(invocation, sink, threaded=self.threaded)
         kwargs = self.signature.bind(call, invocation.arguments)
         if self.threaded:

@@ -4,9 +4,13 @@ A small process in a session of its own holds the read end of a pipe whose write
 pipe closes, the guard kills every process with the runtime's mark until none is left, and exits. When it starts, it
 does the same for the processes of dead runtimes. Its program is `marks.py`.
 
+Our own commands have one guard for the whole process, which also ends what Python functions started (`adopt`). A
+runtime inside another program has one of its own, and leaves the children of that program alone.
+
 (PDEATHSIG does not suffice: it follows the thread that spawned and does not reach grandchildren.)
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -24,8 +28,7 @@ class Guard:
 
     def __init__(self) -> None:
         self.mark = marks.new_runtime_mark()
-        self._program: subprocess.Popen[bytes] | None = None
-        self._pipe: int | None = None
+        self._watch = _command or _Watch(self.mark)
 
     def environ(self, call_uid: str) -> dict[str, str]:
         """Return the environment entry with which every process of this call must be started."""
@@ -38,7 +41,36 @@ class Guard:
 
     def ensure(self) -> None:
         """Start the guard unless it runs. Does not wait until it is ready: the pipe stays closed once it is."""
-        if self._program is not None and self._program.poll() is None:
+        self._watch.ensure()
+
+    def close(self) -> None:
+        """Kill the remaining processes of this runtime, then end the guard: it stays armed to the last.
+
+        The guard of a command stays until the command ends, because its process may start others until then.
+        """
+        if self._watch is not _command:
+            self._watch.close()
+        elif self._watch.running:
+            marks.kill_all(lambda pid: marks.bears(pid, self.mark), looks=1)
+
+
+class _Watch:
+    """The process of a guard, which kills all processes with one mark when ours has ended."""
+
+    def __init__(self, mark: str, *, forks: bool = False) -> None:
+        self.mark = mark
+        self._forks = forks
+        self._owner = os.getpid()
+        self._program: subprocess.Popen[bytes] | None = None
+        self._pipe: int | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started, and has not ended since."""
+        return self._program is not None and self._program.poll() is None
+
+    def ensure(self) -> None:
+        if self.running:
             return
         self._let_go()
         conceal()  # before the first child can look
@@ -48,7 +80,7 @@ class Guard:
             raise _not_started(error) from error
         try:
             self._program = subprocess.Popen(
-                [sys.executable, "-I", "-S", _PROGRAM, str(read), self.mark],
+                [sys.executable, "-I", "-S", _PROGRAM, str(read), self.mark, *(["forks"] if self._forks else [])],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -64,10 +96,12 @@ class Guard:
             os.close(read)
 
     def close(self) -> None:
-        """Kill the remaining processes of this runtime, then end the guard: it stays armed to the last."""
-        if self._program is None:
+        """Kill the remaining processes with the mark, then end the guard."""
+        if self._program is None or os.getpid() != self._owner:
             return
-        marks.kill_all(lambda pid: marks.bears(pid, self.mark), looks=1)
+        held = os.readlink(f"/proc/self/fd/{self._pipe}") if self._forks else None  # noqa: PTH115
+        meant = marks.bears_or_holds(self.mark, held)
+        marks.kill_all(lambda pid: pid != self._owner and meant(pid), looks=1)
         self._program.kill()
         self._program.wait()
         self._let_go()
@@ -77,6 +111,36 @@ class Guard:
         if self._pipe is not None:
             os.close(self._pipe)
             self._pipe = None
+
+
+_command: _Watch | None = None
+
+
+def adopt() -> None:
+    """Let everything that this process starts from now on end with it, whoever starts it: for our own commands.
+
+    Children inherit a mark by the environment; forks without exec are known by the guard's pipe. Processes that must
+    outlive the command are started with `environment.inherited`, which does not have this mark.
+    """
+    global _command
+    if _command is None:
+        _command = _Watch(marks.adopt(), forks=True)
+
+
+def release() -> None:
+    """End what this process has started since `adopt`, and take the mark from its environment."""
+    global _command
+    if _command is not None:
+        _command.close()
+        _command = None
+        marks.release()
+
+
+def watch_children() -> None:
+    """Start the guard of the command that this process is, if it is one, before a function can start a process."""
+    if _command is not None:
+        with contextlib.suppress(ToolError):  # a function may need no process; if it does, the next start ends it
+            _command.ensure()
 
 
 def _not_started(error: OSError) -> ToolError:

@@ -5,11 +5,14 @@ Marks add up: a runtime that was itself started by a tool keeps the mark it inhe
 so an outer runtime finds the processes of an inner one. A process that drops its environment (`env -i`) loses its mark;
 it is still found by its process group.
 
+A command of keephold (`serve`, `turn`, …) also has a mark in its own environment (`adopt`), so whatever a Python tool
+starts with `subprocess` or a pool inherits that. Its own runtimes have marks below this one.
+
 Linux only: processes are read from /proc. A process whose environment cannot be read belongs to another user and is
 skipped.
 
-This file is also the guard's program (`python -I -S marks.py PIPE MARK`, see `guard.py`). It therefore imports nothing
-of keephold: the guard starts quickly and stays small, and it works when the package does not.
+This file is also the guard's program (`python -I -S marks.py PIPE MARK [forks]`, see `guard.py`). It therefore imports
+nothing of keephold: the guard starts quickly and stays small, and it works when the package does not.
 """
 
 import contextlib
@@ -29,9 +32,16 @@ _STATE, _GROUP, _FLAGS, _START, _ENV_END = 0, 2, 6, 19, 48  # positions in /proc
 _KERNEL_THREAD = 0x00200000
 _GONE = (b"Z", b"X")
 
+_adopted: str | None = None  # the mark in our own environment
+
 
 def new_runtime_mark() -> str:
-    """Return a mark for this runtime: `<pid namespace>-<pid>-<start time>-<random>`, which shows whether it lives."""
+    """Return a mark for this runtime: `<pid namespace>-<pid>-<start time>-<random>`, which shows whether it lives.
+
+    In a process with a mark of its own, `<that mark>/<random>`.
+    """
+    if _adopted is not None:
+        return f"{_adopted}/{os.urandom(8).hex()}"
     pid = os.getpid()
     stat = _stat(pid)
     assert stat is not None, "a process can read its own /proc/<pid>/stat"
@@ -43,10 +53,37 @@ def call_mark(runtime: str, uid: str) -> str:
     return f"{runtime}/{uid}"
 
 
+def adopt() -> str:
+    """Put a mark into the environment of this process, which its children inherit, and return it; a second time, the
+    same one. For our own commands only: the environment of another program is not ours to change.
+    """
+    global _adopted
+    if _adopted is None:
+        mark = new_runtime_mark()
+        os.environ |= environ(mark)
+        _adopted = mark
+    return _adopted
+
+
+def release() -> None:
+    """Take the mark out of our environment."""
+    global _adopted
+    entry = outer()
+    if _adopted is not None and entry:
+        os.environ[NAME] = entry
+    elif _adopted is not None:
+        os.environ.pop(NAME, None)
+    _adopted = None
+
+
+def outer() -> str:
+    """Return the marks that this process inherited, without the one it gave itself."""
+    return " ".join(mark for mark in os.environ.get(NAME, "").split() if mark != _adopted)
+
+
 def environ(mark: str) -> dict[str, str]:
-    """Return the environment entry that gives a child this mark, after our own marks."""
-    inherited = os.environ.get(NAME)
-    return {NAME: f"{inherited} {mark}" if inherited else mark}
+    """Return the environment entry that gives a child this mark, after those that we inherited."""
+    return {NAME: f"{outer()} {mark}".lstrip()}
 
 
 def marks_of(pid: int) -> list[str] | None:
@@ -163,14 +200,36 @@ def reap() -> None:
     kill_all(lambda pid: pid != myself and _orphaned(pid), looks=1)
 
 
-def guard(pipe: int, mark: str) -> None:
-    """Run the guard: kill the processes of dead runtimes, wait for the end of ours, kill its processes."""
+def guard(pipe: int, mark: str, *, forks: bool = False) -> None:
+    """Run the guard: kill the processes of dead runtimes, wait for the end of ours, kill its processes.
+
+    With `forks`, also those that it forked without exec, such as the workers of a pool: they hold its end of the pipe.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     myself = os.getpid()
     reap()
     _wait_for_end(pipe, mark)
-    kill_all(lambda pid: pid != myself and bears(pid, mark), looks=5)
+    meant = bears_or_holds(mark, os.readlink(f"/proc/self/fd/{pipe}") if forks else None)  # noqa: PTH115
+    kill_all(lambda pid: pid != myself and meant(pid), looks=5)
+
+
+def bears_or_holds(mark: str, pipe: str | None) -> Judge:
+    """Return a judge of processes that bear the mark or have the pipe open."""
+
+    def meant(pid: int) -> bool | None:
+        verdict = bears(pid, mark)
+        return True if pipe is not None and not verdict and _holds(pid, pipe) else verdict
+
+    return meant
+
+
+def _holds(pid: int, pipe: str) -> bool:
+    """Whether a process has the pipe open."""
+    try:
+        return any(os.readlink(f"/proc/{pid}/fd/{fd}") == pipe for fd in os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH115, PTH208
+    except OSError:
+        return False
 
 
 def _wait_for_end(pipe: int, mark: str) -> None:
@@ -225,4 +284,4 @@ def _namespace() -> int:
 
 
 if __name__ == "__main__":
-    guard(int(sys.argv[1]), sys.argv[2])
+    guard(int(sys.argv[1]), sys.argv[2], forks="forks" in sys.argv[3:])
