@@ -72,6 +72,10 @@ class Disk:
         if self.limit is not None and self.used + size > self.limit:
             self._call()
             raise OSError(errno.EDQUOT, f"stored output has reached {self.limit} bytes, the limit ([limits] disk)")
+        self.count(size)
+
+    def count(self, size: int) -> None:
+        """Count bytes that another process has written to a file for us."""
         self.files += size
         self.grown += size
         if self.crowded:

@@ -12,6 +12,9 @@ from then on, and bytes between the two are in the gap like all other lost bytes
 
 `keep` describes an output for the store: a little of it inline, more in the file. `restored` makes an output of that
 description that reads the same and can be appended to, in this process or in another one.
+
+A kept process's output is written by its keeper, into the same file at the same places (R7). `follow` hands the file
+over to it, and `followed` says how far it has come; nothing is copied.
 """
 
 import contextlib
@@ -29,6 +32,8 @@ _MEMORY = 1 << 20
 _GATHER = 1 << 14
 """Behind the linear part, smaller pieces are gathered up to this size before they are put in place."""
 _ALL = sys.maxsize
+_AHEAD, _LEAST = 4 << 20, 1 << 16
+"""How far another process that writes the file may be ahead of us, and the least head and ring that it gets."""
 _KEPT = -1
 """As `_linear`: a `KeptOutput` describes this output, so its memory must not change, and its ring only with notice."""
 
@@ -42,6 +47,17 @@ class Piece(NamedTuple):
     start: int
     end: int
     missing: int = 0
+
+
+class Layout(NamedTuple):
+    """Where another process writes an output: the byte at offset `o` goes to place `o` below `head`, else to the ring
+    of that size behind it. It may be `ahead` bytes further than `followed` was told, so that no byte is overwritten
+    while it is read, and has written `total` bytes so far."""
+
+    head: int
+    ring: int
+    ahead: int
+    total: int
 
 
 class Span(NamedTuple):
@@ -68,6 +84,7 @@ class Output:
     """The output of one handle. For one thread, except that another thread may sync or read a finished output."""
 
     __slots__ = (
+        "_ahead",
         "_descriptor",
         "_head",
         "_in_file",
@@ -110,6 +127,7 @@ class Output:
         self._size = 0  # of the file, as the spool has counted it
         self._stored = False  # a `KeptOutput` names the file
         self._descriptor = -1
+        self._ahead = 0  # another process writes the file, and may have overwritten this much of the ring already
 
     # --- writing
 
@@ -221,12 +239,50 @@ class Output:
         self._memory = bytearray(_MEMORY)
         self._store(kept_from, memoryview(latest))
 
+    # --- following a file that another process writes
+
+    def follow(self) -> Layout:
+        """Bring all output into the file, which another process continues. Raises `OSError` if there can be no file.
+
+        Nothing may be appended here before `unfollow`.
+        """
+        self._flush(self.total)
+        if self.total <= self._head:  # the ring is empty, so it can be made larger by what may be ahead
+            self._head, self._ring = max(self._head, _LEAST), max(self._ring, _LEAST)
+            self._ahead = min(_AHEAD, self._ring // 2)
+            self._ring += self._ahead
+        else:
+            self._ahead = min(_AHEAD, self._ring // 2)
+        if self._in_file != _ALL:
+            self._move_to_file()
+        self._linear = 0
+        return Layout(self._head, self._ring, self._ahead, self.total)
+
+    def follow_again(self, layout: Layout) -> None:
+        """Follow a file that another process writes since a `follow` elsewhere. Raises `OSError` if it is gone."""
+        self._head, self._ring, self._ahead, self.total = layout
+        self._path = self._spool.file(self._name or "")
+        self._size = self._path.lstat().st_size
+        self._in_file, self._linear = _ALL, 0
+
+    def followed(self, total: int) -> None:
+        """The other process has written up to `total`."""
+        self.total = total
+        size = min(total, self._head + self._ring)
+        if size > self._size:
+            self._spool.disk.count(size - self._size)
+            self._size = size
+
+    def unfollow(self) -> None:
+        """The other process writes no more: this one may append again."""
+        self._ahead = 0
+
     # --- reading
 
     @property
     def gap(self) -> tuple[int, int] | None:
         """Return the offsets of the first lost byte and of the first one kept after it."""
-        end = max(self._kept_from, self.total - self._ring)
+        end = max(self._kept_from, min(self.total, self.total - self._ring + self._ahead))
         return (self._head, end) if end > self._head else None
 
     @property
@@ -306,6 +362,8 @@ class Output:
         """
         self._flush(self.total)
         self._linear = _KEPT
+        if self._in_file == _ALL and not self._stored and self.total <= inline:
+            self._take_in()
         if self._in_file == 0 and len(self._memory) <= inline:
             return self._described(None)
         try:
@@ -320,6 +378,15 @@ class Output:
             return self._cut(head, ring, start)._described(self._path if self._stored else None)
         self._stored = True
         return self._described(self._path)
+
+    def _take_in(self) -> None:
+        """Bring a small output of a file that was followed into memory. The caller removes the file, once the
+        description is stored."""
+        data = self._load(0, self.total)
+        if len(data) == self.total:
+            self.close()
+            self._spool.disk.give_back(self._size)
+            self._memory, self._in_file, self._path, self._size = bytearray(data), 0, None, 0
 
     def _described(self, file: Path | None) -> KeptOutput:
         in_file, memory = self._in_file, self._memory

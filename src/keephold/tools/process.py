@@ -41,19 +41,26 @@ class Process:
         on_stderr: Callable[[bytes], None] | None,
         on_exit: Callable[[Exit], None],
         grace: float = 2.0,
+        move: Callable[[int, int], int] | None = None,
+        on_sent: Callable[[], None] = lambda: None,
     ) -> None:
         """Start it, or raise `ToolError`. `env` must carry `mark`; `grace` is for processes that the leader leaves
-        behind.
+        behind. `move` takes at most so many bytes out of the descriptor of its output itself, instead of `on_output`,
+        and returns how many. `on_sent` is called when input that was kept here has been handed over.
         """
         self._loop = asyncio.get_running_loop()
         self._chunk = _CHUNK
-        self._readers: dict[int, Callable[[bytes], None]] = {}
+        self._readers: dict[int, Callable[[int, int], int]] = {}
+        self._paused = False
+        self._on_sent = on_sent
         self._stdin: int | None = None
         self._unsent = bytearray()
         self._sent = 0
         self._closing_stdin = False
         try:
-            popen = self._start(argv, env, cwd, stdin, on_output, subprocess.STDOUT if merge_stderr else on_stderr)
+            output = move or _reading(on_output)
+            stderr = subprocess.STDOUT if merge_stderr else on_stderr and _reading(on_stderr)
+            popen = self._start(argv, env, cwd, stdin, output, stderr)
             self._session = ProcessSession(
                 popen.pid,
                 popen.wait,
@@ -77,8 +84,8 @@ class Process:
         env: Mapping[str, str],
         cwd: str | None,
         stdin: bool,
-        on_output: Callable[[bytes], None],
-        stderr: Callable[[bytes], None] | int | None,
+        output: Callable[[int, int], int],
+        stderr: Callable[[int, int], int] | int | None,
     ) -> "subprocess.Popen[bytes]":
         theirs: list[int] = []
         try:
@@ -87,7 +94,7 @@ class Process:
                 env=env,
                 cwd=cwd,
                 stdin=self._input_pipe(theirs) if stdin else subprocess.DEVNULL,
-                stdout=self._output_pipe(theirs, on_output),
+                stdout=self._output_pipe(theirs, output),
                 stderr=self._output_pipe(theirs, stderr) if callable(stderr) else stderr or subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -100,16 +107,26 @@ class Process:
         """The leader's pid, which is also its process group and its session."""
         return self._session.pid
 
+    @property
+    def unsent(self) -> int:
+        """Bytes of input that the pipe did not take yet."""
+        return len(self._unsent)
+
+    def paths(self) -> list[int]:
+        """Return descriptors for the pipes of its output and its input that keep no end open (`O_PATH`)."""
+        ends = [*self._readers][:1] + ([] if self._stdin is None else [self._stdin])
+        return [os.open(f"/proc/self/fd/{fd}", os.O_PATH | os.O_CLOEXEC) for fd in ends]
+
     def _input_pipe(self, theirs: list[int]) -> int:
         read, self._stdin = os.pipe()
         theirs.append(read)
         os.set_blocking(self._stdin, False)
         return read
 
-    def _output_pipe(self, theirs: list[int], deliver: Callable[[bytes], None]) -> int:
+    def _output_pipe(self, theirs: list[int], take: Callable[[int, int], int]) -> int:
         read, write = os.pipe()
         theirs.append(write)
-        self._readers[read] = deliver
+        self._readers[read] = take
         os.set_blocking(read, False)
         return write
 
@@ -154,6 +171,7 @@ class Process:
             self._loop.remove_writer(self._stdin)
             if self._closing_stdin:
                 self._close_stdin_now()
+            self._on_sent()
 
     def _close_stdin_now(self) -> None:
         if self._stdin is not None:
@@ -175,7 +193,7 @@ class Process:
         """
         if self._stdin is None or self._session.exit is not None or self._unread():
             return False
-        reading = _reading(self.pid, f"pipe:[{os.fstat(self._stdin).st_ino}]")
+        reading = reading_pipe(self.pid, f"pipe:[{os.fstat(self._stdin).st_ino}]")
         if reading:
             sent = self._sent
             self._drain()
@@ -187,18 +205,30 @@ class Process:
     def _read(self, fd: int) -> bool:
         """Read once; return whether there may be more at once."""
         try:
-            data = os.read(fd, self._chunk)
+            size = self._readers[fd](fd, self._chunk)
         except BlockingIOError:
             return False
-        if data:
-            if len(data) == _CHUNK == self._chunk:
+        if size:
+            if size == _CHUNK == self._chunk:
                 self._expect_much(fd)
-            self._readers[fd](data)
             return True
         self._close_reader(fd)
         if not self._readers:
             self._session.output_ended()
         return False
+
+    def pause(self) -> None:
+        """Stop reading: a program that prints more than its pipe holds waits. Not after the leader's end."""
+        if not self._paused and self._session.exit is None:
+            self._paused = True
+            for fd in self._readers:
+                self._loop.remove_reader(fd)
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            for fd in self._readers:
+                self._loop.add_reader(fd, self._read, fd)
 
     def _drain(self) -> None:
         """Read what is in the pipes now; sixteen reads empty the largest one."""
@@ -226,6 +256,7 @@ class Process:
 
     def _leader_ended(self) -> None:
         self._close_stdin_now()
+        self.resume()
         self._drain()
         if not self._readers:
             self._session.output_ended()
@@ -235,7 +266,19 @@ class Process:
             self._close_reader(fd)
 
 
-def _reading(leader: int, pipe: str) -> bool | None:
+def _reading(deliver: Callable[[bytes], None]) -> Callable[[int, int], int]:
+    """Return a function that reads from a descriptor and hands the bytes over."""
+
+    def read(fd: int, size: int) -> int:
+        data = os.read(fd, size)
+        if data:
+            deliver(data)
+        return len(data)
+
+    return read
+
+
+def reading_pipe(leader: int, pipe: str) -> bool | None:
     """Whether a thread of the leader or its descendants is blocked in read(2) on descriptor 0 that is this pipe."""
     blocked = _BLOCKED.get(os.uname().machine)
     if blocked is None:

@@ -11,7 +11,7 @@ from tests.unit.terminal.calls import Recorder, Start, guard, python, sh, start,
 
 from keephold.handles.question import Question
 from keephold.handles.state import Failure, Ok, Outcome, PrintedOutput
-from keephold.tools.terminal.terminal import Veil
+from keephold.tools.terminal.veil import Veil
 
 __all__ = ["guard", "start"]  # fixtures
 

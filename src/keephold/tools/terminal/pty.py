@@ -121,7 +121,8 @@ def _inheritable() -> list[int]:
 
 _CHUNK = 4096  # a terminal never gives more at once
 _AT_ONCE = 16 * 1024  # then others of the loop have their turn; the kernel does not hold more
-_HOLDS = 16 * 1024  # the kernel's limit for input that nobody reads
+HOLDS = 16 * 1024
+"""The kernel's limit for input that nobody reads."""
 _LINE, _SPARE = 4000, 16  # it keeps 4095 bytes of a line that is not ended, and drops the rest
 _CONTROLS = bytes(byte for byte in (*range(0x20), 0x7F) if byte != 0x09)
 _IUTF8 = 0o40000  # `termios` has no name for it
@@ -143,9 +144,10 @@ class Pty:
         on_output: Callable[[bytes], None],
         on_exit: Callable[[Exit], None],
         grace: float = 2.0,
+        on_sent: Callable[[], None] = lambda: None,
     ) -> None:
         """Start it, or raise `ToolError`. `env` must carry `mark`; `grace` is for processes that the leader leaves
-        behind.
+        behind. `on_sent` is called when input that was kept here has been handed over.
         """
         self._loop = asyncio.get_running_loop()
         self._on_output = on_output
@@ -156,6 +158,8 @@ class Pty:
         self._taken = 0  # bytes that the terminal took since it was last seen empty
         self._line = 0  # bytes of them since the last end of a line
         self._writes_later = False
+        self._paused = False
+        self._on_sent = on_sent
         try:
             self._master, self._slave = os.openpty()
             os.set_blocking(self._master, False)
@@ -183,6 +187,16 @@ class Pty:
     def pid(self) -> int:
         """The leader's pid, which is also its process group and its session."""
         return self._session.pid
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of input that the terminal did not take yet."""
+        return len(self._unsent)
+
+    @property
+    def master(self) -> int | None:
+        """Our side of the terminal; None once it is closed."""
+        return self._master
 
     def resize(self, rows: int, cols: int) -> None:
         """Resize the terminal; the program gets SIGWINCH."""
@@ -213,7 +227,8 @@ class Pty:
     def write(self, data: bytes) -> None:
         """Type this. If the program does not read or has ended, raises `ToolError`, and nothing was written."""
         self.check_room(data)
-        interrupt = self._interrupt_in(data)
+        assert self._master is not None
+        interrupt = interrupt_in(self._master, data)
         if interrupt >= 0:
             data = data[interrupt:]
             self._take_back()
@@ -224,32 +239,20 @@ class Pty:
 
     def check_room(self, data: bytes) -> None:
         """Raise the error that writing this would raise (C6)."""
-        if self._slave is None:
+        if self._slave is None or self._master is None:
             raise input_closed()
-        if self._interrupt_in(data) >= 0:
+        if interrupt_in(self._master, data) >= 0:
             return  # it makes room itself
         more = len(data)
         if not self._unsent and not has_input(self._slave):
             self._taken = 0
-        unread = len(self._unsent) + min(self._taken, _HOLDS)
+        unread = len(self._unsent) + min(self._taken, HOLDS)
         if unread + more > UNREAD_LIMIT:
             raise input_not_read(unread, more)
 
-    def _interrupt_in(self, data: bytes) -> int:
-        """Return the position of a key that interrupts the program, or -1.
-
-        Such a key discards all input before it that was not read yet, as at any terminal.
-        """
-        assert self._master is not None
-        *_, flags, _, _, characters = termios.tcgetattr(self._master)
-        if not flags & termios.ISIG or flags & termios.NOFLSH:
-            return -1
-        keys = (characters[each] for each in (termios.VINTR, termios.VQUIT, termios.VSUSP))
-        return max((data.rfind(key) for key in keys if key != b"\0"), default=-1)
-
     def interrupts(self, data: bytes) -> bool:
         """Whether typing this discards input that was typed before and not read."""
-        return self._master is not None and self._interrupt_in(data) >= 0
+        return self._master is not None and interrupt_in(self._master, data) >= 0
 
     def _take_back(self) -> None:
         assert self._slave is not None
@@ -260,7 +263,7 @@ class Pty:
     @property
     def eof(self) -> bytes:
         """The character that ends the input in line mode: Ctrl-D, unless the program chose another."""
-        return b"\x04" if self._master is None else _eof(termios.tcgetattr(self._master))
+        return b"\x04" if self._master is None else eof_of(termios.tcgetattr(self._master))
 
     def send_eof(self) -> None:
         """Type that character."""
@@ -285,6 +288,7 @@ class Pty:
                 self._loop.add_writer(self._master, self._flush)
             else:
                 self._loop.remove_writer(self._master)
+                self._on_sent()
 
     def _next_piece(self, attributes: Sequence[Any]) -> tuple[bytes, bytes]:
         """Return the next bytes to write, with an end of input inserted that makes the reader take a long line in
@@ -302,7 +306,7 @@ class Pty:
             return piece, b""
         # A control character may erase the characters before it, and then this would end the input after all.
         text = piece.rstrip(_CONTROLS)
-        return (text, _eof(attributes)) if text else (piece, b"")
+        return (text, eof_of(attributes)) if text else (piece, b"")
 
     def _line_after(self, written: bytes, attributes: Sequence[Any]) -> int:
         """Return the number of bytes in the unfinished line."""
@@ -335,12 +339,14 @@ class Pty:
             self._session.output_ended()
 
     def pause(self) -> None:
-        """Stop reading: a program that prints more than the kernel holds waits."""
-        if self._master is not None:
+        """Stop reading: a program that prints more than the kernel holds waits. Not after the leader's end."""
+        if self._master is not None and self._session.exit is None:
+            self._paused = True
             self._loop.remove_reader(self._master)
 
     def resume(self) -> None:
-        if self._master is not None:
+        if self._master is not None and self._paused:
+            self._paused = False
             self._loop.add_reader(self._master, self._read)
 
     def look(self) -> Look:
@@ -366,6 +372,7 @@ class Pty:
 
     def _leader_ended(self) -> None:
         self._close_slave()
+        self.resume()
         if self._master is None:
             self._session.output_ended()
         else:
@@ -388,6 +395,18 @@ class Pty:
             self._master = None
 
 
+def interrupt_in(master: int, data: bytes) -> int:
+    """Return the position of a key that interrupts the program, or -1.
+
+    Such a key discards all input before it that was not read yet, as at any terminal.
+    """
+    *_, flags, _, _, characters = termios.tcgetattr(master)
+    if not flags & termios.ISIG or flags & termios.NOFLSH:
+        return -1
+    keys = (characters[each] for each in (termios.VINTR, termios.VQUIT, termios.VSUSP))
+    return max((data.rfind(key) for key in keys if key != b"\0"), default=-1)
+
+
 def _take_utf8(terminal: int) -> None:
     """Tell the terminal that characters may have several bytes: a backspace erases all of them."""
     attributes = termios.tcgetattr(terminal)
@@ -398,9 +417,10 @@ def _take_utf8(terminal: int) -> None:
 def _last_end(data: bytes, attributes: Sequence[Any]) -> int:
     """Return the position of the last line end in the typed input, or -1."""
     returns = data.rfind(b"\r") if attributes[0] & termios.ICRNL else -1
-    return max(data.rfind(b"\n"), data.rfind(_eof(attributes)), returns)
+    return max(data.rfind(b"\n"), data.rfind(eof_of(attributes)), returns)
 
 
-def _eof(attributes: Sequence[Any]) -> bytes:
+def eof_of(attributes: Sequence[Any]) -> bytes:
+    """Return the character that ends the input in line mode."""
     character: bytes = attributes[6][termios.VEOF]
     return b"\x04" if character == b"\0" else character

@@ -31,55 +31,7 @@ from keephold.tools.terminal.emulator_worker import WorkerEmulator
 from keephold.tools.terminal.keys import as_bytes
 from keephold.tools.terminal.probe import Look, may_come_back
 from keephold.tools.terminal.pty import Pty
-
-_MASK = b"********"
-_SHORTEST = 4  # characters; masking a shorter one would hit everywhere, and so reveal it
-
-
-class Veil:
-    """A stream in which secrets are masked, also if one is split over two pieces.
-
-    To that end the last bytes of a piece are held back if a secret could begin with them: until the next piece, or
-    until `rest` is called.
-    """
-
-    def __init__(self) -> None:
-        self._secrets: list[bytes] = []
-        self._held = b""
-
-    def hide(self, secret: str) -> None:
-        """Mask this from now on."""
-        if len(secret) >= _SHORTEST:
-            self._secrets.append(secret.encode("utf-8", "replace"))
-            self._secrets.sort(key=len, reverse=True)  # one may be part of another
-
-    @property
-    def holds(self) -> bool:
-        """Whether something is held back."""
-        return bool(self._held)
-
-    def pass_on(self, data: bytes) -> bytes:
-        """Return the part of the stream that may be shown so far."""
-        if not self._secrets:
-            return data
-        data = self._held + data
-        for secret in self._secrets:
-            data = data.replace(secret, _MASK)
-        length = max(_begun(data, secret) for secret in self._secrets)
-        shown, self._held = data[: len(data) - length], data[len(data) - length :]
-        return shown
-
-    def rest(self) -> bytes:
-        """Return the bytes that were held back: they are not a secret after all."""
-        rest, self._held = self._held, b""
-        return rest
-
-
-def _begun(data: bytes, secret: bytes) -> int:
-    """Return how many bytes at the end of the data may be the beginning of the secret."""
-    lengths = range(min(len(data), len(secret) - 1), 0, -1)
-    return next((length for length in lengths if data.endswith(secret[:length])), 0)
-
+from keephold.tools.terminal.veil import HELD_BACK, Veil
 
 _LIMIT = 64 * 1024
 _LINE = 4096
@@ -128,8 +80,6 @@ class Recent:
 KEYS_AFTER = 0.1
 """Seconds between a new size and input, and, where single keys are read, between text and keys of one `apply`:
 otherwise some programs drop input, or read Enter as part of a paste."""
-HELD_BACK = 0.05
-"""Seconds that output may be held back because a secret could begin with it."""
 LONGEST_SECRET = 256
 """Bytes of a line that is treated as a password when the user who drives types it without echo."""
 QUIET, LONGEST_PAUSE = 0.1, 1.0

@@ -1,0 +1,376 @@
+"""A kept process as a runtime sees it, with the methods of `Process` and of `Pty`.
+
+The object exists before the process does: requests wait until the keeper has answered, and a failure to start is
+reported to `Hooks.failed`. The keeper does all input and output. Whether the program waits for input is found out here,
+without a round trip, by the descriptors that the keeper passes.
+"""
+
+import contextlib
+import fcntl
+import os
+import termios
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from keephold.errors import ToolError
+from keephold.tools.child import UNREAD_LIMIT, input_closed, input_not_read
+from keephold.tools.keeper import protocol
+from keephold.tools.keeper.page import SETTLED, Page
+from keephold.tools.process import reading_pipe
+from keephold.tools.session import Exit
+from keephold.tools.terminal.probe import BUSY, Look, has_input, look
+from keephold.tools.terminal.pty import HOLDS, eof_of, interrupt_in
+
+_TIOCGPTPEER = 0x5441  # opens the other side of a terminal by its master, wherever /dev/pts is
+
+
+class Ended(NamedTuple):
+    """How a kept process ended. `Exit(None, None)`: nobody knows, because its keeper has died."""
+
+    exit: Exit
+    total: int
+    """Bytes that it printed in all; the spool has them."""
+    reason: str = ""
+    """Why it was ended, in words, if neither it nor an `end` was the cause: `keep_secs` passed."""
+    stderr: bytes = b""
+    """The last 10 KiB of its stderr, where that is apart from its output."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hooks:
+    """Calls that a kept process makes, on the loop's thread. None comes out of the call that makes it."""
+
+    output: Callable[[int], None]
+    """The spool has so many bytes. When it returns, they count as read, unless `pause` was called."""
+    exit: Callable[[Ended], None]
+    """It has ended, and nothing of it is left. All output was reported."""
+    failed: Callable[[ToolError], None]
+    """It could not be started (`command_not_started`), or its keeper has died and it was killed (`crashed`)."""
+    displaced: Callable[[], None]
+    """Another runtime has taken it; this object is of no more use."""
+    taken: Callable[[bytes], None] = lambda _: None
+    """The keeper has the input with this cause, and will not take it a second time."""
+    refused: Callable[[bytes, ToolError], None] = lambda _, __: None
+    """The keeper refused the input with this cause: nothing of it was written (C6)."""
+
+
+class Link(Protocol):
+    """The connection to the keeper of a process."""
+
+    page: Page | None
+
+    def send(self, message: protocol.Request) -> None: ...
+
+    def gone(self, child: "KeptChild") -> None:
+        """The child needs the connection no more."""
+
+
+class KeptChild:
+    """A kept process. `KeptProcess` has pipes, `KeptPty` a terminal."""
+
+    def __init__(self, uid: str, link: Link, hooks: Hooks, total: int) -> None:
+        self.uid = uid
+        self.pid = 0
+        """The leader's pid; 0 until it is started."""
+        self.total = total
+        """Bytes of its output that were reported."""
+        self._link = link
+        self._hooks = hooks
+        self._slot = -1
+        self._descriptors: list[int] = []
+        self._number = 0  # of the last input
+        self._unanswered: deque[tuple[int, bytes, int]] = deque()  # number, cause, size
+        self._unsent = 0  # bytes that the keeper could not hand over yet
+        self._sent = 0
+        self._paused = False
+        self._seen_later = False
+        self._over = False
+        self._held: list[protocol.Report] | None = None  # reports that wait for `begin`
+
+    @property
+    def started(self) -> bool:
+        """Whether the keeper has started it, and it has not ended."""
+        return self.pid != 0 and not self._over
+
+    def end(self, grace: float) -> None:
+        """Begin to end it (C7). Twice is harmless."""
+        self._send(protocol.End(uid=self.uid, grace=grace))
+
+    def pause(self) -> None:
+        """Do not count reported output as read: the keeper stops reading once it is some MiB ahead."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        if self._seen_later:
+            self._seen()
+
+    def hold(self) -> None:
+        """Call no hook before `begin`."""
+        self._held = []
+
+    def begin(self) -> None:
+        """Call hooks from now on, for earlier reports as well."""
+        held, self._held = self._held or [], None
+        for report in held:
+            self.handle(report, [])
+
+    def let_go(self) -> None:
+        """Forget it here: it goes on, and another runtime may take it."""
+        self._close()
+
+    def _send(self, message: protocol.Request) -> None:
+        if not self._over:
+            self._link.send(message)
+
+    def _input(self, data: bytes, later: bytes, cause: bytes) -> None:
+        self._number += 1
+        size = len(data) + len(later)
+        self._sent += size
+        self._unanswered.append((self._number, cause, size))
+        self._send(protocol.Write(uid=self.uid, number=self._number, data=data, later=later, cause=cause))
+
+    @property
+    def _waiting(self) -> int:
+        """Bytes of input that the keeper has not handed over yet, as far as is known."""
+        return self._unsent + sum(size for _, _, size in self._unanswered)
+
+    def _busy(self) -> bool:
+        """Whether input or output is on its way, so that a look would be premature; reports output that is new."""
+        page = self._link.page
+        if self._unanswered or self._unsent or page is None:
+            return True
+        state, total = page.read(self._slot)
+        if state != SETTLED:
+            return True
+        sent = self._sent
+        self._printed(total)
+        return self._sent != sent  # its output was answered at once
+
+    # Reports of the keeper
+
+    def handle(self, report: protocol.Report, descriptors: list[int]) -> None:
+        """Take a report of the keeper."""
+        if self._over:
+            _close(descriptors)
+            return
+        if isinstance(report, protocol.Running):
+            self.pid, self._slot, self._descriptors = report.pid, report.slot, descriptors
+            return
+        if self._held is not None:
+            self._held.append(report)
+            return
+        match report:
+            case protocol.Output():
+                page = self._link.page
+                self._printed(report.total if page is None else page.read(self._slot)[1])
+                if not self._over:
+                    self._seen()
+            case protocol.Took():
+                self._took(report)
+            case protocol.Ended():
+                self._printed(report.total)
+                self._close()
+                how = Exit(report.code, report.signal)
+                self._hooks.exit(Ended(how, report.total, report.reason, report.stderr))
+            case protocol.Failed():
+                self.fail(ToolError(report.message, code=report.code))
+            case protocol.Displaced():
+                self._close()
+                self._hooks.displaced()
+
+    def fail(self, error: ToolError) -> None:
+        """It was not started, or its keeper has died."""
+        if self._held is not None:
+            self._held.append(protocol.Failed(uid=self.uid, message=error.message, code=error.code))
+        elif not self._over:
+            self._close()
+            self._hooks.failed(error)
+
+    def _printed(self, total: int) -> None:
+        if total > self.total and not self._over and self._held is None:
+            self.total = total
+            self._hooks.output(total)
+
+    def _seen(self) -> None:
+        self._seen_later = self._paused
+        if not self._paused:
+            self._send(protocol.Seen(uid=self.uid, total=self.total))
+
+    def _took(self, report: protocol.Took) -> None:
+        self._unsent = report.unsent
+        while self._unanswered and self._unanswered[0][0] <= report.number:
+            number, cause, _ = self._unanswered.popleft()
+            if report.code and number == report.number:
+                self._hooks.refused(cause, ToolError(report.message, code=report.code))
+            else:
+                self._hooks.taken(cause)
+
+    def _close(self) -> None:
+        self._over = True
+        descriptors, self._descriptors = self._descriptors, []
+        _close(descriptors)
+        self._link.gone(self)
+
+
+class KeptProcess(KeptChild):
+    """A kept command, on pipes: the methods of `Process`."""
+
+    def __init__(self, uid: str, link: Link, hooks: Hooks, total: int, *, stdin: bool) -> None:
+        super().__init__(uid, link, hooks, total)
+        self._stdin = stdin
+
+    def write(self, data: bytes, cause: bytes = b"") -> None:
+        """Send input. If the program does not read it, raises `ToolError`, and nothing was written."""
+        self.check_room(data)
+        self._input(data, b"", cause)
+
+    def check_room(self, data: bytes) -> None:
+        """Raise the error that writing this would raise (C6)."""
+        if not self._stdin or self._over:
+            raise input_closed()
+        unread = self._waiting + self._in_pipe(1)
+        if unread + len(data) > UNREAD_LIMIT:
+            raise input_not_read(unread, len(data))
+
+    def close_stdin(self) -> None:
+        """End the input, after earlier input. Twice is harmless."""
+        if self._stdin:
+            self._stdin = False
+            self._number += 1
+            self._send(protocol.CloseStdin(uid=self.uid, number=self._number))
+
+    def probe(self) -> bool | None:
+        """Whether a process of the tree is blocked reading our input, with nothing unread; None: unknown.
+
+        If so, its earlier output is reported first.
+        """
+        if not self._stdin or not self.started or self._unanswered or self._unsent or self._in_pipe(1):
+            return False
+        reading = reading_pipe(self.pid, f"pipe:[{os.fstat(self._descriptors[1]).st_ino}]")
+        if not reading:
+            return reading
+        return not (self._in_pipe(0) or self._busy())
+
+    def _in_pipe(self, which: int) -> int:
+        """Return how many bytes are in the pipe of its output or input."""
+        if len(self._descriptors) <= which:
+            return 0
+        # The descriptor is only a path: it keeps neither end open, so that nobody misses the other's end.
+        try:
+            end = os.O_WRONLY if which else os.O_RDONLY
+            opened = os.open(f"/proc/self/fd/{self._descriptors[which]}", end | os.O_NONBLOCK)
+        except OSError:  # the other end is closed
+            return 0
+        try:
+            return int.from_bytes(fcntl.ioctl(opened, termios.FIONREAD, b"\0" * 4), "little")
+        finally:
+            os.close(opened)
+
+
+class KeptPty(KeptChild):
+    """A kept program in a terminal: the methods of `Pty`."""
+
+    def __init__(self, uid: str, link: Link, hooks: Hooks, total: int) -> None:
+        super().__init__(uid, link, hooks, total)
+        self._taken = 0  # bytes that were sent since the terminal was last seen empty
+
+    @property
+    def _master(self) -> int | None:
+        return self._descriptors[0] if self._descriptors else None
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Resize the terminal; the program gets SIGWINCH. The keeper notes it where it happens in the output."""
+        self._send(protocol.Resize(uid=self.uid, rows=rows, cols=cols))
+
+    def hide(self, secret: str) -> None:
+        """Mask this in the output from now on (K5)."""
+        self._send(protocol.Hide(uid=self.uid, secret=secret))
+
+    @property
+    def echo(self) -> bool:
+        """Whether the terminal shows what is typed."""
+        return bool(self._flags() & termios.ECHO)
+
+    @property
+    def canonical(self) -> bool:
+        """Whether the program gets whole lines; otherwise every key as it is pressed."""
+        return bool(self._flags() & termios.ICANON)
+
+    def _flags(self) -> int:
+        if self._master is None:
+            return 0 if self._over else termios.ECHO | termios.ICANON  # as it will be started
+        return int(termios.tcgetattr(self._master)[3])
+
+    @property
+    def eof(self) -> bytes:
+        """The character that ends the input in line mode: Ctrl-D, unless the program chose another."""
+        return b"\x04" if self._master is None else eof_of(termios.tcgetattr(self._master))
+
+    def send_eof(self) -> None:
+        """Type that character."""
+        self.write(self.eof)
+
+    def write(self, data: bytes, cause: bytes = b"", later: bytes = b"") -> None:
+        """Type `data`, and `later` 100 ms after it. If the program does not read or has ended, raises `ToolError`, and
+        nothing was written."""
+        self.check_room(data + later)
+        if self.interrupts(data):
+            self._taken = 0
+        self._taken += len(data) + len(later)
+        self._input(data, later, cause)
+
+    def check_room(self, data: bytes) -> None:
+        """Raise the error that writing this would raise (C6)."""
+        if self._over:
+            raise input_closed()
+        if self.interrupts(data):
+            return  # it makes room itself
+        if self._taken and not self._waiting and not self._has_input():
+            self._taken = 0
+        waiting = self._waiting
+        unread = waiting + min(max(0, self._taken - waiting), HOLDS)
+        if unread + len(data) > UNREAD_LIMIT:
+            raise input_not_read(unread, len(data))
+
+    def interrupts(self, data: bytes) -> bool:
+        """Whether typing this discards input that was typed before and not read."""
+        return self._master is not None and interrupt_in(self._master, data) >= 0
+
+    def look(self) -> Look:
+        """Whether the program waits for input, as it is right now."""
+        if self._master is None or self._unanswered or self._unsent:
+            return BUSY
+        with self._slave() as slave:
+            return BUSY if slave is None else look(self._master, slave, self.pid)
+
+    def probe(self) -> Look:
+        """Like `look`. Earlier output is reported first."""
+        found = self.look()
+        if found.reader is not None and self._master is not None and (has_input(self._master) or self._busy()):
+            return BUSY
+        return found
+
+    def _has_input(self) -> bool:
+        with self._slave() as slave:
+            return slave is not None and has_input(slave)
+
+    @contextlib.contextmanager
+    def _slave(self) -> Iterator[int | None]:
+        """Open the program's side for a moment: held longer, it would hide that the program has closed it."""
+        slave = None
+        if self._master is not None:
+            with contextlib.suppress(OSError):
+                slave = fcntl.ioctl(self._master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            yield slave
+        finally:
+            if slave is not None:
+                os.close(slave)
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,277 @@
+"""The messages between a runtime and a keeper, over a Unix socket.
+
+A frame is four bytes of length, one byte with the number of descriptors that come along, and a message in msgpack: a
+map with its kind in `do`. Fields that a peer does not know are ignored, and those it does not send have defaults, so
+that a newer runtime can take over the processes of an older keeper. The first message of each side has its version.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+
+VERSION = 1
+_HEAD = struct.Struct(">IB")
+_PIECE = 1 << 16
+_DESCRIPTORS = 16
+LONGEST = 16 << 20
+"""Bytes of a frame: arguments and environment of a program are the longest."""
+
+
+class _Message(msgspec.Struct, tag_field="do", kw_only=True, omit_defaults=True):
+    uid: str = ""
+
+
+# From a runtime
+
+
+class Hello(_Message, tag="hello"):
+    version: int = VERSION
+
+
+class Start(_Message, tag="start"):
+    """Start a process. `terminal` is the size of its terminal; without one it gets pipes."""
+
+    fence: int
+    argv: list[bytes]
+    env: dict[bytes, bytes]
+    head: int
+    ring: int
+    ahead: int
+    cwd: bytes | None = None
+    terminal: tuple[int, int] | None = None
+    stdin: bool = False
+    stderr: Literal["output", "tail"] = "output"
+    grace: float = 2.0
+    keep_secs: float = 3600.0
+    total: int = 0
+
+
+class Take(_Message, tag="take"):
+    """Take a process back. A lower fence than that of the runtime that has it is refused."""
+
+    fence: int
+
+
+class Write(_Message, tag="write"):
+    """Input: `data` now, `later` a moment after it. A `cause` that came before is ignored."""
+
+    number: int
+    data: bytes = b""
+    later: bytes = b""
+    cause: bytes = b""
+
+
+class CloseStdin(_Message, tag="close_stdin"):
+    number: int
+
+
+class Resize(_Message, tag="resize"):
+    rows: int
+    cols: int
+
+
+class End(_Message, tag="end"):
+    grace: float
+
+
+class Hide(_Message, tag="hide"):
+    secret: str
+
+
+class Seen(_Message, tag="seen"):
+    """The runtime has read the output up to `total`."""
+
+    total: int
+
+
+Request = Hello | Start | Take | Write | CloseStdin | Resize | End | Hide | Seen
+
+# From a keeper
+
+
+class Welcome(_Message, tag="welcome"):
+    """Descriptor: the page of totals (`page.py`)."""
+
+    version: int
+    mark: str = ""
+
+
+class Running(_Message, tag="running"):
+    """The process runs and belongs to this runtime. Descriptors: the terminal's master; or the ends of its pipes, as
+    paths: that of stdout, and that of stdin if it takes input."""
+
+    pid: int
+    slot: int
+    total: int = 0
+    rows: int = 0
+    cols: int = 0
+
+
+class Failed(_Message, tag="failed"):
+    """It could not be started."""
+
+    message: str
+    code: str
+
+
+class Unknown(_Message, tag="unknown"):
+    """No such process runs here (any more)."""
+
+
+class Output(_Message, tag="output"):
+    total: int
+
+
+class Took(_Message, tag="took"):
+    """The input with this number was handed over, except for the last `unsent` bytes, or refused with an error."""
+
+    number: int
+    unsent: int = 0
+    message: str = ""
+    code: str = ""
+
+
+class Ended(_Message, tag="ended"):
+    code: int | None = None
+    signal: int | None = None
+    total: int = 0
+    reason: str = ""
+    stderr: bytes = b""
+
+
+class Displaced(_Message, tag="displaced"):
+    """Another runtime has the process; nothing was done."""
+
+
+Report = Welcome | Running | Failed | Unknown | Output | Took | Ended | Displaced
+
+_encode = msgspec.msgpack.Encoder().encode
+requests: "msgspec.msgpack.Decoder[Request]" = msgspec.msgpack.Decoder(Request)
+reports: "msgspec.msgpack.Decoder[Report]" = msgspec.msgpack.Decoder(Report)
+
+
+class Connection:
+    """One end of a connection, on the running loop. Nothing blocks: what the socket does not take yet is kept."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_frame: Callable[[bytes, list[int]], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        """`on_frame` gets each message and its descriptors, which it owns; `on_lost` is called once, unless `close`
+        was."""
+        self._loop = asyncio.get_running_loop()
+        self._socket: socket.socket | None = sock
+        sock.setblocking(False)
+        self._on_frame, self._on_lost = on_frame, on_lost
+        self._received = bytearray()
+        self._descriptors: deque[int] = deque()
+        self._unsent: deque[tuple[bytes, Sequence[int]]] = deque()
+        self._drained: asyncio.Future[None] | None = None
+        self._loop.add_reader(sock, self.receive)
+
+    def send(self, message: _Message, descriptors: Sequence[int] = ()) -> None:
+        """Send a message. The descriptors are closed once they are sent."""
+        content = _encode(message)
+        self._unsent.append((_HEAD.pack(len(content), len(descriptors)) + content, descriptors))
+        if len(self._unsent) == 1:
+            self._flush()
+
+    def _flush(self) -> None:
+        sock = self._socket
+        try:
+            while self._unsent and sock is not None:
+                data, descriptors = self._unsent[0]
+                sent = socket.send_fds(sock, [data], descriptors) if descriptors else sock.send(data)
+                _close(descriptors)
+                self._unsent[0] = (data[sent:], ())
+                if sent == len(data):
+                    self._unsent.popleft()
+        except BlockingIOError:
+            assert sock is not None
+            self._loop.add_writer(sock, self._flush)
+            return
+        except OSError:  # the other end is gone; the reader learns of it
+            self._drop_unsent()
+        if sock is not None:
+            self._loop.remove_writer(sock)
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    def _drop_unsent(self) -> None:
+        for _, descriptors in self._unsent:
+            _close(descriptors)
+        self._unsent.clear()
+
+    async def drained(self) -> None:
+        """Return when everything is sent, or the other end is gone."""
+        if self._unsent:
+            self._drained = self._loop.create_future()
+            await self._drained
+
+    def receive(self) -> bool:
+        """Read once and hand over whole messages; return whether there may be more at once."""
+        if self._socket is None:
+            return False
+        try:
+            data, descriptors, _, _ = socket.recv_fds(
+                self._socket, _PIECE, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+            )
+        except BlockingIOError:
+            return False
+        except OSError:
+            data, descriptors = b"", []
+        self._descriptors += descriptors
+        self._received += data
+        if not data or not self._deliver():
+            self._lose()
+            return False
+        return True
+
+    def _deliver(self) -> bool:
+        """Hand over whole frames; return whether the stream makes sense."""
+        received = self._received
+        while len(received) >= _HEAD.size and self._socket is not None:
+            size, count = _HEAD.unpack_from(received)
+            if size > LONGEST or count > len(self._descriptors):
+                return False
+            if len(received) < _HEAD.size + size:
+                break
+            frame = bytes(memoryview(received)[_HEAD.size : _HEAD.size + size])
+            del received[: _HEAD.size + size]
+            try:
+                self._on_frame(frame, [self._descriptors.popleft() for _ in range(count)])
+            except msgspec.DecodeError:
+                return False
+        return True
+
+    def _lose(self) -> None:
+        if self._socket is not None:
+            self.close()
+            self._on_lost()
+
+    def close(self) -> None:
+        """Close it. Twice is harmless."""
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+            self._socket.close()
+            self._socket = None
+            _close(self._descriptors)
+            self._drop_unsent()
+            if self._drained is not None and not self._drained.done():
+                self._drained.set_result(None)
+
+
+def _close(descriptors: Sequence[int] | deque[int]) -> None:
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
