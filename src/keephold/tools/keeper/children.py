@@ -7,6 +7,7 @@ without a round trip, by the descriptors that the keeper passes.
 
 import contextlib
 import fcntl
+import logging
 import os
 import termios
 from collections import deque
@@ -22,6 +23,8 @@ from keephold.tools.process import reading_pipe
 from keephold.tools.session import Exit
 from keephold.tools.terminal.probe import BUSY, Look, has_input, look
 from keephold.tools.terminal.pty import HOLDS, eof_of, interrupt_in
+
+_log = logging.getLogger("keephold.tools")
 
 _TIOCGPTPEER = 0x5441  # opens the other side of a terminal by its master, wherever /dev/pts is
 
@@ -76,6 +79,8 @@ class KeptChild:
         """The leader's pid; 0 until it is started."""
         self.total = total
         """Bytes of its output that were reported."""
+        self.stalled = ""
+        """Why its output cannot be stored now, so that it waits; empty: it can."""
         self._link = link
         self._hooks = hooks
         self._slot = -1
@@ -170,6 +175,10 @@ class KeptChild:
                     self._seen()
             case protocol.Took():
                 self._took(report)
+            case protocol.Stalled():
+                self.stalled = report.reason
+                if report.reason:
+                    _log.warning("call %s waits, its output cannot be stored: %s", self.uid, report.reason)
             case protocol.Ended():
                 self._printed(report.total)
                 self._close()
@@ -203,8 +212,9 @@ class KeptChild:
         self._unsent = report.unsent
         while self._unanswered and self._unanswered[0][0] <= report.number:
             number, cause, _ = self._unanswered.popleft()
-            if report.code and number == report.number:
-                self._hooks.refused(cause, ToolError(report.message, code=report.code))
+            if report.refusal is not None and number == report.number:
+                message, code = report.refusal
+                self._hooks.refused(cause, ToolError(message, code=code))
             else:
                 self._hooks.taken(cause)
 

@@ -445,11 +445,12 @@ async def _read(descriptor: int) -> bytes:
     try:
         while True:
             await readable.wait()
-            piece = os.read(descriptor, 4096)
-            if not piece:
-                return said
-            said += piece
             readable.clear()
+            with contextlib.suppress(BlockingIOError):
+                piece = os.read(descriptor, 4096)
+                if not piece:
+                    return said
+                said += piece
     finally:
         loop.remove_reader(descriptor)
 

@@ -129,13 +129,19 @@ class Output(_Message, tag="output"):
     total: int
 
 
+class Stalled(_Message, tag="stalled"):
+    """Its output cannot be stored now, for this reason, and it waits; an empty reason: it goes on."""
+
+    reason: str
+
+
 class Took(_Message, tag="took"):
-    """The input with this number was handed over, except for the last `unsent` bytes, or refused with an error."""
+    """The input with this number was taken; `unsent` bytes are still to be handed to the program. Or it was refused:
+    with a message and a code."""
 
     number: int
     unsent: int = 0
-    message: str = ""
-    code: str = ""
+    refusal: tuple[str, str] | None = None
 
 
 class Ended(_Message, tag="ended"):
@@ -150,7 +156,7 @@ class Displaced(_Message, tag="displaced"):
     """Another runtime has the process; nothing was done."""
 
 
-Report = Welcome | Running | Failed | Unknown | Output | Took | Ended | Displaced
+Report = Welcome | Running | Failed | Unknown | Output | Stalled | Took | Ended | Displaced
 
 _encode = msgspec.msgpack.Encoder().encode
 requests: "msgspec.msgpack.Decoder[Request]" = msgspec.msgpack.Decoder(Request)

@@ -1,0 +1,406 @@
+"""One kept process in its keeper: its input, its output, its files, and the runtime that has it."""
+
+import asyncio
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from keephold.errors import ToolError
+from keephold.tools import marks
+from keephold.tools.keeper import protocol
+from keephold.tools.keeper.page import HOLDING, SETTLED, Page
+from keephold.tools.keeper.record import KeptExit, KeptRecord, boot_id, record_file, write_record
+from keephold.tools.keeper.spooling import SpoolFile
+from keephold.tools.keeper.times import Record, Times, times_file
+from keephold.tools.process import Process
+from keephold.tools.session import Exit
+from keephold.tools.terminal.pty import Pty
+from keephold.tools.terminal.veil import HELD_BACK, Veil
+
+_CAUSES = 1000
+"""How many inputs are remembered, so that none is taken twice."""
+_KEYS_AFTER = 0.1
+_AGAIN_SECS = 1.0
+"""How often a full disk is tried again."""
+_STDERR = 10_240
+
+
+class Peer(Protocol):
+    """The connection of a runtime."""
+
+    def send(self, message: protocol.Report, descriptors: list[int] = ...) -> None: ...
+
+
+class Around(Protocol):
+    """The keeper, as its processes see it."""
+
+    directory: Path
+    path: str
+    mark: str
+    page: Page
+
+    def ended(self, kept: "Kept") -> None:
+        """Nothing of the process is left, and its end is recorded."""
+
+
+class Kept:
+    """A process from its start until its end is recorded. Used on the loop's thread."""
+
+    def __init__(self, keeper: Around, slot: int, request: protocol.Start, peer: Peer) -> None:
+        """Start it. Raises `ToolError` if it cannot be started, and then no file is left beside its output."""
+        self.uid = request.uid
+        self.slot = slot
+        self.fence = request.fence
+        self.peer: Peer | None = peer
+        """The runtime that has it."""
+        self._keeper = keeper
+        self._loop = asyncio.get_running_loop()
+        self._grace, self._ahead = request.grace, request.ahead
+        self._stderr = b""
+        self._veil: Veil | None = None
+        self._later: tuple[bytes, asyncio.TimerHandle] | None = None
+        self._timer: asyncio.TimerHandle | None = None  # the end of `keep_secs`
+        self._reveals: asyncio.TimerHandle | None = None
+        self._retries: asyncio.TimerHandle | None = None
+        self._causes: dict[bytes, None] = {}
+        self._number = 0  # of the last input of this runtime
+        self._told = self._seen = self._noted = request.total
+        self._stalled = ""
+        self._over = False
+        self._paused = False
+        self._reason = ""
+        self._how: Exit | None = None
+        self._size = request.terminal or (0, 0)
+        now = time.time()
+        self._record = KeptRecord(
+            uid=request.uid,
+            host=socket.gethostname(),
+            boot=boot_id(),
+            keeper=keeper.mark,
+            socket=keeper.path,
+            since=now,
+            keep_secs=request.keep_secs,
+            terminal=request.terminal,
+            stdin=request.stdin,
+            head=request.head,
+            ring=request.ring,
+            ahead=request.ahead,
+        )
+        try:
+            write_record(keeper.directory, self._record)
+            self._spool = SpoolFile(keeper.directory / self.uid, request.head, request.ring, request.total)
+            self._spool.bound = request.total + self._ahead
+            self._times = Times(times_file(keeper.directory, self.uid), Record(request.total, now, *self._size))
+        except OSError as error:
+            raise ToolError(
+                f"The command was not started: its output cannot be kept ({error}). Make room on the disk.",
+                code="command_not_started",
+            ) from error
+        keeper.page.settled(slot, request.total)
+        try:
+            self._child = self._start(request)
+        except ToolError:
+            self._close()
+            for file in (record_file(keeper.directory, self.uid), times_file(keeper.directory, self.uid)):
+                file.unlink(missing_ok=True)
+            raise
+        self._record = msgspec.structs.replace(self._record, pid=self._child.pid)
+        self._write_record()
+
+    def _start(self, request: protocol.Start) -> Process | Pty:
+        mark = marks.call_mark(self._keeper.mark, self.uid)
+        env = {os.fsdecode(name): os.fsdecode(value) for name, value in request.env.items()} | marks.environ(mark)
+        argv = [os.fsdecode(word) for word in request.argv]
+        cwd = None if request.cwd is None else os.fsdecode(request.cwd)
+        if request.terminal is not None:
+            rows, cols = request.terminal
+            return _Pty(
+                self, argv, env=env, cwd=cwd, rows=rows, cols=cols, mark=mark, grace=request.grace,
+                on_output=self._printed, on_exit=self._exited, on_sent=self._sent,
+            )  # fmt: skip
+        return Process(
+            argv, env=env, cwd=cwd, stdin=request.stdin, mark=mark, grace=request.grace,
+            merge_stderr=request.stderr == "output",
+            on_stderr=self._complained if request.stderr == "tail" else None,
+            on_output=self._printed, on_exit=self._exited, on_sent=self._sent, move=self._move,
+        )  # fmt: skip
+
+    # Output
+
+    def reading(self) -> None:
+        """Output is about to be read."""
+        self._keeper.page.moving(self.slot)
+
+    def _move(self, source: int, size: int) -> int:
+        self.reading()
+        try:
+            return self._spool.move(source, size)
+        finally:
+            self.stored()
+
+    def _printed(self, data: bytes) -> None:
+        self._spool.append(data if self._veil is None else self._veil.pass_on(data))
+        self.stored()
+        if self._veil is not None:
+            self._reveal_later(self._veil.holds)
+
+    def _reveal_later(self, holds: bool) -> None:
+        if self._reveals is not None:
+            self._reveals.cancel()
+        self._reveals = self._loop.call_later(HELD_BACK, self._reveal) if holds else None
+
+    def _reveal(self) -> None:
+        self._reveal_later(False)
+        if self._veil is not None:
+            self._spool.append(self._veil.rest())
+            self.stored()
+
+    def _complained(self, data: bytes) -> None:
+        self._stderr = (self._stderr + data)[-_STDERR:]
+
+    def stored(self) -> None:
+        """Note how far the output has come, tell the runtime, and stop reading while there is no room."""
+        if self._over:
+            return
+        spool, total = self._spool, self._spool.total
+        if total > self._noted:
+            self._noted = total
+            self._times.note(total, time.time())
+        holds = spool.holds or (self._veil is not None and self._veil.holds)
+        self._keeper.page.settled(self.slot, total, HOLDING if holds else SETTLED)
+        self._tell()
+        if spool.holds and not self._paused:
+            self._paused = True
+            self._child.pause()
+        stalled = "" if spool.failure is None else str(spool.failure)
+        if stalled and self._retries is None:
+            self._retries = self._loop.call_later(_AGAIN_SECS, self._retry)
+        if stalled != self._stalled:
+            self._stalled = stalled
+            self._answer(protocol.Stalled(uid=self.uid, reason=stalled))
+
+    def _retry(self) -> None:
+        self._retries = None
+        self._release()
+
+    def _release(self) -> None:
+        """Store what was held, and read on if there is room again."""
+        if self._spool.holds:
+            self._spool.release()
+            self.stored()
+        if self._paused and not self._spool.holds:
+            self._paused = False
+            self._child.resume()
+        self._finish()
+
+    def _tell(self) -> None:
+        if self.peer is not None and self._seen == self._told < self._spool.total:
+            self._told = self._spool.total
+            self.peer.send(protocol.Output(uid=self.uid, total=self._told))
+
+    def seen(self, total: int) -> None:
+        """The runtime has read so far."""
+        self._seen = self._told = total
+        self._spool.bound = total + self._ahead
+        self._tell()
+        self._release()
+
+    # The runtime that has it
+
+    def attach(self, peer: Peer, fence: int) -> None:
+        """Give it to this runtime."""
+        if self.peer is not None and self.peer is not peer:
+            self.peer.send(protocol.Displaced(uid=self.uid))
+        self.peer, self.fence = peer, fence
+        self._number = 0
+        total = self._spool.total
+        self._seen = self._told = total
+        self._spool.bound = total + self._ahead
+        self._cancel_timer()
+        self._until(None)
+        self.introduce()
+        self._release()
+
+    def introduce(self) -> None:
+        """Tell the runtime about the process, and pass its descriptors."""
+        assert self.peer is not None
+        child, (rows, cols) = self._child, self._size
+        if isinstance(child, Process):
+            descriptors = child.paths()
+        else:
+            descriptors = [] if child.master is None else [os.dup(child.master)]
+        report = protocol.Running(uid=self.uid, pid=child.pid, slot=self.slot, total=self._told, rows=rows, cols=cols)
+        self.peer.send(report, descriptors)
+        self._tell()
+
+    def detach(self) -> None:
+        """The runtime is gone: keep the process for a while."""
+        self.peer = None
+        self._spool.bound = None
+        if self._how is None:
+            self._cancel_timer()
+            self._timer = self._loop.call_later(self._record.keep_secs, self._expire)
+            self._until(time.time() + self._record.keep_secs)
+        self._release()
+
+    def _expire(self) -> None:
+        self._timer = None
+        self.end_because(f"no runtime came back within {self._record.keep_secs:g} s")
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _until(self, until: float | None) -> None:
+        self._record = msgspec.structs.replace(self._record, until=until)
+        self._write_record()
+
+    def _write_record(self) -> bool:
+        try:
+            write_record(self._keeper.directory, self._record)
+        except OSError:
+            return False
+        return True
+
+    # Input
+
+    def write(self, request: protocol.Write) -> None:
+        """Hand over input, unless it came before."""
+        self._number = request.number
+        if request.cause and request.cause in self._causes:
+            self._sent()
+            return
+        try:
+            if isinstance(self._child, Pty):
+                self._child.check_room(request.data + request.later)
+            self._press()
+            if request.data:
+                self._child.write(request.data)
+        except ToolError as error:
+            self._answer(protocol.Took(uid=self.uid, number=request.number, refusal=(error.message, error.code)))
+            return
+        if request.cause:
+            self._remember(request.cause)
+        if request.later:
+            self._later = request.later, self._loop.call_later(_KEYS_AFTER, self._press)
+        self._sent()
+
+    def _remember(self, cause: bytes) -> None:
+        self._causes[cause] = None
+        if len(self._causes) > _CAUSES:
+            del self._causes[next(iter(self._causes))]
+
+    def _press(self) -> None:
+        """Press the keys that are due."""
+        if self._later is not None:
+            keys, timer = self._later
+            self._later = None
+            timer.cancel()
+            try:
+                self._child.write(keys)
+            except ToolError:  # there was room for them, so the program is gone
+                return
+            self._sent()
+
+    def close_stdin(self, number: int) -> None:
+        self._number = number
+        if isinstance(self._child, Process):
+            self._child.close_stdin()
+        self._sent()
+
+    def _sent(self) -> None:
+        unsent = self._child.unsent + (0 if self._later is None else len(self._later[0]))
+        self._answer(protocol.Took(uid=self.uid, number=self._number, unsent=unsent))
+
+    def _answer(self, report: protocol.Report) -> None:
+        if self.peer is not None:
+            self.peer.send(report)
+
+    def resize(self, rows: int, cols: int) -> None:
+        if isinstance(self._child, Pty) and (rows, cols) != self._size:
+            self._size = (rows, cols)
+            self._child.resize(rows, cols)
+            self._times.resized(self._spool.total, time.time(), rows, cols)
+
+    def hide(self, secret: str) -> None:
+        """Mask this in the output from now on (K5)."""
+        if self._veil is None:
+            self._veil = Veil()
+        self._veil.hide(secret)
+
+    # The end
+
+    def end(self, grace: float, reason: str = "") -> None:
+        """Begin to end it (C7)."""
+        self._reason = self._reason or reason
+        self._child.end(grace)
+
+    def end_because(self, reason: str) -> None:
+        """End it with its own grace, for this reason."""
+        self.end(self._grace, reason)
+
+    def _exited(self, how: Exit) -> None:
+        self._how = how
+        self._cancel_timer()
+        self._reveal()
+        if self._later is not None:
+            self._later[1].cancel()
+        self._finish()
+
+    def _finish(self) -> None:
+        """Record and report the end, once all output is stored."""
+        if self._how is None or self._spool.holds or self._over:
+            return
+        if self._record.exit is None:
+            how, total = self._how, self._spool.total
+            end = KeptExit(how.code, how.signal, total, time.time(), self._reason, self._stderr)
+            self._record = msgspec.structs.replace(self._record, until=None, exit=end)
+        written = self._write_record()
+        if self.peer is not None:
+            self._report_end(self.peer)
+        elif not written:  # nobody would learn of it
+            self._retries = self._retries or self._loop.call_later(_AGAIN_SECS, self._retry)
+            return
+        self._close()
+        self._keeper.ended(self)
+
+    def _close(self) -> None:
+        self._over = True
+        if self._retries is not None:
+            self._retries.cancel()
+        self._spool.close()
+        self._times.close()
+
+    def _report_end(self, peer: Peer) -> None:
+        end = self._record.exit
+        assert end is not None
+        peer.send(
+            protocol.Ended(
+                uid=self.uid,
+                code=end.code,
+                signal=end.signal,
+                total=end.total,
+                reason=end.reason,
+                stderr=end.stderr,
+            )
+        )
+
+
+class _Pty(Pty):
+    """A terminal whose keeper shows that it is being read, before it is."""
+
+    def __init__(self, kept: Kept, argv: list[str], **given: Any) -> None:
+        self._kept = kept
+        super().__init__(argv, **given)
+
+    def _read(self) -> None:
+        self._kept.reading()
+        try:
+            super()._read()
+        finally:
+            self._kept.stored()
