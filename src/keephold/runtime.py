@@ -169,7 +169,7 @@ class Runtime:
         self.permission = Permission(detached, self.people, self.approvals)
         questions = Questions(self.registry, self.limits, detached, self.people, self.inquiries, self.approvals)
         self.durability = Durability(self.registry)
-        self.admission = Admission(self.registry, self.toolbox, questions, self.permission, self.replies)
+        self.admission = Admission(self.registry, self.toolbox, questions, self.permission, self.replies, self._guard)
         self.recovery = Recovery(self.registry, self.toolbox, self.durability, self.admission)
         self.relay = Relay(self.registry, self.approvals)
         self.actions = Actions(

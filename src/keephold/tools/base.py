@@ -282,6 +282,8 @@ class Invocation:
     fence: int = 1
     entries: "Sequence[Entry]" = ()
     """The call's journal when the attempt begins."""
+    guard: "Guard | None" = None
+    """The runtime's guard, for processes that a function starts; None in a test of a runtime alone."""
 
 
 class Sink(Protocol):

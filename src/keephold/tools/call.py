@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine, Mapping
 from functools import partial
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -19,6 +20,7 @@ from keephold.handles.question import Question
 from keephold.handles.state import Failure, Ok, Outcome
 from keephold.handles.view import Handles
 from keephold.tools.base import Invocation, Sink
+from keephold.tools.children import ChildProcess, Children
 
 _UNREAD_LIMIT = 64 * 1024
 _THREAD_OUTPUT_LIMIT = 1024 * 1024
@@ -39,8 +41,8 @@ class Call:
     """
 
     __slots__ = (
-        "_asking", "_cancelled", "_durable", "_inbox", "_invocation", "_loop", "_queued", "_reader", "_sink",
-        "_thread_out", "_unread",
+        "_asking", "_cancelled", "_children", "_durable", "_inbox", "_invocation", "_loop", "_queued", "_reader",
+        "_sink", "_thread_out", "_unread",
     )  # fmt: skip
 
     def __init__(self, invocation: Invocation, sink: Sink, *, threaded: bool) -> None:
@@ -56,6 +58,7 @@ class Call:
         self._queued: list[Question] | None = None
         """Questions that are asked when the open one is answered."""
         self._cancelled = False
+        self._children: Children | None = None
         if invocation.entries:
             journal = self._in_store().journal
             if journal is not None:
@@ -178,6 +181,29 @@ class Call:
         """Return the events of this call's process, which are appended at least once."""
         self._not_in_a_thread("process_events")
         return self._in_store().process_events()
+
+    def process(
+        self,
+        *argv: str,
+        stdin: int | IO[Any] | None = DEVNULL,
+        stdout: int | IO[Any] | None = PIPE,
+        stderr: int | IO[Any] | None = STDOUT,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        pass_env: Collection[str] = (),
+    ) -> "Coroutine[Any, Any, ChildProcess]":
+        """Start a process that belongs to this call and return it, like `asyncio.create_subprocess_exec`.
+
+        It ends when the function returns, raises or is ended, with everything it started. `env` is added to the
+        environment, which has no API keys and other secrets except those that `pass_env` names.
+        """
+        self._not_in_a_thread("process")
+        if self._children is None:
+            assert self._invocation.guard is not None, "a call runs in a runtime, which has a guard"
+            grace = self._invocation.tool.spawn.abort_grace_ms / 1000
+            self._children = Children(self._invocation.guard, self.uid, grace)
+        streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
+        return self._children.start(argv, cwd=cwd, env=env, pass_env=pass_env, **streams)
 
     async def _input(self) -> Any:
         if not (self._invocation.stateful and "apply" in self._invocation.tool.actions):

@@ -195,6 +195,8 @@ class _Task:
             raise
         except BaseException as error:  # a tool that calls sys.exit() ends itself, not the runtime
             outcome = error_outcome(error, self._call)
+        if self._call._children is not None:
+            await self._call._children.ended()
         if isinstance(outcome, Pending) and not self.has_key:
             outcome = NO_KEY
         if isinstance(outcome, Pending):
@@ -229,6 +231,8 @@ class _Task:
 
     def end(self, grace: float) -> None:
         self._call._cancelled = True
+        if self._call._children is not None:
+            self._call._children.end(grace)
         task = self._task
         assert task is not None
         if not task.cancel():

@@ -117,7 +117,7 @@ _command: _Watch | None = None
 
 
 def adopt() -> None:
-    """Let everything that this process starts from now on end with it, whoever starts it: for our own commands.
+    """Let everything that this process starts from now on end with it: for our own commands.
 
     Children inherit a mark by the environment; forks without exec are known by the guard's pipe. Processes that must
     outlive the command are started with `environment.inherited`, which does not have this mark.

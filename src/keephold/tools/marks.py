@@ -5,8 +5,8 @@ Marks add up: a runtime that was itself started by a tool keeps the mark it inhe
 so an outer runtime finds the processes of an inner one. A process that drops its environment (`env -i`) loses its mark;
 it is still found by its process group.
 
-A command of keephold (`serve`, `turn`, …) also has a mark in its own environment (`adopt`), so whatever a Python tool
-starts with `subprocess` or a pool inherits that. Its own runtimes have marks below this one.
+A command of keephold (`serve`, `turn`, …) also has a mark in its own environment (`adopt`), so every process that a
+Python tool starts with `subprocess` or a pool inherits that. Its own runtimes have marks below this one.
 
 Linux only: processes are read from /proc. A process whose environment cannot be read belongs to another user and is
 skipped.

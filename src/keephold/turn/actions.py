@@ -337,6 +337,7 @@ class Actions:
             durability=self._durability,
             attempt=handle.attempt,
             fence=handle.fence,
+            guard=self._admission.guard,
         )
 
     def resources(self, call: ActiveCall) -> tuple[str, ...]:

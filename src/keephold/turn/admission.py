@@ -15,6 +15,7 @@ from keephold.handles.registry import Registry
 from keephold.handles.state import EndedBy, Failure, Outcome, Pending, Stopped, error_of
 from keephold.store.endings import CANCELLED
 from keephold.tools.base import Invocation, Tool
+from keephold.tools.guard import Guard
 from keephold.tools.run import Run
 from keephold.tools.toolbox import Toolbox
 from keephold.turn.crash_loops import CrashLoops
@@ -28,9 +29,16 @@ class Admission:
     """Starts the handles of one runtime when their turn has come."""
 
     def __init__(
-        self, registry: Registry, toolbox: Toolbox, questions: Questions, permission: Permission, replies: Replies
+        self,
+        registry: Registry,
+        toolbox: Toolbox,
+        questions: Questions,
+        permission: Permission,
+        replies: Replies,
+        guard: Guard,
     ) -> None:
         self._registry = registry
+        self.guard = guard
         self._toolbox = toolbox
         self._questions = questions
         self._permission = permission

@@ -312,6 +312,7 @@ class Recovery:
             retry_of=record.retry_of,
             fence=record.fence,
             entries=entries,
+            guard=self._admission.guard,
         )
         self._admission.admit(handle, invocation)
 
