@@ -93,6 +93,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "send": ("h", "text"),
     "serve": ("--port", "0"),
     "show": ("h",),
+    "spawn": ("build",),
     "top": ("--json",),
     "wait": ("h",),
 }
@@ -169,7 +170,7 @@ async def test_K7_no_command_lets_a_hostile_clone_do_anything(clone: Clone) -> N
         clone.untouched(name)
         said = done.stdout + done.stderr
         assert "Traceback" not in said and SECRET not in said, (name, said)
-        if name in ("serve", "chat", "turn", "tools", "bench", "mcp-login", "abort", "gc", "wait", "top"):
+        if name in ("serve", "chat", "turn", "tools", "bench", "mcp-login", "abort", "gc", "wait", "top", "spawn"):
             assert done.returncode == 2 and "keephold.toml is not trusted, so nothing in it was used" in said, (
                 name,
                 said,

@@ -128,3 +128,30 @@ async def test_M3_a_server_that_cannot_start_leaves_its_error_to_the_client(tmp_
     )
     _, said = await process.communicate()
     assert process.returncode and b"there is no module `no_such_module_here`" in said and here.servers() == []
+
+
+async def test_M3_keephold_spawn_starts_a_tool_in_the_background_server(tmp_path: Path) -> None:
+    counting = CONFIG.replace("echo $COLOUR", "echo {{ tool.arguments.count + 1 }} {{ tool.arguments.text }}")
+    parameters = "parameters.count = {type = 'integer', required = true}\nparameters.text = {required = true}\n"
+    async with project(tmp_path, counting + parameters) as here:
+
+        async def run(*words: str) -> tuple[int | None, str]:
+            argv = [sys.executable, "-m", "keephold", *words, "--store", f"sqlite:///{tmp_path / 'store.db'}"]
+            pipe = asyncio.subprocess.PIPE
+            known = environment(tmp_path)
+            started = await asyncio.create_subprocess_exec(*argv, stdout=pipe, stderr=pipe, cwd=tmp_path, env=known)
+            out, err = await started.communicate()
+            return started.returncode, (out + err).decode()
+
+        assert await run("spawn", "work", "count=1", "text=2", "--id", "w") == (0, "w: running\n")
+        (server,) = here.servers()
+        code, refused = await run("spawn", "work", "count=1", "text=2", "--id", "w")
+        assert code in (1, 2) and "`w`" in refused, refused
+        code, refused = await run("spawn", "work", "count=many", "text=2")
+        assert code == 1 and "`count` must be an integer" in refused
+        code, refused = await run("spawn", "sleep", "durationMs=1")
+        assert code == 2 and "is not spawned" in refused
+        (tmp_path / "gate").touch()
+        assert await run("spawn", "work", "count=1", "text=2", "--id", "v", "--wait") == (0, "v: ok: done\n")
+        assert await run("logs", "w") == (0, "2 2\ndone\n")
+        assert here.servers() == [server]

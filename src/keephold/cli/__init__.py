@@ -39,6 +39,7 @@ GROUPS = {
         "permissions": ("keephold.cli.requests:permissions", "List standing permissions, and revoke them."),
     },
     "Control": {
+        "spawn": ("keephold.cli.spawn:spawn", "Start a tool in the background."),
         "attach": ("keephold.cli.attach:attach", "Take over the terminal of a handle."),
         "send": ("keephold.cli.send:send", "Send input to a running handle, or answer its question."),
         "allow": ("keephold.cli.requests:allow", "Allow a call, or let the model see its result."),

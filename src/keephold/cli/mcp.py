@@ -36,6 +36,8 @@ from keephold.tools.environment import take
 from keephold.tools.remote.server import need_mcp
 
 if TYPE_CHECKING:
+    import socket
+
     from mcp.server.context import CallNext, HandlerResult
 
     from keephold.cli.look_again import LookAgain
@@ -115,8 +117,12 @@ def mcp(
     elif port is None:
         tell_source(loaded)
     place = store or store_of(loaded)
-    if port is None and builtins is None and not ignored and _passed_on(place, loaded, conversation):
-        return
+    if port is None and builtins is None and not ignored:
+        connection = connected(place, loaded, conversation)
+        if connection is not None:
+            with contextlib.suppress(KeyboardInterrupt, BrokenPipeError, ConnectionError):
+                pass_on(connection)
+            return
     from keephold.cli.look_again import LookAgain
     from keephold.mcp.server import Server
     from keephold.runtime import Runtime
@@ -168,12 +174,12 @@ def settings_of(config: Config, builtins: tuple[str, ...] | None) -> dict[str, A
     }
 
 
-def _passed_on(store: str, config: Config, conversation: str | None) -> bool:
-    """Let a `keephold serve` on the same store serve the client, else the background server, which is started if it
-    does not run (M3). Return whether one did."""
+def connected(store: str, config: Config, conversation: str | None) -> "socket.socket | None":
+    """Connect to the `keephold serve` on the same store, else to the background server, which is started if it does not
+    run (M3). Return None if there is neither."""
     path = getattr(open_store(store), "path", None)
     if path is None:
-        return False
+        return None
     file = None if config.source is None else config.source.path
     connection = connect(path, file, conversation)
     if connection is None and config.mcp.background_secs:
@@ -183,10 +189,7 @@ def _passed_on(store: str, config: Config, conversation: str | None) -> bool:
             )
         except OSError as error:
             _log.warning("there is no background server, so spawned calls end with this process: %s", error)
-    if connection is not None:
-        with contextlib.suppress(KeyboardInterrupt, BrokenPipeError, ConnectionError):
-            pass_on(connection)
-    return connection is not None
+    return connection
 
 
 async def _in_background(

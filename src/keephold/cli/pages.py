@@ -142,6 +142,15 @@ PAGES = {
         ("logs", "send", "top"),
         ((0, "detached, or the program ended well"), (1, "the program failed, or was ended"), _REFUSED, _SIGNALLED),
     ),
+    "spawn": Page(
+        (
+            ("Start a tool in the background:", "keephold spawn build target=app"),
+            ("Start it under a name, and wait for its end:", "keephold spawn build target=app --id b1 --wait"),
+            ("Then see what it printed:", "keephold logs b1"),
+        ),
+        ("ps", "logs", "wait"),
+        ((0, "started; with --wait: succeeded"), (1, "with --wait: it failed or was aborted"), _REFUSED),
+    ),
     "send": Page(
         (
             ("Type a line into a terminal:", "keephold send sh 'make test' --key ENTER"),
