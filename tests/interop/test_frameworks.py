@@ -7,16 +7,19 @@ long or need a server of their own run for every framework with `KEEPHOLD_SOAK=1
 import json
 import os
 import queue
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.interop.foreign import HERE, MCP1, MCP2, NODE, NPM_ROOT, PATIENCE, need
+from tests.interop.foreign import HERE, MCP1, MCP2, MCPDO, NODE, NPM_ROOT, PATIENCE, need, node
 from tests.interop.form import FILLED_IN
 from tests.mcp.serving import end_background
 from tests.serve.serving import TOKEN, Served, environment, served
@@ -24,8 +27,9 @@ from tests.soak import SOAK
 from tests.trusting import write_trusted
 
 PYTHON = {"mcp1": MCP1, "langchain": MCP1, "mcp2": MCP2, "fastmcp": MCP2, "openai": MCP2, "pydantic_ai": MCP2}
-FRAMEWORKS = [*PYTHON, "typescript1", "typescript2"]
-ASKS = [framework for framework in FRAMEWORKS if framework != "openai"]  # that one cannot ask its user
+FRAMEWORKS = [*PYTHON, "typescript1", "typescript2", "inspector", "ext_tasks"]
+ASKS = [framework for framework in FRAMEWORKS if framework not in ("openai", "ext_tasks")]
+"""openai-agents cannot ask its user; ext-tasks does not ask for the result of a task that needs input."""
 TOOLS = {"work": "tests.mcp.office", "slow_compute": "tests.interop.jobs", "register": "tests.interop.form"}
 CONFIG = "".join(
     f'[conversation.tools.{name}]\nsource = "python"\nfunction = "{module}:{name}"\nrun = "unattended"\n\n'
@@ -108,9 +112,77 @@ class Driver:
             pipe.close()
 
 
+class Inspector(Driver):
+    """The clients of `mcpdo`, the Inspector's command line: connections that a daemon keeps."""
+
+    def __init__(self, target: dict[str, Any]) -> None:
+        need(NPM_ROOT)
+        self._target = target
+        self._home = tempfile.mkdtemp()
+        self._connected = dict[str, str]()
+        self._asked = list[int]()
+        self._replies = queue.Queue()
+        self._early = {}
+        self._count = 0
+
+    def _mcpdo(self, client: str, *words: str) -> tuple[int, Any]:
+        place = {"HOME": self._home, "MCP_INSPECTOR_DAEMON_DIR": self._home, "MCP_INSPECTOR_SECRET_STORE": "file"}
+        run = node(MCPDO, "--format", "json", "--connection", client, *words, environment=place)
+        return run.returncode, json.loads(run.stdout) if run.stdout.strip() else run.stderr
+
+    def _connect(self, client: str) -> None:
+        if client in self._connected:
+            return
+        self._connected[client] = client
+        if "url" in self._target:
+            (name, value), *_ = self._target["headers"].items()
+            words = [self._target["url"], "--header", f"{name}: {value}"]
+        else:
+            settings = [word for name, value in self._target["env"].items() for word in ("-e", f"{name}={value}")]
+            words = ["--cwd", self._target["cwd"], *settings, "--", self._target["command"], *self._target["args"]]
+        code, said = self._mcpdo(client, "connect", "--era", "modern", *words)
+        assert code == 0, said
+
+    def send(self, do: str, client: str = "a", **what: Any) -> int:
+        self._count += 1
+        id = self._count
+        if do == "asked":
+            self._early[id] = {"asked": self._asked}
+            return id
+        self._connect(client)
+        threading.Thread(target=lambda: self._replies.put({"id": id, **self._done(do, client, **what)})).start()
+        return id
+
+    def _done(self, do: str, client: str, tool: str = "", arguments: Mapping[str, Any] = {}) -> dict[str, Any]:
+        if do == "list":
+            _, said = self._mcpdo(client, "tools/list")
+            return {"tools": [each["name"] for each in said["tools"]]}
+        code, said = self._mcpdo(client, "tools/call", tool, "--tool-args-json", json.dumps(dict(arguments)))
+        while isinstance(said, dict) and "elicitationPending" in said:
+            asked = said["elicitationPending"]
+            fields = asked["requestedSchema"]["properties"]
+            self._asked.append(len(fields))
+            answers = [f"{name}:={json.dumps(FILLED_IN[name])}" for name in fields]
+            code, said = self._mcpdo(client, "elicitation/respond", asked["elicitationId"], *answers)
+        if not isinstance(said, dict) or "content" not in said:
+            return {"raised": f"{code}: {said}"}
+        texts = [each["text"] for each in said["content"] if each["type"] == "text"]
+        return {"text": "\n".join(texts), "error": said.get("isError", False)}
+
+    def kill(self) -> None:
+        _, daemon = self._mcpdo("a", "daemon", "status")
+        if isinstance(daemon, dict) and daemon.get("pid"):
+            os.kill(daemon["pid"], signal.SIGKILL)
+        shutil.rmtree(self._home, ignore_errors=True)
+
+
+def drives(framework: str, target: dict[str, Any]) -> Driver:
+    return Inspector(target) if framework == "inspector" else Driver(framework, target)
+
+
 @contextmanager
 def driving(framework: str, target: dict[str, Any]) -> Iterator[Driver]:
-    driver = Driver(framework, target)
+    driver = drives(framework, target)
     try:
         yield driver
     finally:
@@ -192,7 +264,11 @@ async def test_M3_a_killed_host_leaves_its_spawn_to_the_next(tmp_path: Path, fra
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_M7_a_call_that_lasts_is_answered_with_its_handle(quick: Served, framework: str) -> None:
     with driving(framework, _http(quick)) as driver:
-        handle = driver.call("slow_compute", seconds=3)
+        lasting = driver.calling("slow_compute", seconds=3)
+        if framework == "ext_tasks":  # it is a task there
+            assert driver.reply(lasting)["text"] == "computed in 3 s"
+            return
+        handle = driver.result(lasting)
         assert handle["id"].startswith("call:") and handle["state"] == "running"
         assert driver.waited(handle["id"])[0]["result"] == "computed in 3 s"
 
@@ -237,10 +313,13 @@ def test_M7_a_call_that_its_client_has_given_up_is_found(server: Served) -> None
 @pytest.mark.timeout(300)
 def test_M7_a_call_of_90_seconds(server: Served) -> None:
     """All frameworks at once, with the defaults of both sides: no client raises, and every call is found."""
-    drivers = {framework: Driver(framework, _http(server)) for framework in FRAMEWORKS if framework != "openai"}
+    drivers = {framework: drives(framework, _http(server)) for framework in FRAMEWORKS if framework != "openai"}
     try:
         calls = {framework: driver.calling("slow_compute", seconds=90) for framework, driver in drivers.items()}
         for framework, driver in drivers.items():
+            if framework == "ext_tasks":
+                assert driver.reply(calls[framework], 120)["text"] == "computed in 90 s"
+                continue
             handle = driver.result(calls[framework], 80)
             assert handle["state"] == "running", framework
             assert driver.waited(handle["id"])[0]["result"] == "computed in 90 s", framework

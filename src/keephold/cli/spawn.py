@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,7 @@ from keephold.errors import KeepholdError
 from keephold.tools.remote.server import need_mcp
 
 if TYPE_CHECKING:
+    import io
     import socket
 
 
@@ -127,7 +128,7 @@ def _value(text: str, schema: Any) -> Any:
 class _Session:
     """An MCP session of a few requests, one after the other."""
 
-    def __init__(self, stream: "IO[bytes]") -> None:
+    def __init__(self, stream: "io.BufferedRWPair") -> None:
         self._stream = stream
         self._count = 0
 
