@@ -39,11 +39,13 @@ def need(place: Path) -> None:
     pytest.skip(why)
 
 
-def node(program: str, *arguments: str, environment: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
+def node(
+    program: str, *arguments: str, environment: Mapping[str, str] = {}, patience: float = PATIENCE
+) -> subprocess.CompletedProcess[str]:
     """Run a program of an npm package to its end."""
     need(NPM_ROOT)
     command = [str(NODE), str(NPM_ROOT / "node_modules" / program), *arguments]
-    return _run(command, environment=environment)
+    return _run(command, environment=environment, patience=patience)
 
 
 def script(name: str, *arguments: str, environment: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
@@ -62,14 +64,17 @@ def mcp1(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _run(
-    command: list[str], source: IO[str] | None = None, environment: Mapping[str, str] = {}
+    command: list[str],
+    source: IO[str] | None = None,
+    environment: Mapping[str, str] = {},
+    patience: float = PATIENCE,
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
         stdin=source or subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=patience,
         cwd=NPM_ROOT if NPM_ROOT.exists() else ROOT,
         env={**os.environ, "NO_COLOR": "1", "NODE_COMPILE_CACHE": str(NPM_ROOT / "compiled"), **environment},
     )

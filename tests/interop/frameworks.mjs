@@ -1,5 +1,6 @@
 // Drives an MCP server with the client of a TypeScript SDK, as frameworks.py does with those of Python:
-//   node --input-type=module -e SOURCE typescript1|typescript2 TARGET
+//   node --input-type=module -e SOURCE typescript1|typescript2|ext_tasks TARGET
+// ext_tasks, the official requester of tasks, uses the second SDK.
 
 import { createInterface } from "node:readline";
 
@@ -15,7 +16,7 @@ function filledIn({ properties }) {
 }
 
 async function loaded() {
-  if (framework === "typescript2") {
+  if (framework !== "typescript1") {
     const { Client, StreamableHTTPClientTransport } = await import("@modelcontextprotocol/client");
     const { StdioClientTransport } = await import("@modelcontextprotocol/client/stdio");
     return { Client, StreamableHTTPClientTransport, StdioClientTransport, elicit: "elicitation/create" };
@@ -28,9 +29,13 @@ async function loaded() {
 }
 
 const sdk = await loaded();
+const tasks = framework === "ext_tasks" ? await import("@modelcontextprotocol/ext-tasks/client") : null;
 
 async function opened() {
-  const client = new sdk.Client({ name: framework, version: "1" }, { capabilities: { elicitation: { form: {} } } });
+  // At 2026-07-28 a host of ext-tasks sends some requests itself (ext_tasks.mjs); here the SDK sends all.
+  const era = tasks ? { versionNegotiation: { mode: "legacy" } } : {};
+  const capabilities = { elicitation: { form: {} } };
+  const client = new sdk.Client({ name: framework, version: "1" }, { capabilities, ...era });
   const answer = ({ params }) => ({ action: "accept", content: filledIn(params.requestedSchema) });
   client.setRequestHandler(sdk.elicit, answer);
   const { url, headers } = target;
@@ -38,7 +43,28 @@ async function opened() {
     ? new sdk.StreamableHTTPClientTransport(new URL(url), { requestInit: { headers } })
     : new sdk.StdioClientTransport(target);
   await client.connect(transport);
-  return client;
+  return tasks ? requester(client) : client;
+}
+
+// Calls that may be tasks are, and their result is polled for.
+async function requester(client) {
+  const { tools } = await client.listTools();
+  const refuse = () => {
+    throw new Error("nothing but a form is asked for here");
+  };
+  const elicitation = ({ params }) => ({ action: "accept", content: filledIn(params.requestedSchema) });
+  const handler = tasks.createApplicationInputHandler({ elicitation, sampling: refuse, roots: refuse });
+  const session = tasks.createTaskSessionFromClient(client, { endpointId: "server", onInputRequest: handler });
+  const callTool = async ({ name, arguments: args }) => {
+    const { inputSchema, execution } = tools.find((tool) => tool.name === name);
+    const taskSupport = execution?.taskSupport;
+    const preference = taskSupport ? "prefer" : "allow";
+    const options = { declaration: { name, inputSchema, taskSupport }, task: { preference } };
+    const { outcome } = await (await session.callTool(name, args, options)).settle();
+    if (outcome.error) throw new Error(outcome.error.message);
+    return outcome.result;
+  };
+  return { listTools: () => client.listTools(), callTool };
 }
 
 const clients = new Map();

@@ -30,6 +30,8 @@ PYTHON = {"mcp1": MCP1, "langchain": MCP1, "mcp2": MCP2, "fastmcp": MCP2, "opena
 FRAMEWORKS = [*PYTHON, "typescript1", "typescript2", "inspector", "ext_tasks"]
 ASKS = [framework for framework in FRAMEWORKS if framework not in ("openai", "ext_tasks")]
 """openai-agents cannot ask its user; ext-tasks does not ask for the result of a task that needs input."""
+WITH_TASKS = ("inspector", "ext_tasks")
+"""These get a call that lasts as a task, and its result at its end."""
 TOOLS = {"work": "tests.mcp.office", "slow_compute": "tests.interop.jobs", "register": "tests.interop.form"}
 CONFIG = "".join(
     f'[conversation.tools.{name}]\nsource = "python"\nfunction = "{module}:{name}"\nrun = "unattended"\n\n'
@@ -127,7 +129,7 @@ class Inspector(Driver):
 
     def _mcpdo(self, client: str, *words: str) -> tuple[int, Any]:
         place = {"HOME": self._home, "MCP_INSPECTOR_DAEMON_DIR": self._home, "MCP_INSPECTOR_SECRET_STORE": "file"}
-        run = node(MCPDO, "--format", "json", "--connection", client, *words, environment=place)
+        run = node(MCPDO, "--format", "json", "--connection", client, *words, environment=place, patience=2 * PATIENCE)
         return run.returncode, json.loads(run.stdout) if run.stdout.strip() else run.stderr
 
     def _connect(self, client: str) -> None:
@@ -265,7 +267,7 @@ async def test_M3_a_killed_host_leaves_its_spawn_to_the_next(tmp_path: Path, fra
 def test_M7_a_call_that_lasts_is_answered_with_its_handle(quick: Served, framework: str) -> None:
     with driving(framework, _http(quick)) as driver:
         lasting = driver.calling("slow_compute", seconds=3)
-        if framework == "ext_tasks":  # it is a task there
+        if framework in WITH_TASKS:
             assert driver.reply(lasting)["text"] == "computed in 3 s"
             return
         handle = driver.result(lasting)
@@ -317,7 +319,7 @@ def test_M7_a_call_of_90_seconds(server: Served) -> None:
     try:
         calls = {framework: driver.calling("slow_compute", seconds=90) for framework, driver in drivers.items()}
         for framework, driver in drivers.items():
-            if framework == "ext_tasks":
+            if framework in WITH_TASKS:
                 assert driver.reply(calls[framework], 120)["text"] == "computed in 90 s"
                 continue
             handle = driver.result(calls[framework], 80)

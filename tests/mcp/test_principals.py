@@ -1,6 +1,7 @@
 """With tokens, whoever is not the owner of a thing sees exactly what they would see if it did not exist (M5, M2)."""
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,22 @@ async def test_M2_so_it_is_for_a_2025_client(method: str, tmp_path: Path) -> Non
         assert [each["taskId"] for each in (await ask(alice, "tasks/list"))["tasks"]] == [task]
         (tmp_path / "gate").touch()
         assert (await ask(alice, "tasks/result", taskId=task))["content"][0]["text"] == "through gate"
+
+
+async def test_M2_a_2025_client_that_asks_for_a_task_gets_one_also_of_a_spawn(tmp_path: Path) -> None:
+    async with (
+        serving(tokens=TOKENS) as here,
+        connected(here.url, "legacy", token=TOKENS["alice"]) as alice,
+        connected(here.url, "legacy", token=TOKENS["bob"]) as bob,
+    ):
+        task = await ask_for_task(alice, "work", spawn="w", gate=str(tmp_path / "gate"))
+        assert (await ask(alice, "tasks/get", taskId=task))["status"] == "completed"
+        said = await ask(alice, "tasks/result", taskId=task)
+        assert json.loads(said["content"][0]["text"]).items() >= {"id": "w", "state": "running"}.items()
+        assert said["_meta"]["io.modelcontextprotocol/related-task"] == {"taskId": task}
+        assert "completed already" in str(await refused(alice, "tasks/cancel", taskId=task))
+        for method in ("tasks/get", "tasks/result", "tasks/cancel"):
+            assert await refused(bob, method, taskId=task) == await refused(bob, method, taskId=NEVER)
 
 
 async def test_M2_nobody_listens_to_the_task_of_another(tmp_path: Path) -> None:

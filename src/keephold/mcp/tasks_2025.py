@@ -5,7 +5,10 @@ asked by requests while the client waits for its result.
 """
 
 import asyncio
-from typing import Any
+import os
+import time
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 from mcp.server.context import CallNext, HandlerResult
 from mcp.shared.exceptions import MCPError
@@ -20,11 +23,42 @@ from keephold.mcp.listen import Subscriptions
 from keephold.mcp.results import may_be_task
 from keephold.mcp.tasks import MARK, POLL_MS, Tasks, protocol_error
 from keephold.store.base import HandleQuery
+from keephold.text import instant
 
 VERSION = "2025-11-25"
 RELATED = "io.modelcontextprotocol/related-task"
 CAPABILITY: dict[str, Any] = {"list": {}, "cancel": {}, "requests": {"tools": {"call": {}}}}
 _PAGE = 100
+
+
+class _Answered(NamedTuple):
+    """A task whose call was answered at once: a spawn, say."""
+
+    conversation: str
+    shown: dict[str, Any]
+    result: dict[str, Any]
+
+
+class _Answers:
+    """The latest tasks of this kind: a client that asked for a task must get one. They end with the server."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, _Answered] = OrderedDict()
+
+    def add(self, conversation: str, answer: HandlerResult, ttl: int) -> _Answered:
+        now, id = instant(time.time()), os.urandom(16).hex()
+        shown = {"taskId": id, "status": "completed", "createdAt": now, "lastUpdatedAt": now, "ttl": ttl}
+        assert answer is not None, "every call has an answer"
+        said = answer if isinstance(answer, dict) else answer.model_dump(by_alias=True, exclude_none=True, mode="json")
+        said.pop("resultType", None)
+        self._known[id] = answered = _Answered(conversation, {**shown, "pollInterval": POLL_MS}, said)
+        if len(self._known) > _PAGE:
+            self._known.popitem(last=False)
+        return answered
+
+    def get(self, conversation: str, id: object) -> _Answered | None:
+        found = self._known.get(id) if isinstance(id, str) else None
+        return found if found is not None and found.conversation == conversation else None
 
 
 class Tasks2025:
@@ -34,6 +68,7 @@ class Tasks2025:
         self._calls = calls
         self._subscriptions = subscriptions
         self._tasks = tasks
+        self._answers = _Answers()
         self._methods = {
             "tasks/get": self._get,
             "tasks/result": self._result,
@@ -75,13 +110,17 @@ class Tasks2025:
             raise MCPError(INVALID_PARAMS, f"the call is not valid: {error.errors()[0]['msg']}") from None
         begun = await self._calls.begin(ctx, tool, params, park_after=None)
         if begun.handle is None or begun.handle.stateful:
-            return await self._calls.answer(ctx, begun)
+            answer = await self._calls.answer(ctx, begun)
+            return {"task": self._answers.add(self._calls.conversation(ctx), answer, self._tasks.ttl_ms).shown}
         return {"task": self._shown(await self._tasks.announce(begun, elicits(ctx)))}
 
     async def _get(self, ctx: Context) -> dict[str, Any]:
-        return self._shown(await self._named(ctx))
+        answered = self._answer_of(ctx)
+        return self._shown(await self._named(ctx)) if answered is None else answered.shown
 
     async def _cancel(self, ctx: Context) -> dict[str, Any]:
+        if self._answer_of(ctx) is not None:
+            raise MCPError(INVALID_PARAMS, "Task is completed already and cannot be cancelled")
         handle = await self._named(ctx)
         if not handle.active:
             raise MCPError(INVALID_PARAMS, f"Task is {self._tasks.status(handle)} already and cannot be cancelled")
@@ -90,6 +129,9 @@ class Tasks2025:
 
     async def _result(self, ctx: Context) -> dict[str, Any]:
         """Wait for a task's result. Meanwhile ask the client's user the task's questions."""
+        answered = self._answer_of(ctx)
+        if answered is not None:
+            return {**answered.result, "_meta": {RELATED: {"taskId": answered.shown["taskId"]}}}
         handle = await self._named(ctx)
         over = asyncio.Event()
         watcher = OnStop(lambda _: over.set())
@@ -125,6 +167,9 @@ class Tasks2025:
         if len(records) == _PAGE:
             listed["nextCursor"] = records[-1].uid
         return listed
+
+    def _answer_of(self, ctx: Context) -> "_Answered | None":
+        return self._answers.get(self._calls.conversation(ctx), (ctx.params or {}).get("taskId"))
 
     async def _named(self, ctx: Context) -> Handle:
         task_id = (ctx.params or {}).get("taskId")
