@@ -9,13 +9,18 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+import pytest
 from tests.acp.editor import config, script
 from tests.interop.acp_turns import Message, answer, ended, prompts, statuses, text, updates
 from tests.interop.foreign import ACPX, NODE, NPM_ROOT, ROOT, need
+from tests.soak import SOAK
 
+soak = pytest.mark.skipif(not SOAK, reason="runs with KEEPHOLD_SOAK=1")
 DENIED = 5
 """The exit code for a run in which nothing was permitted."""
 
@@ -33,7 +38,14 @@ class Run(NamedTuple):
         return prompt
 
 
-def acpx(directory: Path, steps: str, *options: str, more: str = "", interrupt_at: str | None = None) -> Run:
+def acpx(
+    directory: Path,
+    steps: str,
+    *options: str,
+    more: str = "",
+    interrupt_at: str | None = None,
+    interrupt: Callable[[subprocess.Popen[bytes]], None] = lambda process: process.send_signal(signal.SIGINT),
+) -> Run:
     """One prompt, in a session of its own; with `interrupt_at`, interrupted when that is said."""
     need(NPM_ROOT)
     file = config(directory, more)
@@ -52,7 +64,7 @@ def acpx(directory: Path, steps: str, *options: str, more: str = "", interrupt_a
             for line in process.stdout:
                 messages.append(json.loads(line))
                 if interrupt_at is not None and interrupt_at in line.decode():
-                    process.send_signal(signal.SIGINT)
+                    interrupt(process)
                     interrupt_at = None
         except BaseException:
             process.kill()  # or it would be waited for
@@ -85,6 +97,50 @@ def test_X2_a_turn_whose_signal_is_off_and_in_which_nothing_is_permitted(tmp_pat
     assert run.messages[-1] == {"jsonrpc": "2.0", "id": run.prompt["id"], "result": {"stopReason": "end_turn"}}
     offers = next(each["result"]["agentCapabilities"] for each in run.messages if "result" in each)
     assert "turn_complete" not in str(run.messages) and "turnComplete" not in str(offers)
+
+
+def test_X2_a_turn_spawns_a_build_and_awaits_it(tmp_path: Path) -> None:
+    (tmp_path / "gate").touch()
+    spawn = ["1", "build", {"action": "spawn", "id": "b", "file": str(tmp_path / "gate")}]
+    run = acpx(tmp_path, script({"calls": [spawn]}, {"calls": [["2", "await", {"all": ["b"]}]]}), "--approve-all")
+    assert (run.code, run.stderr) == (0, "")
+    assert ended(run.messages, run.prompt) == "end_turn"
+    told = updates(run.messages, run.prompt)
+    assert statuses(told, "1")[-1] == statuses(told, "2")[-1] == "completed"
+    assert "begun" in str(told) and "ended" in str(told)
+
+
+def _agent(client: psutil.Process) -> psutil.Process:
+    (agent,) = (each for each in client.children(recursive=True) if "acp" in each.cmdline())
+    return agent
+
+
+@soak
+def test_X1_a_killed_client_leaves_no_process(tmp_path: Path) -> None:
+    left = list[psutil.Process]()
+
+    def kill(process: "subprocess.Popen[bytes]") -> None:
+        agent = _agent(psutil.Process(process.pid))
+        left.extend([agent, *agent.children(recursive=True)])
+        process.kill()
+
+    steps = script({"calls": [["1", "build", {"action": "spawn", "id": "b", "file": "never"}], ["2", "hangs", {}]]})
+    run = acpx(tmp_path, steps, "--approve-all", interrupt_at="hanging", interrupt=kill)
+    assert run.code == -signal.SIGKILL and left
+    assert psutil.wait_procs(left, timeout=60)[1] == []
+    assert acpx(tmp_path, script({"text": ["a"]}), "--approve-all").code == 0
+
+
+@soak
+def test_X1_a_killed_agent_ends_the_client_and_the_next_one_works(tmp_path: Path) -> None:
+    steps = script({"calls": [["1", "hangs", {}]]})
+
+    def kill(process: subprocess.Popen[bytes]) -> None:
+        return _agent(psutil.Process(process.pid)).kill()
+
+    assert acpx(tmp_path, steps, "--approve-all", interrupt_at="hanging", interrupt=kill).code != 0
+    run = acpx(tmp_path, script({"text": ["a"]}), "--approve-all")
+    assert (run.code, ended(run.messages, run.prompt)) == (0, "end_turn")
 
 
 def test_X4_a_turn_that_is_interrupted(tmp_path: Path) -> None:
