@@ -43,7 +43,7 @@ from keephold.turn.approvals import Approvals
 from keephold.turn.attach_server import Streams
 from keephold.turn.batch import Batch
 from keephold.turn.budget import Projector, ProjectorProtocol
-from keephold.turn.ending import end_calls
+from keephold.turn.ending import end_calls, release_waiting
 from keephold.turn.inquiry import Inquire, Inquiry
 from keephold.turn.inquiry_service import TIMEOUT_SECS, Inquiries
 from keephold.turn.notifications import Notifications
@@ -498,6 +498,13 @@ class Runtime:
     def closing(self) -> bool:
         """Whether the runtime is being closed, or is closed."""
         return self._lifecycle.closing
+
+    async def release(self) -> bool:
+        """Release the calls that only wait to other runtimes on the store; return whether any was.
+
+        From now on this runtime resumes no call of others. What runs here keeps running."""
+        self.recovery.adopts = lambda conversation: False
+        return await release_waiting(self.registry)
 
     async def close(self) -> None:
         """End the work that would not survive, and release the rest for the next runtime on the store."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import sys
@@ -34,12 +35,20 @@ from keephold.cli.trust import trusted_config
 from keephold.config import Config, load_config
 from keephold.config.trust import examine
 from keephold.errors import ConfigError, KeepholdError
+from keephold.store.sqlite.processes import HANDOVER, STREAM
 from keephold.store.urls import open_store
 from keephold.tools.environment import take
 from keephold.tools.remote.server import need_mcp
 
 if TYPE_CHECKING:
+    import socket
+
+    from keephold.mcp.server import Server
+    from keephold.mcp.socket import Listening
     from keephold.runtime import Runtime
+    from keephold.serve.app import App
+    from keephold.serve.handover import Predecessor, Successor
+    from keephold.store.base import Store
 
 _log = logging.getLogger("keephold.serve")
 
@@ -58,6 +67,19 @@ _log = logging.getLogger("keephold.serve")
 )
 @mcp_conversation_option
 @builtins_option
+@click.option(
+    "--replace",
+    is_flag=True,
+    help="Take the address over from a running server on the same store and address. No request is refused.",
+)
+@click.option(
+    "--drain",
+    type=click.FloatRange(min=0),
+    default=600.0,
+    show_default=True,
+    metavar="SECS",
+    help="Let calls of the replaced server run for this long, with --replace; then they end as if it were stopped.",
+)
 @click.option("--quiet", is_flag=True, help="Print only the address, without a token or its file.")
 def serve(
     config: Path | None,
@@ -68,6 +90,8 @@ def serve(
     tokens: Path | None,
     conversation: str | None,
     builtins: tuple[str, ...] | None,
+    replace: bool,
+    drain: float,
     quiet: bool,
 ) -> None:
     """Serve everything over HTTP, until it is stopped.
@@ -87,6 +111,10 @@ def serve(
     To bind another address than loopback, set a token of your own in $KEEPHOLD_TOKEN or --tokens.
 
     Signals: TERM and INT stop it in good order (twice: at once); HUP reads the configuration again.
+
+    With --replace it starts, then takes the address of the running server, so that an upgrade refuses no request. The
+    replaced server answers the requests it has and ends when its calls have ended. Without a running server, it just
+    starts.
     """
     log_to_stderr()
     need_mcp("serve")
@@ -105,6 +133,7 @@ def serve(
         principals=tokens_of(tokens),
         conversation=conversation,
         builtins=builtins,
+        drain=drain if replace else None,
         quiet=quiet,
     )
     ended: list[int] = []
@@ -129,6 +158,8 @@ class _Wanted:
     principals: Principals
     conversation: str | None
     builtins: tuple[str, ...] | None
+    drain: float | None
+    """Replace a running server, which may finish its work for so many seconds."""
     quiet: bool
 
 
@@ -139,11 +170,10 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
     from keephold.control.open_requests import OpenRequests
     from keephold.mcp.http import ANY, LOOPBACK, check_bind, is_loopback
     from keephold.mcp.server import Server
-    from keephold.mcp.socket import listening_for_commands
     from keephold.runtime import Runtime
     from keephold.serve.app import App
     from keephold.serve.metrics import Prometheus
-    from keephold.serve.server import bound_to_both, serve
+    from keephold.serve.server import serve
     from keephold.serve.sessions import Sessions, sessions_file
 
     host, url, principals = wanted.host, wanted.url, wanted.principals.tokens
@@ -167,7 +197,11 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
     control = Control(runtime, requests, snapshot=metrics.snapshot, served=server.calls.served)
     app = App(server, control, metrics)
     with contextlib.ExitStack() as stack:
-        listening = [stack.enter_context(each) for each in bound_to_both(host, wanted.port)]
+        listening, predecessor = await _listening(wanted, store)
+        for each in listening:
+            stack.enter_context(each)
+        if predecessor is not None:
+            stack.callback(predecessor.close)
         address, number = listening[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         place = (url or f"http://{shown}:{number}").rstrip("/")
@@ -187,18 +221,82 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
                 named=address in (*LOOPBACK, *ANY),
                 loopback=is_loopback(host) and url is None,  # a public address leads here through a proxy
             )
-            mcp = await listening_for_commands(server, store, wanted.file)
-            _announce(f"{place}/", owner, None if wanted.token else token_file(store), quiet=wanted.quiet)
-            if not wanted.quiet:  # after the address, which scripts read from the first line
-                tell_source(wanted.config)
+            here = _Here(runtime, server, app, wanted, predecessor)
+            here.said = _said(f"{place}/", owner, None if wanted.token else token_file(store), quiet=wanted.quiet)
+            return await serve(
+                asgi, listening, close=here.close, reload=lambda: _reload(runtime, wanted), handover=here
+            )
 
-            async def close() -> None:
-                if mcp is not None:
-                    await mcp.close()
-                await app.close()
-                await runtime.close()
 
-            return await serve(asgi, listening, close=close, reload=lambda: _reload(runtime, wanted))
+class _Here:
+    """This server, as it takes the place of another one and leaves its own (`serve/server.py`, `Handover`)."""
+
+    said = ""
+    """What it says when it serves."""
+
+    def __init__(
+        self, runtime: "Runtime", server: "Server", app: "App", wanted: _Wanted, predecessor: "Predecessor | None"
+    ) -> None:
+        from keephold.turn.owner_connection import socket_of
+
+        self._runtime = runtime
+        self._server = server
+        self._app = app
+        self._wanted = wanted
+        self._commands: Listening | None = None
+        self.predecessor = predecessor
+        store = runtime.registry.store
+        at = socket_of(store, store.owner)
+        self.path = None if at is None else at.removesuffix(STREAM) + HANDOVER
+
+    async def begin(self) -> None:
+        from keephold.mcp.socket import listening_for_commands
+
+        store = self._runtime.registry.store
+        self._commands = await listening_for_commands(self._server, store, self._wanted.file)
+        click.echo(self.said, err=True)
+        if not self._wanted.quiet:  # after the address, which scripts read from the first line
+            tell_source(self._wanted.config)
+
+    def claim(self) -> None:
+        if not self._runtime.closing:
+            self._runtime.registry.run_soon(self._runtime.recovery.sweep())
+
+    async def release(self, successor: "Successor") -> bool:
+        if self._commands is not None:
+            self._commands.withdraw()
+        await self._app.leave()
+        if await self._runtime.release():
+            successor.released()
+        clients = 0 if self._commands is None else self._commands.clients
+        return bool(clients or self._runtime.live() or self._runtime.batches)
+
+    async def close(self) -> None:
+        if self._commands is not None:
+            await self._commands.close()
+        await self._app.close()
+        await self._runtime.close()
+
+
+async def _listening(wanted: _Wanted, store: "Store") -> "tuple[list[socket.socket], Predecessor | None]":
+    """Return the listening sockets: new ones, or those of the server to be replaced."""
+    from keephold.serve.handover import predecessor
+    from keephold.serve.server import CannotListen, address_of, bound_to_both
+
+    path: Path | None = getattr(store, "path", None)
+    if wanted.drain is not None and path is None:
+        raise ConfigError(["--replace needs a store that two servers can open: --store sqlite:///FILE"])
+    try:
+        return bound_to_both(wanted.host, wanted.port), None
+    except CannotListen as error:
+        in_use = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
+        if wanted.drain is None or path is None or not in_use:
+            raise
+        found = await predecessor(path, address_of(wanted.host, wanted.port), wanted.drain)
+        if found is None:
+            problem = f"{error.problems[0]}. No server on {path} that can be replaced listens there"
+            raise ConfigError([problem]) from error
+        return found.listening, found
 
 
 def _cancel_on_signals(ended: list[int]) -> None:
@@ -240,12 +338,12 @@ def _reload(runtime: "Runtime", wanted: _Wanted) -> None:
     )
 
 
-def _announce(address: str, owner: str, file: Path | None, *, quiet: bool) -> None:
-    """Print the address: with the token for a user at a terminal, elsewhere with the file of the token (K5)."""
+def _said(address: str, owner: str, file: Path | None, *, quiet: bool) -> str:
+    """Return the address: with the token for a user at a terminal, elsewhere with the file of the token (K5)."""
     if quiet:
         said = address
     elif sys.stderr.isatty():
         said = f"{address}?token={quote(owner, safe='')}"
     else:
         said = f"{address} (token: {f'${TOKEN}' if file is None else file})"
-    click.echo(f"keephold at {said}", err=True)
+    return f"keephold at {said}"

@@ -49,7 +49,7 @@ def connect(store: Path, config: Path | None, conversation: str | None, name: st
     """Connect to the server that runs on that store with that configuration; None if there is none."""
     match _read(store, name):
         case {"config": known, "conversations": list(conversations), "socket": str(path)}:
-            if known != _named(config) or (conversation or "") not in conversations or not _is_ours(path):
+            if known != _named(config) or (conversation or "") not in conversations or not is_ours(path):
                 return None
         case _:
             return None
@@ -105,7 +105,7 @@ def note_of(store: Path, name: str) -> Path:
     return store.with_name(f"{store.name}-server{name and f'-{name}'}")
 
 
-def _is_ours(path: str) -> bool:
+def is_ours(path: str) -> bool:
     """Return whether only this user can have put a socket there."""
     try:
         found, above = Path(path).lstat(), Path(path).parent.lstat()

@@ -32,6 +32,7 @@ from keephold.handles.state import (
 )
 from keephold.ids import call_id
 from keephold.store.base import (
+    NOBODY,
     Changed,
     Exposed,
     KeptOutput,
@@ -44,6 +45,7 @@ from keephold.store.base import (
     QueuedNotification,
     Record,
     Registered,
+    Released,
     Responded,
     Shown,
     TakenBack,
@@ -340,6 +342,18 @@ class Registry(Cache):
                 self.on_held(handle.uid)
             if parking.deadline is not None:
                 self.on_deadline(parking.deadline)
+
+    async def release(self, handle: Handle) -> None:
+        """Give up a handle whose run was handed over: another process claims it."""
+        try:
+            await self.write((Released(handle.uid, handle.fence),))
+        except KeepholdError:  # it was ended or claimed meanwhile
+            await self.refresh((handle.uid,))
+            return
+        self.conversation(handle.conversation).live.pop(handle.uid, None)
+        handle.owner = NOBODY
+        handle.decide(handle.state)
+        self._rest(handle)
 
     async def promote_to_handle(self, handle: Handle, id: str) -> None:
         """Turn a one-shot call into a handle of that id (D10). Its end is notified, even if it has stopped already."""

@@ -17,6 +17,7 @@ from keephold.mcp.server import Server
 from keephold.serve import api, attach_http
 from keephold.serve.dashboard import pages
 from keephold.serve.door import RAW_HEADERS, ServeDoor
+from keephold.serve.lasting import Lasting
 from keephold.serve.metrics import Prometheus, Requests
 from keephold.serve.operations import refusal
 from keephold.serve.screens import Screens
@@ -36,6 +37,7 @@ class App:
         self.feed = Feed(self.runtime)
         self.screens = Screens(self.runtime)
         self.sessions = Sessions()
+        self._lasting: Lasting | None = None
         self._announcing = False
         self._posted: frozenset[str] = frozenset()
         """The ids of the open prompts of other processes."""
@@ -68,6 +70,12 @@ class App:
         here = self._control.requests.here
         self._announcing = False
         self.feed.announce("requests", {"open": (0 if here is None else len(here)) + len(self._posted)})
+
+    async def leave(self) -> None:
+        """End all streams, because another server serves their clients from now on."""
+        if self._lasting is not None:
+            self._lasting.end()
+        await self._server.close()
 
     async def close(self) -> None:
         """End all streams, so that the server can end."""
@@ -107,7 +115,8 @@ class App:
             metrics_open=loopback,
             longest=self.runtime.limits.line_bytes,
         )
-        return Requests(traced(guarded), self._metrics)
+        self._lasting = Lasting(Requests(traced(guarded), self._metrics))
+        return self._lasting
 
     def _routes(self) -> list[BaseRoute]:
         return [

@@ -1,7 +1,8 @@
 """Run the application: a socket, uvicorn in our own loop, signals, and an orderly end (R6).
 
 On SIGINT and SIGTERM streams end, waiting calls are answered, and the runtime closes. A second signal exits at once;
-the guard ends what is left. SIGHUP reloads the configuration.
+the guard ends what is left. SIGHUP reloads the configuration. A server that is replaced (`serve/handover.py`) closes
+when its requests and calls have ended.
 
 uvicorn waits without limit for the head and the body of a request, so ten thousand idle connections would lock out
 all others. Here a head must arrive within `HEAD_SECS`. The whole body must arrive within `BODY_SECS` and `MIB_SECS` for
@@ -16,8 +17,9 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol, cast
 
 import h11
 import uvicorn
@@ -26,6 +28,9 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from keephold.errors import ConfigError
+from keephold.serve.handover import Offer, Predecessor, Successor
+
+_log = logging.getLogger("keephold.serve")
 
 HEAD_SECS = 10.0
 BODY_SECS = 30.0
@@ -38,10 +43,11 @@ _RESERVE = 200
 
 
 class SlowClientProtocol(H11Protocol):
-    """uvicorn's protocol with time limits for slow clients."""
+    """uvicorn's protocol with time limits for slow clients. `freed` gets connections that no request uses any more."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, freed: "Callable[[SlowClientProtocol], None] | None" = None, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._freed = freed
         self._deadline: asyncio.TimerHandle | None = None
         self._begun = 0.0
         self._received = 0
@@ -115,6 +121,22 @@ class SlowClientProtocol(H11Protocol):
         self._received = 0
         self._rest()  # uvicorn's own timer closes what stays idle
         super().on_response_complete()
+        if self._freed is not None:
+            self._freed(self)
+
+    def adopted(self) -> None:
+        """The connection comes from another process, and may stay idle as long as it may there."""
+        self._wait(_IDLE_SECS)
+
+    def detached(self) -> socket.socket | None:
+        """Give up the connection and return its socket, which stays open; None if a request uses it."""
+        states, transport = (self.conn.our_state, self.conn.their_state), self.transport
+        unread, unsent = self.conn.trailing_data[0], transport.get_write_buffer_size()
+        if states != (h11.IDLE, h11.IDLE) or unread or unsent or transport.is_closing():
+            return None
+        connection = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        transport.abort()  # closes its own descriptor only
+        return connection
 
 
 def allow_many() -> None:
@@ -132,6 +154,8 @@ _GRACE_SECS = 2
 """How long closing waits for connections to end."""
 _IDLE_SECS = 75
 _BACKLOG = 4096
+_LOOK_SECS = 0.2
+"""How often a server that was replaced looks whether it has finished."""
 _PORTS = 100
 """How many free ports of one address are tried on the other."""
 
@@ -160,6 +184,12 @@ def bound(host: str, port: int, option: str = "--port") -> socket.socket:
     return listening
 
 
+def address_of(host: str, port: int) -> tuple[str, int]:
+    """Return the address that `bound` binds."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
+    return str(found[0]), int(found[1])
+
+
 def bound_to_both(host: str, port: int) -> list[socket.socket]:
     """Return sockets of the same port on both loopback addresses, if `host` is one of them or stands for all; else one.
 
@@ -182,64 +212,207 @@ def bound_to_both(host: str, port: int) -> list[socket.socket]:
     raise CannotListen([f"no port is free on both {host} and {other[address]}; choose one with --port PORT"])
 
 
+class Front:
+    """The listening sockets of a server, and its connections."""
+
+    def __init__(self, app: ASGIApp, listening: Sequence[socket.socket]) -> None:
+        self.listening = listening
+        self._successor: Successor | None = None
+        # No access log: the path of a completion contains its key (K5). Signals are ours.
+        config = uvicorn.Config(
+            app,
+            access_log=False,
+            backlog=_BACKLOG,
+            http=cast(Any, partial(SlowClientProtocol, freed=self._freed)),
+            log_level="error",
+            proxy_headers=False,  # anybody may send these headers, and nothing needs them
+            server_header=False,
+            timeout_graceful_shutdown=_GRACE_SECS,
+            timeout_keep_alive=_IDLE_SECS,
+            ws="none",
+        )
+        config.load()
+        self._config = config
+        self._server = uvicorn.Server(config)
+        self._server.lifespan = config.lifespan_class(config)
+
+    async def open(self) -> None:
+        """Start the application, and accept connections."""
+        await self._server.startup(sockets=[each.dup() for each in self.listening])
+
+    async def run(self) -> None:
+        """Serve until `stop`."""
+        await self._server.main_loop()
+        await self._server.shutdown()
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+
+    @property
+    def busy(self) -> bool:
+        """Whether there are connections."""
+        return bool(self._server.server_state.connections)
+
+    def pause(self) -> None:
+        """Accept no more connections."""
+        for each in self._server.servers:
+            each.close()
+
+    async def resume(self) -> None:
+        """Accept connections again."""
+        loop = asyncio.get_running_loop()
+        self._server.servers = [
+            await loop.create_server(self._protocol, sock=each.dup(), backlog=_BACKLOG) for each in self.listening
+        ]
+
+    def leave(self, successor: Successor) -> None:
+        """Give the address up, and connections as soon as no request uses them."""
+        self._successor = successor
+        for each in self.listening:
+            each.close()
+        for connection in tuple(self._server.server_state.connections):
+            self._freed(cast(SlowClientProtocol, connection))
+
+    def _freed(self, connection: SlowClientProtocol) -> None:
+        found = None if self._successor is None else connection.detached()
+        if found is not None and self._successor is not None:
+            self._successor.pass_on(found)
+
+    async def adopt(self, connection: socket.socket) -> None:
+        """Serve a connection that another process has accepted."""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):  # its client has left
+            _, protocol = await loop.connect_accepted_socket(self._protocol, connection)
+            protocol.adopted()
+
+    def _protocol(self) -> SlowClientProtocol:
+        state, lifespan = self._server.server_state, self._server.lifespan
+        return SlowClientProtocol(self._config, state, lifespan.state, freed=self._freed)
+
+
+class Handover(Protocol):
+    """How a server takes the place of another one, and leaves its own."""
+
+    path: str | None
+    """The socket at which it can be replaced."""
+    predecessor: Predecessor | None
+    """The server that it replaces."""
+
+    async def begin(self) -> None:
+        """It serves."""
+
+    def claim(self) -> None:
+        """Resume the calls that the predecessor has released."""
+
+    async def release(self, successor: Successor) -> bool:
+        """End streams, and release what the successor can resume. Return whether anything is left. Called until nothing
+        is."""
+
+
 async def serve(
     app: ASGIApp,
     listening: Sequence[socket.socket],
     *,
     close: Callable[[], Awaitable[None]],
     reload: Callable[[], None] | None = None,
-    patient: bool = True,
+    handover: Handover | None = None,
 ) -> int:
-    """Serve until a signal comes, then `close`; return the exit code."""
+    """Serve until a signal comes or another server has replaced this one, then `close`; return the exit code."""
     allow_many()
     try:
         for each in listening:
             each.listen(_BACKLOG)  # two servers that start together can both bind
     except OSError as error:
         raise ConfigError([f"cannot listen on {each.getsockname()[1]}: {error.strerror}"]) from None
-    stopped: list[int] = []
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-
-    def stop(number: int) -> None:
-        if stopped:
-            os._exit(128 + number)  # second signal: the guard ends what is left
-        stopped.append(number)
-        ended.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
-    if reload is not None:
-        loop.add_signal_handler(signal.SIGHUP, reload)
-    # No access log: the path of a completion contains its key (K5). Signals are ours.
-    config = uvicorn.Config(
-        app,
-        access_log=False,
-        backlog=_BACKLOG,
-        http=SlowClientProtocol if patient else "auto",
-        log_level="error",
-        proxy_headers=False,  # anybody may send these headers, and nothing needs them
-        server_header=False,
-        timeout_graceful_shutdown=_GRACE_SECS,
-        timeout_keep_alive=_IDLE_SECS,
-        ws="none",
-    )
-    server = uvicorn.Server(config)
-    config.load()
-    server.lifespan = config.lifespan_class(config)
-    serving = asyncio.ensure_future(server._serve(list(listening)))
-    waiting = asyncio.ensure_future(ended.wait())
+    front = Front(app, listening)
     try:
-        await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
-        await close()  # late clients get an answer; to them a refused connection would be an error
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it complains about cut streams
-        AppStatus.should_exit = True  # streams of 2025 clients end
-        server.should_exit = True
-        await serving
+        if handover is not None and handover.predecessor is not None:
+            await handover.predecessor.gone()
+        with _signals(reload) as signals:
+            await front.open()
+            serving = asyncio.ensure_future(front.run())
+            ending = [serving, asyncio.ensure_future(signals.ended.wait())]
+            await _until_replaced(front, handover, ending)
+            await close()  # late clients get an answer; to them a refused connection would be an error
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it complains about cut streams
+            AppStatus.should_exit = True  # streams of 2025 clients end
+            front.stop()
+            await serving
+            ending[1].cancel()
+        return signals.code
     finally:
-        waiting.cancel()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.remove_signal_handler(number)
         for each in listening:
             with contextlib.suppress(OSError):
                 each.close()
-    return 128 + stopped[0] if stopped else 0
+
+
+async def _until_replaced(front: Front, handover: Handover | None, ending: Sequence[asyncio.Future[Any]]) -> None:
+    """Return when the server ends, or has been replaced and has finished its work."""
+    if handover is None:
+        await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+        return
+    offer = None if handover.path is None else Offer(handover.path, front)
+    following, successor = None, None
+    try:
+        if handover.predecessor is not None:
+            following = asyncio.create_task(handover.predecessor.follow(front.adopt, handover.claim))
+        await handover.begin()
+        await asyncio.wait([*ending, *([] if offer is None else [offer.taken])], return_when=asyncio.FIRST_COMPLETED)
+        if offer is not None and offer.taken.done():
+            successor = offer.taken.result()
+            await _drain(front, handover, successor, offer, ending)
+    finally:
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        if offer is not None:
+            await offer.close()
+        if successor is not None:
+            await successor.close()
+
+
+async def _drain(
+    front: Front, handover: Handover, successor: Successor, offer: Offer, ending: Sequence[asyncio.Future[Any]]
+) -> None:
+    """Finish the work of this server, for as long as its successor says."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + successor.drain
+    front.leave(successor)
+    await offer.close()
+    _log.warning(
+        "pid %d has replaced this server, which ends with its calls, in %g s at most", successor.pid, successor.drain
+    )
+    while (await handover.release(successor) or front.busy) and loop.time() < until:
+        done, _ = await asyncio.wait(
+            ending, timeout=min(_LOOK_SECS, until - loop.time()), return_when=asyncio.FIRST_COMPLETED
+        )
+        if done:
+            return
+
+
+class _Signals:
+    """TERM and INT end the server; twice, at once."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self.code = 0
+
+    def stop(self, number: int) -> None:
+        if self.code:
+            os._exit(128 + number)  # second signal: the guard ends what is left
+        self.code = 128 + number
+        self.ended.set()
+
+
+@contextlib.contextmanager
+def _signals(reload: Callable[[], None] | None) -> Iterator[_Signals]:
+    loop, found = asyncio.get_running_loop(), _Signals()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, found.stop, number)
+    if reload is not None:
+        loop.add_signal_handler(signal.SIGHUP, reload)
+    try:
+        yield found
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)

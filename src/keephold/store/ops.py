@@ -153,8 +153,9 @@ class Retried(msgspec.Struct, frozen=True):
 
 
 class Released(msgspec.Struct, frozen=True):
-    """Give up ownership of a call. One that has not stopped has been parked since it took its key (R1, `external`), and
-    stops now if its completion came first; the hook of a cancelled one is left to another process. The result is its
+    """Give up ownership of a call. One that took its key (R1, `external`) has been parked since then, and stops now if
+    its completion came first; the hook of a cancelled one is left to another process. Any other call that has not
+    stopped gets the owner `NOBODY`, who is dead: another process claims it, and no death counts (R8). The result is its
     state."""
 
     uid: str

@@ -30,6 +30,8 @@ CARRIERS: tuple[Carrier, ...] = ("response", "message", "turn")
 Standing = Literal["queued", "alone", "released"]
 """How a recovered call stands with its process (R8): not started yet; started, and nothing else runs; released by a
 process that closed in order. None: it runs beside others."""
+NOBODY = "nobody"
+"""The owner of a call that its process has released while it lives. No process has this id."""
 Shown = Literal["running", "waiting", "asked", "stopped"]
 """How a reply showed a handle (N3); `asked`: its question, and nothing else."""
 

@@ -25,7 +25,7 @@ from keephold.handles.registry import Registry
 from keephold.handles.state import EndedBy, Failure, Pending, Stopped, name
 from keephold.handles.waits import Wait, all_of
 from keephold.store.base import HandleQuery
-from keephold.tools.run import FORCE_SECS
+from keephold.tools.run import FORCE_SECS, Run
 from keephold.turn.admission import Admission
 from keephold.turn.batch import Batch
 from keephold.turn.inquiry import Inquiry
@@ -411,6 +411,27 @@ async def end_calls(registry: Registry, admission: Admission, recovery: Recovery
         for batch in tuple(batches):
             batch.leave()
         await _recorded(batches)
+
+
+async def release_waiting(registry: Registry) -> bool:
+    """Release the calls that only wait, and can be resumed by another process while this one lives. Return whether any
+    was."""
+    runs = [handle.run for handle in registry.live() if handle.run is not None and _only_waits(handle.run)]
+    for run in runs:
+        run.hand_over()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSE_SECS):
+            for run in runs:
+                await run.gone()
+    gone = [run.handle for run in runs if run.handle.run is None]
+    await asyncio.gather(*map(registry.release, gone))
+    return bool(gone)
+
+
+def _only_waits(run: Run) -> bool:
+    """Return whether a call waits in its durable effects: nothing it does is cut short."""
+    replays = run.handle.tool.on_crash == "replay" and run.handle.unwritten is None
+    return replays and run.waits_in_effects and not (run.ending or run.handing_over)
 
 
 async def end_conversation(registry: Registry, admission: Admission, conversation: str, why: Failure) -> None:

@@ -14,6 +14,7 @@ from keephold.errors import AlreadyStopped, KeepholdError
 from keephold.handles.state import Ended, Pending, Running, State, Stopped, Waiting, describe, transition
 from keephold.store import base, events
 from keephold.store.base import (
+    NOBODY,
     NOTIFICATION_LIMIT,
     Carrier,
     ConversationRow,
@@ -184,6 +185,9 @@ def released(t: Tables, op: base.Released) -> State:
     t.save(record)
     record.owner = record.standing = None
     record.deaths = 0
+    if record.parking is None and type(record.state) is not Stopped:
+        record.owner, record.standing = NOBODY, "released"
+        return record.state
     return park(t, record, completion(t, op.uid), None)
 
 

@@ -21,7 +21,7 @@ import apsw
 
 from keephold.errors import KeepholdError
 from keephold.store.sqlite.listing import compare
-from keephold.store.sqlite.processes import STREAM, Bell, Owners, Turnstile
+from keephold.store.sqlite.processes import SUFFIXES, Bell, Turnstile, owners_of
 from keephold.store.sqlite.sql import APPLICATION_ID, SQL, migrations
 
 BUSY_MS = 5000
@@ -268,7 +268,7 @@ class StoreFiles:
                 self.turnstile = Turnstile(path)
                 taken.callback(self.turnstile.close)
                 output.mkdir(mode=0o700, exist_ok=True)
-                self.owners = Owners(path.with_name(f"{path.name}-owners"))
+                self.owners = owners_of(path)
                 self.bell = Bell(path, self.owners)
                 taken.callback(self.bell.close)
                 taken.callback(self.owners.leave)
@@ -294,8 +294,8 @@ class StoreFiles:
         connection.execute(SQL["add_owner"], (self.owners.me,))
         connection.execute("COMMIT")
         for bell in filter(None, swept.values()):
-            Path(bell).unlink(missing_ok=True)
-            Path(bell + STREAM).unlink(missing_ok=True)
+            for suffix in ("", *SUFFIXES):
+                Path(bell + suffix).unlink(missing_ok=True)
 
     def reconnect(self) -> None:
         """Replace a connection that failed."""

@@ -13,6 +13,7 @@ from keephold.errors import KeepholdError
 from keephold.handles.state import Ended, Running, State, Stopped, Waiting, name, transition
 from keephold.store import base, events
 from keephold.store.base import (
+    NOBODY,
     NOTIFICATION_LIMIT,
     TOMBSTONE_SECS,
     TOMBSTONES,
@@ -193,8 +194,11 @@ def released(tx: Transaction, op: base.Released) -> State:
     call = tx.call(op.uid)
     if call is None or call.fence != op.fence or not call.hook_due:
         call = tx.own(op.uid, op.fence)
-    tx.run(SQL["release"], (call.number,))
     tx.touched.add(op.uid)
+    if call.parking_json is None and call.stopped_at is None:
+        tx.run(SQL["release_running"], (NOBODY, call.number))
+        return call.state
+    tx.run(SQL["release"], (call.number,))
     return _settle(tx, call, None)
 
 

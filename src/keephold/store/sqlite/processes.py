@@ -87,6 +87,11 @@ class Owners:
         return dead
 
 
+def owners_of(store: Path) -> Owners:
+    """Return the owners of a store, without entering it."""
+    return Owners(store.with_name(f"{store.name}-owners"))
+
+
 def _bell(file: Path) -> str:
     try:
         return os.fsdecode(file.read_bytes())
@@ -119,6 +124,10 @@ _PATH_BYTES = 107
 """How long the path of a socket may be."""
 STREAM = ".s"
 """The suffix of a process's second socket, for its streams."""
+HANDOVER = ".h"
+"""The suffix of the socket at which a server can be replaced."""
+SUFFIXES = (STREAM, ".m", HANDOVER)
+"""Those of all sockets of a process but its bell. `.m` is for `keephold mcp` (`mcp/socket.py`)."""
 
 
 def directory(name: str) -> Path:

@@ -166,6 +166,10 @@ WHERE handle = (SELECT number FROM handles WHERE uid = ?) ORDER BY number;
 -- Remove the owner.
 UPDATE handles SET owner = NULL, deaths = 0, standing = NULL WHERE number = ?;
 
+-- name: release_running
+-- Give the call to an owner that is dead; the next claim counts no death.
+UPDATE handles SET owner = ?, deaths = 0, standing = 'released' WHERE number = ?;
+
 -- name: attempt
 -- Plan or begin another attempt.
 UPDATE handles SET attempt = ?, next_attempt_at = ? WHERE number = ?;

@@ -15,7 +15,7 @@ from keephold.errors import KeepholdError
 from keephold.listeners import Listeners
 from keephold.store.base import Done, Failed, Heard, Op
 from keephold.store.sqlite import opening
-from keephold.store.sqlite.processes import Owners
+from keephold.store.sqlite.processes import owners_of
 from keephold.store.sqlite.reads import Reads
 from keephold.store.sqlite.store import SqliteStore
 from keephold.store.sqlite.threads import Scanner, in_thread
@@ -33,7 +33,7 @@ class ReadOnlyStore(Reads):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(os.path.realpath(path))
         self.directory: Path | None = self.path.with_name(f"{self.path.name}-output")
-        self._owners = Owners(self.path.with_name(f"{self.path.name}-owners"))
+        self._owners = owners_of(self.path)
 
     async def open(self, heard: Heard) -> None:
         connecting = in_thread(asyncio.get_running_loop(), lambda: _connected(self.path))

@@ -13,6 +13,7 @@ from keephold.handles.state import (
     Waiting,
 )
 from keephold.store.base import (
+    NOBODY,
     Allowed,
     Attempted,
     Browse,
@@ -94,6 +95,17 @@ class FencingChecks(Suite):
         assert await store.handles(HandleQuery(parked=True)) == [], "without terms to wait on it is not parked"
         await self.end(store, plain)
         assert await store.notifications("main") == []
+
+    async def check_R6_a_running_call_that_is_released_can_be_claimed_and_counts_no_death(self, store: Browse) -> None:
+        of = await self.begin(store, 1)
+        await self.commit(store, Counted(of, 1, 1))
+        await self.commit(store, Released(of, 1))
+        found = await self.found(store, of)
+        assert found.owner == NOBODY and not store.alive(NOBODY), found
+        assert uids(await store.owned(NOBODY)) == [of]
+        (claimed,) = await self.commit(store, Claimed(of, NOBODY))
+        assert claimed is not None and (claimed.owner, claimed.fence, claimed.deaths) == (store.owner, 2, 0), claimed
+        await self.refused(store, "lease_lost", Released(of, 1))
 
     async def check_R1_a_released_call_whose_completion_was_there_first_stops(self, store: Browse) -> None:
         """It was resolved before its owner was found dead; no other operation would end it."""
