@@ -50,6 +50,7 @@ class Served:
         self._words = words
         self._talkative = talkative
         self._env = {"KEEPHOLD_TOKEN": TOKEN} if env is None else env
+        self._before: list[subprocess.Popen[bytes]] = []
         if config is not None:
             write_trusted(directory / "keephold.toml", config, directory / "state")
         self.process = self._start()
@@ -92,6 +93,13 @@ class Served:
         """Start it again where it was, on its store and port."""
         self.process = self._start()
 
+    def replace(self, *words: str) -> "subprocess.Popen[bytes]":
+        """Start another one that takes its place; the process of the one before, which may end later."""
+        before = self.process
+        self.process = self._start("--replace", *words)
+        self._before.append(before)
+        return before
+
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(PATIENCE)
@@ -104,6 +112,10 @@ class Served:
     def close(self) -> None:
         if self.process.poll() is None:
             self.stop()
+        for before in self._before:
+            if before.poll() is None:
+                before.terminate()
+            before.wait(PATIENCE)
 
     def memory(self) -> int:
         """Its resident memory, in bytes."""
@@ -113,11 +125,11 @@ class Served:
         """How many file descriptors it has open."""
         return int(psutil.Process(self.process.pid).num_fds())
 
-    def _start(self) -> "subprocess.Popen[bytes]":
+    def _start(self, *words: str) -> "subprocess.Popen[bytes]":
         with self.said.open("ab") as said:
             before = said.tell()
             process = subprocess.Popen(
-                serve(self.store, "--port", str(self.port), *self._words, talkative=self._talkative),
+                serve(self.store, "--port", str(self.port), *self._words, *words, talkative=self._talkative),
                 cwd=self.directory,
                 env={**environment(self.directory), **self._env},
                 stdin=subprocess.DEVNULL,

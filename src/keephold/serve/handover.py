@@ -151,19 +151,27 @@ class Successor:
         self._released = True
         self._told.set()
 
+    @property
+    def busy(self) -> bool:
+        """Whether something is still to be sent."""
+        return bool(self._connections)
+
     async def _tell(self) -> None:
+        while True:
+            await self._told.wait()
+            self._told.clear()
+            if self._released:
+                self._released = False
+                await self._send({"released": True})
+            while self._connections:
+                some = self._connections[:_MOST]
+                await self._send({"connections": len(some)}, some)
+                del self._connections[: len(some)]
+                _close(some)
+
+    async def _send(self, said: dict[str, Any], sockets: Sequence[socket.socket] = ()) -> None:
         with contextlib.suppress(Ended):  # its clients see that, too
-            while True:
-                await self._told.wait()
-                self._told.clear()
-                if self._released:
-                    self._released = False
-                    await self._channel.send({"released": True})
-                while self._connections:
-                    some = self._connections[:_MOST]
-                    await self._channel.send({"connections": len(some)}, some)
-                    del self._connections[: len(some)]
-                    _close(some)
+            await self._channel.send(said, sockets)
 
     async def close(self) -> None:
         self._telling.cancel()

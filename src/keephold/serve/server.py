@@ -255,23 +255,31 @@ class Front:
 
     def pause(self) -> None:
         """Accept no more connections."""
-        for each in self._server.servers:
-            each.close()
+        for each in self._listening():
+            asyncio.get_running_loop().remove_reader(each.fileno())
+
+    def _listening(self) -> list[Any]:
+        return [each for server in self._server.servers for each in server.sockets]
 
     async def resume(self) -> None:
         """Accept connections again."""
         loop = asyncio.get_running_loop()
-        self._server.servers = [
+        self._server.servers += [
             await loop.create_server(self._protocol, sock=each.dup(), backlog=_BACKLOG) for each in self.listening
         ]
 
     def leave(self, successor: Successor) -> None:
-        """Give the address up, and connections as soon as no request uses them."""
+        """Give up the connections as soon as no request uses them."""
         self._successor = successor
-        for each in self.listening:
-            each.close()
         for connection in tuple(self._server.server_state.connections):
             self._freed(cast(SlowClientProtocol, connection))
+
+    def close(self) -> None:
+        """Close the listening sockets. A connection that is being accepted would be reset, so call it after a while."""
+        for listening in self.listening:
+            listening.close()
+        for server in self._server.servers:
+            server.close()
 
     def _freed(self, connection: SlowClientProtocol) -> None:
         found = None if self._successor is None else connection.detached()
@@ -382,11 +390,13 @@ async def _drain(
     _log.warning(
         "pid %d has replaced this server, which ends with its calls, in %g s at most", successor.pid, successor.drain
     )
-    while (await handover.release(successor) or front.busy) and loop.time() < until:
-        done, _ = await asyncio.wait(
-            ending, timeout=min(_LOOK_SECS, until - loop.time()), return_when=asyncio.FIRST_COMPLETED
-        )
-        if done:
+    while True:
+        left = await handover.release(successor)
+        pause = min(_LOOK_SECS, max(0.0, until - loop.time()))
+        if (await asyncio.wait(ending, timeout=pause, return_when=asyncio.FIRST_COMPLETED))[0]:
+            return
+        front.close()
+        if not (left or front.busy or successor.busy) or loop.time() >= until:
             return
 
 
