@@ -1,18 +1,16 @@
-"""`keephold serve --replace`: a new server takes the place of a running one, and nothing is refused, lost or repeated."""
+"""`keephold serve --replace`: a new server takes over; nothing is refused, lost or repeated (R6)."""
 
 import asyncio
 import contextlib
 import itertools
 import json
 import os
-import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from tests.durable.lives import ok, until
 from tests.mcp.clients import ERAS, connected
@@ -20,6 +18,9 @@ from tests.serve.lasting import CONFIG as LASTING
 from tests.serve.serving import PATIENCE, TOKEN, Served, environment, serve, served
 from tests.serve.streams import listening
 from tests.soak import tries
+
+from keephold.serve.handover import _hello
+from keephold.store.sqlite.processes import HANDOVER, owners_of
 
 CONFIG = (
     LASTING
@@ -78,16 +79,6 @@ class Load:
                 assert said.text == str(number)
                 self._count(era)
 
-    async def completions(self) -> None:
-        """Calls whose results come from outside: each is completed once."""
-        async with self._server.client() as http:
-            for number in itertools.count():
-                if self._over.is_set():
-                    return
-                made = await http.post("/api/tools/create_wait_handle", json={"arguments": {}})
-                assert made.status_code == 200, (number, made.text)
-                self._count("completions")
-
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         works = [self.pages(), self.connections(), *(self.calls(era) for era in ERAS)]
@@ -123,3 +114,184 @@ async def test_R6_a_server_is_replaced_under_load_and_no_request_is_refused(tmp_
                 assert await ended(before) == 0, "nothing is left there"
             await load.goes_on()
         assert listener.connections > 1 and listener.ids == list(range(1, len(listener.ids) + 1))
+
+
+class Model:
+    """An MCP client that uses tools with handles."""
+
+    def __init__(self, server: Served) -> None:
+        self._server = server
+
+    async def __call__(self, tool: str, **arguments: Any) -> Any:
+        async with connected(self._server.mcp, token=TOKEN) as client:
+            answered = await client.call_tool(tool, arguments)
+            said: Any = answered.content[0]
+            assert not answered.is_error, said.text
+            return json.loads(said.text)
+
+
+async def test_R6_a_command_of_a_replaced_server_runs_on_and_is_reached_through_the_new_one(tmp_path: Path) -> None:
+    with served(tmp_path, CONFIG) as server:
+        model = Model(server)
+        for id in ("one", "two"):
+            await model("counts", action="spawn", id=id)
+        before = await replaced(server)
+        said = await model("counts", action="apply", id="one", input="a\n")
+        assert "got a" in str(said) and said["state"] == "running", said
+        assert (await model("counts", action="fetch", id="one"))["state"] == "running"
+        aborted = await model("counts", action="abort", id="two")
+        assert aborted["state"] == "stopped", aborted
+        assert before.poll() is None, "it has a command"
+        closed = await model("counts", action="apply", id="one", input=None)
+        assert "over" in str(closed), closed
+        assert await ended(before) == 0, "nothing is left"
+
+
+async def test_R6_a_replaced_server_ends_what_still_runs_when_its_time_is_over(tmp_path: Path) -> None:
+    with served(tmp_path, CONFIG) as server:
+        model = Model(server)
+        await model("counts", action="spawn", id="one")
+        before = await replaced(server, "--drain", "1")
+        assert await ended(before) == 0
+        over = await model("counts", action="fetch", id="one")
+        assert (over["state"], over["ended_by"]) == ("stopped", "shutdown"), over
+
+
+async def test_R6_calls_that_only_wait_move_at_once(tmp_path: Path) -> None:
+    with served(tmp_path, CONFIG) as server:
+        model = Model(server)
+        for tool in ("deploy", "approve", "work"):
+            await model(tool, action="spawn", id=tool, directory=str(tmp_path))
+        await until(lambda: (tmp_path / "deploy").exists() and (tmp_path / "approve").exists())
+        before = await replaced(server)
+        await until(lambda: len((tmp_path / "deploy").read_text().splitlines()) == 2)  # the new one has replayed it
+        async with server.client() as http:
+            assert before.poll() is None, "it still works"
+            before.kill()
+            await ended(before)
+            for tool in ("deploy", "approve"):
+                key = (tmp_path / tool).read_text().splitlines()[-1]
+                completed = await http.post(f"/complete/{key}", json=ok("yes"), headers={"Authorization": ""})
+                assert completed.status_code == 200, completed.text
+            body = {"all": ["deploy", "approve"], "conversation": "mcp", "timeout": PATIENCE}
+            done = (await http.post("/api/wait", json=body)).json()
+            assert {each["id"]: each["result"] for each in done["completed"]} == {
+                "deploy": ["created", "yes", 2], "approve": "yes"
+            }  # fmt: skip
+        assert (tmp_path / "created").read_text() == "attempt 1\n"
+
+
+def start(server: Served, *words: str) -> "subprocess.Popen[str]":
+    """Another server with the words of this one, which may not start."""
+    command = serve(server.store, "--port", str(server.port), "--replace", *words)
+    env = {**environment(server.directory), "KEEPHOLD_TOKEN": TOKEN}
+    return subprocess.Popen(
+        command, cwd=server.directory, env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+async def refusal(server: Served, *words: str) -> str:
+    """What a server says that cannot replace this one."""
+    process = start(server, *words)
+    _, said = await asyncio.to_thread(process.communicate, timeout=PATIENCE)
+    assert process.returncode == 2, said
+    return str(said)
+
+
+async def test_R6_if_the_new_server_cannot_start_the_old_one_goes_on(tmp_path: Path) -> None:
+    with served(tmp_path, CONFIG) as server:
+        note = server.store.with_name("store.db-server")
+        known = note.read_text()
+        async with server.client() as http:
+            (tmp_path / "wrong.toml").write_text("[nonsense]")
+            assert "nonsense" in await refusal(server, "--config", "wrong.toml")
+            assert (await http.get("/healthz")).status_code == 200
+            assert note.read_text() == known, "commands still find it"
+        assert server.process.poll() is None
+        await ended(await replaced(server))
+        assert note.read_text() != known
+
+
+async def test_R6_without_a_running_server_it_just_starts(tmp_path: Path) -> None:
+    with served(tmp_path, CONFIG, "--replace") as server:
+        async with server.client() as http:
+            assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_R6_a_program_at_the_address_that_is_not_ours_is_named(tmp_path: Path) -> None:
+    with served(tmp_path, CONFIG) as server, socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        said = await refusal(server, "--port", str(taken.getsockname()[1]))
+        assert "No server on" in said and "that can be replaced listens there" in said
+        said = await refusal(server, "--host", "0.0.0.0")
+        assert "it listens at 127.0.0.1, so give --host 127.0.0.1" in said
+        assert "--replace needs a store" in await refusal(server, "--store", "memory:")
+
+
+@pytest.mark.parametrize(
+    ("field", "why"), [("handover", "hand over in different ways"), ("schema", "different schemas")]
+)
+async def test_R6_another_version_is_refused_in_words(tmp_path: Path, field: str, why: str) -> None:
+    with served(tmp_path, CONFIG) as server:
+        said = await asked(server, **{field: 1000, "release": "99.0"})
+        assert why in said["refused"] and "99.0" in said["refused"] and "1000. Stop the running one" in said["refused"]
+        async with server.client() as http:
+            assert (await http.get("/healthz")).status_code == 200
+
+
+async def asked(server: Served, **said: Any) -> dict[str, Any]:
+    """What the server answers to the first packet of another one."""
+    with handover_socket(server) as connection:
+        connection.send(json.dumps(first_packet(server) | said).encode())
+        return dict(json.loads(await asyncio.to_thread(connection.recv, 1 << 16)))
+
+
+def first_packet(server: Served) -> dict[str, Any]:
+    return {**_hello(), "at": ["127.0.0.1", server.port], "drain": 60}
+
+
+@contextlib.contextmanager
+def handover_socket(server: Served) -> Iterator[socket.socket]:
+    (bell,) = owners_of(server.store).bells()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(PATIENCE)
+        connection.connect(bell + HANDOVER)
+        yield connection
+
+
+async def test_R6_of_two_that_replace_it_one_does_and_the_other_says_so(tmp_path: Path) -> None:
+    with served(tmp_path, CONFIG) as server, handover_socket(server) as first:
+        first.send(json.dumps(first_packet(server)).encode())
+        _, sockets, _, _ = socket.recv_fds(first, 1 << 16, 10)
+        said = await refusal(server)
+        assert f"another `keephold serve --replace` (pid {os.getpid()}) is replacing it" in said
+        for each in sockets:
+            os.close(each)
+        first.close()
+        await until(lambda: "was about to replace this server and has ended" in server.said.read_text())
+        await ended(await replaced(server))
+
+
+@pytest.mark.parametrize("says", [(), ("ready",)])
+async def test_R6_if_the_new_server_dies_before_it_serves_the_old_one_answers(
+    tmp_path: Path, says: tuple[str, ...]
+) -> None:
+    """Also if it has the sockets, and the old one has stopped to accept."""
+    with served(tmp_path, CONFIG) as server:
+        with handover_socket(server) as other:
+            other.send(json.dumps(first_packet(server)).encode())
+            _, sockets, _, _ = socket.recv_fds(other, 1 << 16, 10)
+            for word in says:
+                other.send(json.dumps({word: True}).encode())
+                assert json.loads(other.recv(1 << 16)) == {"go": True}
+            async with server.client() as http:
+                answer = asyncio.create_task(http.get("/healthz"))
+                if not says:
+                    assert (await answer).status_code == 200, "until then nothing changes"
+                other.close()
+                for each in sockets:
+                    os.close(each)
+                assert (await answer).status_code == 200
+                assert (await http.get("/api/handles")).status_code == 200
+        await ended(await replaced(server))

@@ -3,8 +3,8 @@
 A server on a file listens at a Unix socket that only its user can reach. The new server connects, and the two exchange
 packets of JSON:
 
-    new   {"handover": 1, "release": "1.4.0", "pid": 7, "at": ["127.0.0.1", 8420], "drain": 600}
-    old   {"handover": 1, "release": "1.3.0", "pid": 5} and its listening sockets, or {"refused": why}
+    new   {"handover": 1, "release": "1.4.0", "schema": 9, "at": ["127.0.0.1", 8420], "drain": 600}
+    old   {"handover": 1, "release": "1.3.0", "schema": 9} and its listening sockets, or {"refused": why}
     new   {"ready": true} when it is ready to answer
     old   {"go": true} after it has stopped to accept connections
     new   {"serving": true} after it has begun to accept them
@@ -15,7 +15,8 @@ listening sockets, which both have, so no connection is refused. If the new serv
 the old one goes on. After that, the old one has left its address for good: if the new one dies, it has to be started
 again like any other server that died.
 
-The first packet of each side is the same in all versions of this protocol.
+The first packet of each side is the same in all versions of this protocol. A new server whose schema of the store is
+newer would upgrade the store while the old one uses it, so it is refused.
 """
 
 import asyncio
@@ -33,10 +34,12 @@ from typing import Any, Protocol
 from keephold.control.server_discovery import is_ours
 from keephold.errors import ConfigError
 from keephold.store.sqlite.processes import HANDOVER, owners_of
+from keephold.store.sqlite.sql import migrations
 
 _log = logging.getLogger("keephold.serve")
 
 PROTOCOL = 1
+_SCHEMA = max(migrations())
 _LONGEST = 1 << 16
 _MOST = 200
 """Descriptors in one packet; Linux takes 253."""
@@ -230,7 +233,9 @@ class Offer:
         if user != os.geteuid():
             return {"refused": "it belongs to another user"}
         if asked.get("handover") != PROTOCOL:
-            return {"refused": _other_version(asked), "handover": PROTOCOL}
+            return {"refused": _differs(asked, "hand over in different ways", PROTOCOL, "handover")}
+        if asked.get("schema") != _SCHEMA:
+            return {"refused": _differs(asked, "write different schemas to the store", _SCHEMA, "schema")}
         at = list(self._front.listening[0].getsockname()[:2])
         if asked.get("at") != at:
             return {"elsewhere": at}
@@ -273,13 +278,13 @@ def _remove(path: str) -> None:
 
 
 def _hello() -> dict[str, Any]:
-    return {"handover": PROTOCOL, "release": version("keephold"), "pid": os.getpid()}
+    return {"handover": PROTOCOL, "release": version("keephold"), "schema": _SCHEMA}
 
 
-def _other_version(said: dict[str, Any]) -> str:
+def _differs(said: dict[str, Any], how: str, mine: int, field: str) -> str:
     return (
-        f"keephold {version('keephold')} and keephold {said.get('release', '?')} hand over in different ways (versions "
-        f"{PROTOCOL} and {said.get('handover', '?')}); stop the running one, then start the new one"
+        f"the running keephold {version('keephold')} and the new {said.get('release', '?')} {how}: {mine} and "
+        f"{said.get(field, '?')}. Stop the running one, then start the new one"
     )
 
 
@@ -357,7 +362,7 @@ async def _asked(path: str, at: tuple[str, int], drain: float) -> Predecessor | 
         return None
     host = said["elsewhere"][0] if "elsewhere" in said else None
     why = said.get("refused") if host is None else f"it listens at {host}, so give --host {host}"
-    raise _cannot(at, f"pid {pid}: {why or _other_version(said)}")
+    raise _cannot(at, f"pid {pid}: {why}")
 
 
 def _cannot(at: tuple[str, int], why: str) -> ConfigError:

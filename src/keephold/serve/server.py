@@ -392,8 +392,7 @@ async def _drain(
     )
     while True:
         left = await handover.release(successor)
-        pause = min(_LOOK_SECS, max(0.0, until - loop.time()))
-        if (await asyncio.wait(ending, timeout=pause, return_when=asyncio.FIRST_COMPLETED))[0]:
+        if (await asyncio.wait(ending, timeout=_LOOK_SECS, return_when=asyncio.FIRST_COMPLETED))[0]:
             return
         front.close()
         if not (left or front.busy or successor.busy) or loop.time() >= until:
