@@ -80,6 +80,8 @@ def test_it_has_the_descriptors_that_it_is_passed_and_no_others() -> None:
         "sys.exit(3)", "sys.exit('no')", "1 / 0", "raise KeyboardInterrupt", "os.kill(os.getpid(), 9)", "os._exit(4)",
         "os.kill(os.getpid(), 15)", "atexit.register(print, 'last')", "print('unflushed', end='')", "os.abort()",
         "threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()",
+        "end = type('End', (), {'__del__': lambda _: print('gone')})()", "sys.exit(300)", "sys.exit(-1)",
+        "sys.exit(True)", "sys.stdout.close()", "print('lost'); os.close(1)",
         "import nothing_of_the_kind", "os.kill(os.getpid(), 2); time.sleep(5)", "warnings.warn('careful')",
     ],
 )  # fmt: skip
@@ -87,6 +89,12 @@ def test_it_ends_the_same(end: str, tmp_path: Path) -> None:
     (tmp_path / "end.py").write_text(f"import atexit, keephold, os, sys, threading, time, warnings\n{end}\n")
     hot, usual = both([sys.executable, "end.py"], cwd=tmp_path)
     assert (hot.returncode, hot.stdout, hot.stderr) == (usual.returncode, usual.stdout, usual.stderr)
+
+
+@pytest.mark.parametrize("left", ["left = asyncio.sleep(0)", "left = [asyncio.sleep(0)]; left.append(left); del left"])
+def test_it_tells_of_a_coroutine_that_nobody_awaited(left: str) -> None:
+    for run in both([sys.executable, "-c", f"import asyncio, keephold\n{left}"]):
+        assert "coroutine 'sleep' was never awaited" in run.stderr
 
 
 def test_warm_is_quicker_and_cold_is_a_new_interpreter() -> None:

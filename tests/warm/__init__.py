@@ -8,9 +8,10 @@ session, limits, standard streams, warnings and end.
 
 Programs that a shell starts are reached by `launchers`: a directory for the front of its PATH.
 
-Two things differ from a real start: modules are imported already, and so the time to start is not that of users. Tests
-whose subject is either, mark themselves `cold`: all their programs start as usual. So do programs with interpreter
-options or an environment that `planned` does not know, and all programs on a kernel that does not allow it.
+Three things differ from a real start: modules are imported already, so the time to start is not that of users, and they
+are not taken apart at the end. Tests whose subject is one of these mark themselves `cold`: all their programs start as
+usual. So do programs with interpreter options or an environment that `planned` does not know, and all programs on a
+kernel that does not allow it.
 """
 
 import ctypes

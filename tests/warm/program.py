@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 _SCRIPT = str(Path(sys.executable).with_name("keephold"))
 _SERVER = str(Path(__file__).with_name("server.py"))
-_IMPORT = re.compile(r"^\s*(import|from)\b.*\bkeephold\b", re.MULTILINE)
+_IMPORT = re.compile(r"^\s*(import|from)\b.*\b(keephold|mcp)\b", re.MULTILINE)
 FOREIGN = (
     "apsw", "cel_expr_python", "click", "h11", "httpx2", "jinja2", "jsonschema_rs", "mcp", "mcp.server",
     "mcp.client.client", "msgspec", "opentelemetry.trace", "prometheus_client", "psutil", "pydantic", "pyghostty",
