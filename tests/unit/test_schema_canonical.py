@@ -201,6 +201,26 @@ def test_C1_a_property_or_a_value_called_ref_is_no_reference() -> None:
     check_parameters("git", own, SPAWN)
 
 
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf", "allOf"])
+def test_K6_a_schema_that_would_be_checked_for_hours_is_refused(keyword: str) -> None:
+    def chain(length: int) -> dict[str, Any]:
+        steps = {f"s{at}": {keyword: [{"$ref": f"#/$defs/s{at + 1}"}] * 2} for at in range(length)}
+        return {"type": "object", "properties": {"a": {"$ref": "#/$defs/s0"}}, "$defs": steps | {f"s{length}": {}}}
+
+    check_parameters("git", chain(8), SPAWN)
+    for length in (40, 4000):
+        with pytest.raises(ConfigError, match="one value would be checked in more than 10,000 ways"):
+            check_parameters("git", chain(length), SPAWN)
+
+
+def test_C1_a_schema_that_refers_to_itself_is_checked_once() -> None:
+    tree = {
+        "anyOf": [{"type": "string"}, {"type": "array", "items": {"$ref": "#/$defs/tree"}}, {"$ref": "#/$defs/tree"}]
+    }
+    names = {"anyOf": True, "not": {}, "allOf": {"type": "string"}}  # of parameters
+    check_parameters("git", {"type": "object", "properties": {"a": tree, **names}, "$defs": {"tree": tree}}, SPAWN)
+
+
 def test_G3_a_reference_is_a_json_pointer() -> None:
     root = {"$defs": {"a/b": {"anyOf": [{"type": "null"}, {"type": "string"}]}}}
     assert resolve(root, "#/$defs/a~1b/anyOf/1") == {"type": "string"}

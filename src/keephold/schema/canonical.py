@@ -47,6 +47,9 @@ _OTHER_NAMES = {
 }
 """Names of types in Python and elsewhere, which the spelling alone would not find."""
 
+MOST_WAYS = 10_000
+"""In how many ways a schema may check one value. A server may send one with more, which would stop this process."""
+
 _NO_SCHEMA = ("const", "enum", "default", "examples", "required", "dependentRequired")
 
 
@@ -108,7 +111,13 @@ def _problems(parameters: Mapping[str, Any], taken: Collection[str]) -> Iterator
     foreign = [ref for ref in references if not _is_pointer(ref)]
     if foreign:
         yield from map(_not_a_pointer, foreign)
-    elif taken:
+        return
+    if _most_ways(parameters) > MOST_WAYS:
+        yield (
+            f"one value would be checked in more than {MOST_WAYS:,} ways, because alternatives refer to alternatives "
+            "again and again; list the alternatives once"
+        )
+    if taken:
         for name in sorted(set(property_names(parameters)) & set(taken)):
             whose = "every stateful tool" if name in RESERVED else "a tool of this kind"
             listed = RESERVED if name in RESERVED else [each for each in taken if each not in RESERVED]
@@ -122,6 +131,38 @@ def _problems(parameters: Mapping[str, Any], taken: Collection[str]) -> Iterator
                     f'"$ref": "{ref}" cannot be followed from inside the spawn variant; '
                     "move what it names to `$defs` and refer to it there"
                 )
+
+
+def _most_ways(parameters: Mapping[str, Any]) -> int:
+    """Return in how many ways one value may be checked, at the place with the most: a validator may try them all."""
+    known: dict[int, int] = {}
+
+    def ways(schema: Any) -> int:
+        if not isinstance(schema, Mapping):
+            return 1
+        if id(schema) not in known:
+            known[id(schema)] = 1  # a schema that refers to itself is checked once
+            applied = [schema[name] for name in ("not", "if", "then", "else") if name in schema]
+            for several in map(schema.get, ("allOf", "anyOf", "oneOf")):
+                applied += several if isinstance(several, list) else ()
+            if isinstance(ref := schema.get("$ref"), str):
+                applied.append(resolve(parameters, ref))
+            known[id(schema)] = 1 + sum(map(ways, applied))
+        return known[id(schema)]
+
+    try:
+        return max(map(ways, _mappings(parameters)))
+    except RecursionError:
+        return MOST_WAYS + 1
+
+
+def _mappings(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield all objects of a schema that may be schemas."""
+    if isinstance(schema, Mapping):
+        yield schema
+        schema = [part for name, part in schema.items() if name not in _NO_SCHEMA]
+    for part in schema if isinstance(schema, list) else ():
+        yield from _mappings(part)
 
 
 def wrong_types(schema: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
