@@ -9,10 +9,12 @@ import gc
 import inspect
 import os
 import random
+import shutil
 import signal
 import tempfile
 from collections.abc import Coroutine, Generator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +26,9 @@ from keephold.testing.clock import where
 
 pytest_plugins = ["tests.leaks", "tests.interop.counts"]
 
+ROOM = 4 << 30
+"""Bytes that the files of all tests at one time can never need."""
+
 # Two busy cores make examples slow now and then; that is no defect of the code under test.
 settings.register_profile("repeatable", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("repeatable"), derandomize=True, database=None)
@@ -34,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose Hypothesis' profile, and its seed before its own plugin looks for one."""
     _hear_signals()
     _use_directories_of_nobody(config)
+    _keep_files_in_memory()
     config.addinivalue_line("markers", "cold: how programs of ours start is the subject, so they start as usual")
     config.addinivalue_line("markers", "slow: `make quick` does not wait for it")
     stack = ExitStack()
@@ -54,6 +60,13 @@ def _use_directories_of_nobody(config: pytest.Config) -> None:
     config.add_cleanup(directory.cleanup)
     for name in ("STATE", "CONFIG"):
         os.environ[f"XDG_{name}_HOME"] = f"{directory.name}/{name.lower()}"
+
+
+def _keep_files_in_memory() -> None:
+    """`tmp_path` is in memory where there is room: a commit to a disk takes milliseconds, and there are very many."""
+    memory = Path("/dev/shm")
+    if memory.is_dir() and shutil.disk_usage(memory).free >= ROOM:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
 
 
 def _hear_signals() -> None:

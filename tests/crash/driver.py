@@ -134,7 +134,7 @@ class Nursery:
         if self._empty is None:
             with tempfile.TemporaryDirectory() as directory:
                 life = Life(self, Path(directory), (), new=True)
-                assert life.start().ended().code == 0, life
+                assert life.start().ended().code == 0, str(life)
                 self._empty = store_file(life.directory).read_bytes()
         return self._empty
 

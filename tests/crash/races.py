@@ -26,12 +26,12 @@ class Report:
 def run(nursery: Nursery, directory: Path, count: int) -> Report:
     """Park so many calls, then complete each of them twice."""
     life, report = Life(nursery, directory, ()), Report()
-    assert life.start(role="park", count=count).ended().code == 0, life
+    assert life.start(role="park", count=count).ended().code == 0, str(life)
     keys = [told["key"] for told in life.told if told["kind"] == "key"]
     life.runs.clear()
     two = [life.start(role="resolve", keys=keys, place=place) for place in range(2)]
     for child in two:
-        assert child.ended().code == 0, life
+        assert child.ended().code == 0, str(life)
     raced = [next(told["came_to"] for told in child.reports if told["kind"] == "raced") for child in two]
     for came_to in zip(*raced, strict=True):
         (first, winner), second = sorted(came_to)

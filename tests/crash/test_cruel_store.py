@@ -14,7 +14,7 @@ import apsw
 import pytest
 from tests.crash.driver import Life, Nursery
 from tests.crash.here import finish_here, play_here
-from tests.crash.points import points
+from tests.crash.points import chosen, points
 from tests.crash.scenes import SCENES
 from tests.crash.stage import Commits
 from tests.crash.world import effects
@@ -37,7 +37,7 @@ def fail() -> None:
 async def test_R4_the_store_fails_at_every_commit(nursery: Nursery, tmp_path: Path, scene: str, side: str) -> None:
     rehearsal = Life(nursery, tmp_path / "rehearsal", (scene,))
     await finish_here(rehearsal)
-    for earlier, number in points(rehearsal):
+    for earlier, number in chosen(rehearsal, side):
         life = Life(nursery, tmp_path / f"{earlier}-{number}", (scene,))
         for _ in range(earlier):
             await play_here(life)

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests.crash.driver import Life, Nursery
-from tests.crash.points import points
+from tests.crash.points import chosen
 from tests.crash.scenes import SCENES
-from tests.soak import SOAK
 
 OTHER = {"before": "after", "after": "before"}
 
@@ -22,9 +21,8 @@ OTHER = {"before": "after", "after": "before"}
 def test_R4_killed_at_every_commit(nursery: Nursery, tmp_path: Path, scene: str, side: str) -> None:
     rehearsal = Life(nursery, tmp_path / "rehearsal", (scene,))
     rehearsal.finish()
-    chosen = points(rehearsal) if SOAK else points(rehearsal)[side == "after" :: 2]
     died = 0
-    for earlier, number in chosen:
+    for earlier, number in chosen(rehearsal, side):
         life = Life(nursery, tmp_path / f"{earlier}-{number}", (scene,))
         for _ in range(earlier):
             life.run()
@@ -34,4 +32,4 @@ def test_R4_killed_at_every_commit(nursery: Nursery, tmp_path: Path, scene: str,
         life.finish()
         died += life.deaths
         shutil.rmtree(life.directory)
-    assert died >= len(chosen)  # several commits may go into one transaction now and then; most points are hit
+    assert died >= len(chosen(rehearsal, side))  # several commits may be one transaction; most points are hit

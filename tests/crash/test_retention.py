@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tests.crash.driver import Life, Nursery
+from tests.crash.points import sides
 
 EIGHT_DAYS = 8 * 86_400.0
 
@@ -11,16 +12,16 @@ def test_S5_killed_at_every_commit_while_it_lets_go(nursery: Nursery, tmp_path: 
     rehearsal = Life(nursery, tmp_path / "rehearsal", ("old",))
     rehearsal.run()
     last = rehearsal.start(clock=EIGHT_DAYS)
-    assert last.ended().code == 0, rehearsal
+    assert last.ended().code == 0, str(rehearsal)
     for number in range(1, last.commits + 1):
-        for side in ("before", "after"):
+        for side in sides(number):
             life = Life(nursery, tmp_path / f"{side}-{number}", ("old",))
             life.run()
             life.start(clock=EIGHT_DAYS, kill=f"{side}:{number}").ended()
             end = life.start(clock=EIGHT_DAYS).ended()
-            assert end.code == 0, life
+            assert end.code == 0, str(life)
             resolved, *_, again = (report for report in life.told if report["kind"] == "resolved")
-            assert (resolved["status"], again["status"]) == ("accepted", "already_resolved"), life
-            assert again["terminal"] == resolved["sent"], life
+            assert (resolved["status"], again["status"]) == ("accepted", "already_resolved"), str(life)
+            assert again["terminal"] == resolved["sent"], str(life)
             remembered = end.hear("remembered")
-            assert remembered is not None and remembered["code"] == "handle_expired", life
+            assert remembered is not None and remembered["code"] == "handle_expired", str(life)

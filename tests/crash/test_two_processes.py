@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tests.crash import races
 from tests.crash.check import orphans
-from tests.crash.driver import Life, Nursery
+from tests.crash.driver import PATIENCE, Life, Nursery
+from tests.crash.points import sides
 from tests.crash.roles import release
 from tests.crash.scenes import CROWD
 from tests.crash.snapshot import Snapshot
@@ -26,23 +27,23 @@ def test_E6_two_processes_that_recover_at_once_share_the_work(nursery: Nursery, 
     at = time.monotonic() + SOON
     two = [life.start(role="recover", at=at, wanted={"crowd": list(CROWD)}) for _ in range(2)]
     for child in two:
-        assert child.hear("recovered"), life
+        assert child.hear("recovered"), str(life)
     release(tmp_path)
     for child in two:
-        assert child.ended().code == 0, life
+        assert child.ended().code == 0, str(life)
     after = Snapshot.of(tmp_path)
     begun = [effect for effect in effects(tmp_path) if effect.what == "begin" and effect.run > 0]
     lives_on = {uid for uid, row in left.handles.items() if row.tool in ("pipeline", "again") and not row.stopped}
-    assert {effect.uid for effect in begun} == lives_on, life
+    assert {effect.uid for effect in begun} == lives_on, str(life)
     for uid in lives_on:
         assert len({effect.pid for effect in begun if effect.uid == uid}) == 1, f"{uid} was run by both\n{life}"
-        assert after.handles[uid].state["outcome"]["type"] == "ok", life
+        assert after.handles[uid].state["outcome"]["type"] == "ok", str(life)
     once = [effect for effect in effects(tmp_path) if effect.what not in ("begin", "hook") and effect.run > 0]
     assert len({effect[:2] for effect in once}) == len(once), f"a step was done by both\n{life}"
-    assert not [effect for effect in once if (effect.uid, "step", effect.what) in left.journal], life
+    assert not [effect for effect in once if (effect.uid, "step", effect.what) in left.journal], str(life)
     for uid, row in left.handles.items():
         if row.tool == "plain" and not row.stopped:
-            assert after.handles[uid].state["ended_by"] == "crash", life
+            assert after.handles[uid].state["ended_by"] == "crash", str(life)
     assert not orphans(life.told)
 
 
@@ -52,12 +53,12 @@ def test_B9_of_two_that_resume_a_turn_one_gets_it(nursery: Nursery, tmp_path: Pa
     life.run(kill=f"after:{number}")
     at = time.monotonic() + SOON
     two = [life.start(role="compete", at=at, conversation="batch") for _ in range(2)]
-    assert all(child.hear("competed") for child in two), life
+    assert all(child.hear("competed") for child in two), str(life)
     release(tmp_path)
     for child in two:
-        assert child.ended().code == 0, life
+        assert child.ended().code == 0, str(life)
     answered = [report for report in life.told if report["kind"] == "answered"]
-    assert [report["resumed"] for report in answered] == [True], life
+    assert [report["resumed"] for report in answered] == [True], str(life)
     life.compare(two[1])
     life.end()
 
@@ -67,19 +68,19 @@ def test_E6_a_visitor_disturbs_nothing(nursery: Nursery, tmp_path: Path) -> None
     visitor = life.start(role="visit")
     assert visitor.hear("mark")
     worker = life.start()
-    assert worker.ended().verdict == "done", life
+    assert worker.ended().verdict == "done", str(life)
     release(tmp_path)
     visited = visitor.hear("visited")
-    assert visited is not None and visited["visits"] > 0, life
-    assert visitor.ended().code == 0, life
+    assert visited is not None and visited["visits"] > 0, str(life)
+    assert visitor.ended().code == 0, str(life)
     life.compare(worker)
     life.end()
     retried = ("safely", "again")
     for report in worker.reports:
         if report["kind"] == "begun":
             tool = life.snapshots[-1].handles[report["uid"]].tool
-            assert report["attempt"] == 1 or tool in retried, life
-    assert not [report for report in visitor.reports if report["kind"] in ("begun", "step")], life
+            assert report["attempt"] == 1 or tool in retried, str(life)
+    assert not [report for report in visitor.reports if report["kind"] in ("begun", "step")], str(life)
 
 
 def test_E6_a_living_peer_takes_up_what_a_killed_one_left(nursery: Nursery, tmp_path: Path) -> None:
@@ -87,39 +88,39 @@ def test_E6_a_living_peer_takes_up_what_a_killed_one_left(nursery: Nursery, tmp_
     peer = life.start(role="recover", at=0.0, wanted={})
     assert peer.hear("opened")
     worker = life.start(kill="after:6")
-    assert worker.ended().code != 0, life
+    assert worker.ended().code != 0, str(life)
     left = Snapshot.of(tmp_path)
-    until = time.monotonic() + 10
+    until = time.monotonic() + PATIENCE
     while not all(row.stopped for row in Snapshot.of(tmp_path).handles.values() if row.stateful):
         assert time.monotonic() < until, f"the peer does not take it up\n{life}"
         time.sleep(0.02)
     release(tmp_path)
-    assert peer.ended().code == 0, life
+    assert peer.ended().code == 0, str(life)
     after = Snapshot.of(tmp_path)
     for uid, row in left.handles.items():
         if row.stateful and row.tool in ("pipeline", "again"):
-            assert after.handles[uid].state["outcome"]["type"] == "ok", life
+            assert after.handles[uid].state["outcome"]["type"] == "ok", str(life)
 
 
 def test_E10_what_is_sent_to_a_process_that_dies_is_taken_once(nursery: Nursery, tmp_path: Path) -> None:
     rehearsal = Life(nursery, tmp_path / "rehearsal", ())
     first, last = _talk_to_host(rehearsal, None)
     for number in range(first + 1, last + 1):
-        for side in ("before", "after"):
+        for side in sides(number):
             life = Life(nursery, tmp_path / f"{side}-{number}", ())
             _talk_to_host(life, f"{side}:{number}")
             (row,) = (row for row in Snapshot.of(life.directory).handles.values() if row.tool == "keeper")
             assert row.state["outcome"] == {"type": "ok", "value": ["one", "two"]}, f"{side}:{number}\n{life}"
-            assert not [report for report in life.told if report["kind"] == "applied" and report["is_error"]], life
+            assert not [report for report in life.told if report["kind"] == "applied" and report["is_error"]], str(life)
 
 
 def _talk_to_host(life: Life, kill: str | None) -> tuple[int, int]:
     """How many commits the host had made when it was ready, and in the end, if it came to its end."""
     host = life.start(role="host", kill=kill)
     ready = host.hear("ready")
-    assert ready is not None, life
+    assert ready is not None, str(life)
     guest = life.start(role="guest")
-    assert guest.ended().code == 0, life
+    assert guest.ended().code == 0, str(life)
     release(life.directory)
     served = host.hear("served")
     host.ended()
@@ -137,12 +138,12 @@ def test_E6_a_stopped_process_keeps_its_calls(nursery: Nursery, tmp_path: Path) 
     assert peer.hear("recovered")
     time.sleep(5 * SOON)  # several of its sweeps
     resolver = life.start(role="resolve", keys=[asked["key"]], place=None)
-    assert resolver.ended().code == 0, life
+    assert resolver.ended().code == 0, str(life)
     os.kill(owner.pid, signal.SIGCONT)
-    assert owner.hear("answered"), life
+    assert owner.hear("answered"), str(life)
     release(tmp_path)
-    assert owner.ended().code == peer.ended().code == 0, life
-    assert [effect.what for effect in effects(tmp_path)] == ["begin", "create", "release"], life
+    assert owner.ended().code == peer.ended().code == 0, str(life)
+    assert [effect.what for effect in effects(tmp_path)] == ["begin", "create", "release"], str(life)
     life.compare(owner)
     life.end()
 

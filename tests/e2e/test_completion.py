@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests import warm
 from tests.e2e.panes import Pane
 from tests.e2e.place import Place, spawn
 from tests.programs import needs
@@ -34,9 +35,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         yield place
 
 
-def environment(**more: str) -> dict[str, str]:
-    bin = Path(sys.executable).parent
-    return {**os.environ, "PATH": f"{bin}:{os.environ['PATH']}", "KEEPHOLD_STORE": "sqlite:///work.db", **more}
+def environment(place: Place, **more: str) -> dict[str, str]:
+    path = f"{warm.launchers(place.directory / 'bin')}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "KEEPHOLD_STORE": "sqlite:///work.db", **more}
 
 
 def offered(place: Place, line: str, **more: str) -> list[str]:
@@ -49,7 +50,7 @@ def offered(place: Place, line: str, **more: str) -> list[str]:
     )
     done = subprocess.run(
         ["bash", "--norc", "-c", script],
-        cwd=place.directory, env=environment(**more), capture_output=True, text=True, timeout=60, check=True,
+        cwd=place.directory, env=environment(place, **more), capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert done.stderr == ""
     return done.stdout.split()
@@ -106,7 +107,7 @@ def test_L_a_broken_configuration_is_no_word_of_ours(place: Place, tmp_path: Pat
 
 def test_L_a_person_at_bash_presses_tab(place: Place) -> None:
     needs("tmux")
-    with Pane(place.directory, environment(), cols=80) as pane:
+    with Pane(place.directory, environment(place), cols=80) as pane:
         pane.type('eval "$(keephold completion bash)"; echo read$?')
         pane.until("read0")
         pane._run("send-keys", "-l", "keephold show so")
@@ -131,7 +132,7 @@ def test_L_what_the_script_of_other_shells_asks_is_answered(place: Place, shell:
     asked["COMP_CWORD"] = "2" if shell == "zsh" else "so"
     done = subprocess.run(
         ["keephold"],
-        cwd=place.directory, env=environment(**asked), capture_output=True, text=True, timeout=60, check=True,
+        cwd=place.directory, env=environment(place, **asked), capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert done.stderr == ""
     assert "south" in done.stdout

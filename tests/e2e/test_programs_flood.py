@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.e2e.terminals import Session, at_work, quick, shell
+from tests.soak import tries
 
 from keephold import terminal
 from keephold.policies import OutputPolicy
@@ -19,7 +20,7 @@ from keephold.tools.child import UNREAD_LIMIT
 MIB = 1 << 20
 pytestmark = pytest.mark.timeout(360)
 
-LINES = 19_000_000
+LINES = tries(11_000_000, soak=19_000_000)
 """Of eleven bytes each: nine digits, and a line end as terminals have it. That of line k is at offset 11 k."""
 TOTAL = 11 * LINES
 HALF = 50 * MIB
@@ -52,7 +53,7 @@ async def memory_stays_below(growth: int) -> AsyncIterator[None]:
     assert highest - before < growth, f"grew by {(highest - before) / MIB:.0f} MiB"
 
 
-async def test_O5_two_hundred_megabytes_leave_memory_flat_and_their_ends_readable() -> None:
+async def test_O5_hundreds_of_megabytes_leave_memory_flat_and_their_ends_readable() -> None:
     seq = terminal(["seq", "100000000", str(100_000_000 + LINES - 1)], name="seq")
     async with at_work(seq, shell()) as assistant:
         await (await assistant.spawn("shell")).abort()  # everything is imported
@@ -78,7 +79,7 @@ async def check_kept(session: Session) -> None:
         piece = await session.output(offset=offset, limit=110)
         assert (piece["end"], piece["total"]) == (offset + 110, TOTAL)
         assert piece["content"] == numbers(offset, offset + 110)
-    for offset in (gap[0], 100_000_000, gap[1] - 1):
+    for offset in (gap[0], TOTAL // 2, gap[1] - 1):
         piece = await session.output(offset=offset, limit=110)
         assert (piece["end"], piece["missing"]) == (gap[1], gap[1] - offset)
         assert f"{gap[1] - offset} bytes" in piece["content"]
