@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from keephold.forking import Descriptor
 from keephold.handles.disk import Disk
 
 _PREFIX = "keephold-spool-"
@@ -32,7 +33,7 @@ class Spool:
         self.durable = directory is not None
         """Whether files outlive the process."""
         self._directory = directory
-        self._lock = -1
+        self._lock: Descriptor | None = None
         self._closed = False
 
     def file(self, name: str) -> Path:
@@ -59,11 +60,12 @@ class Spool:
         if self._directory is not None and not self.durable:
             # The lock is released last: anybody may remove a directory without one.
             shutil.rmtree(self._directory, ignore_errors=True)
-            os.close(self._lock)
+            if self._lock is not None:
+                self._lock.close()
             self._directory = None
 
 
-def _make() -> tuple[Path, int]:
+def _make() -> tuple[Path, Descriptor]:
     """Return a new directory and the descriptor that holds its lock."""
     for _ in range(8):
         path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
@@ -71,7 +73,7 @@ def _make() -> tuple[Path, int]:
         # A sweep of another process may have met the directory before it was locked. Names are never used again, so
         # a name that still exists once the lock is held is ours.
         if lock is not None and path.exists():
-            return path, lock
+            return path, Descriptor(lock)
         if lock is not None:
             os.close(lock)
         shutil.rmtree(path, ignore_errors=True)

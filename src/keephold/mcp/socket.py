@@ -9,6 +9,7 @@ from typing import Any, cast
 from mcp.server.stdio import stdio_server
 
 from keephold.control.server_discovery import announce, withdraw
+from keephold.forking import close_in_children
 from keephold.mcp.hosts import HOST, Host
 from keephold.mcp.server import Server
 from keephold.store.base import Store
@@ -91,7 +92,7 @@ def _host(line: bytes) -> Host:
 
 def _bound(path: str) -> socket.socket:
     _remove(path)
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    bound = close_in_children(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     bound.bind(path)
     Path(path).chmod(0o600)
     return bound

@@ -33,6 +33,7 @@ from typing import Any, Protocol
 
 from keephold.control.server_discovery import is_ours
 from keephold.errors import ConfigError
+from keephold.forking import close_in_children
 from keephold.store.sqlite.processes import HANDOVER, owners_of
 from keephold.store.sqlite.sql import migrations
 
@@ -88,7 +89,7 @@ class Channel:
                 await _ready(self._socket, loop.add_reader, loop.remove_reader)
             except OSError as error:
                 raise Ended from error
-        sockets = [socket.socket(fileno=each) for each in received[1]]
+        sockets = [close_in_children(socket.socket(fileno=each)) for each in received[1]]
         try:
             said = json.loads(received[0]) if received[0] else None
         except ValueError:
@@ -193,7 +194,7 @@ class Offer:
         self._front = front
         self._to: int | None = None
         """The pid of the server that is about to replace this one."""
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self._socket = close_in_children(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK))
         _remove(path)
         self._socket.bind(path)
         Path(path).chmod(0o600)

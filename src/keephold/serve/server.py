@@ -28,6 +28,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from keephold.errors import ConfigError
+from keephold.forking import close_in_children
 from keephold.serve.handover import Offer, Predecessor, Successor
 
 _log = logging.getLogger("keephold.serve")
@@ -169,7 +170,7 @@ def bound(host: str, port: int, option: str = "--port") -> socket.socket:
     listening = None
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, socket.IPPROTO_TCP)
+        listening = close_in_children(socket.socket(family, kind, socket.IPPROTO_TCP))
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if address[0] == "::":  # all addresses, also of IPv4
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)

@@ -21,6 +21,7 @@ from typing import cast
 import msgspec
 
 from keephold.errors import KeepholdError, ToolError
+from keephold.forking import close_in_children
 from keephold.handles.handle import Handle
 from keephold.handles.registry import Registry
 from keephold.handles.state import Waiting
@@ -291,7 +292,7 @@ class _Client:
 
 
 def _bound(path: str) -> socket.socket:
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    bound = close_in_children(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     try:
         bound.bind(path)
         Path(path).chmod(0o600)

@@ -1,6 +1,7 @@
 """The parts of a runtime that turns, single calls and wait tools work with, made once by the runtime."""
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -41,25 +42,43 @@ class Lifecycle:
         self._close = close
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._process = 0
 
     @property
     def closing(self) -> bool:
-        """Whether the runtime is being closed, or is closed."""
-        return self._closing is not None
+        """Whether the runtime is being closed, is closed, or belongs to the process from which this one was forked."""
+        return self._closing is not None or self._is_inherited
+
+    @property
+    def _is_inherited(self) -> bool:
+        return self._opening is not None and self._process != os.getpid()
 
     async def open(self) -> None:
         if self._opening is None:
+            self._process = os.getpid()
             self._opening = asyncio.create_task(self._open())
+        self._check_not_inherited()
         if not self._opening.done():
             await asyncio.shield(self._opening)
         self._opening.result()  # raises why it could not be opened
 
     def check_open(self) -> None:
         """Raise if the runtime is closed."""
+        self._check_not_inherited()
         if self.closing:
             raise KeepholdError("the runtime is closed; open a new one", code="runtime_closed")
 
+    def _check_not_inherited(self) -> None:
+        if self._is_inherited:
+            raise KeepholdError(
+                "the runtime belongs to the process from which this one was forked; open one in this process, started "
+                'with the start method "spawn" of multiprocessing',
+                code="runtime_closed",
+            )
+
     async def close(self) -> None:
+        if self._is_inherited:
+            return  # all of it is its parent's
         if self._closing is None:
             self._closing = asyncio.create_task(self._close_opened())
         await asyncio.shield(self._closing)

@@ -20,6 +20,7 @@ from pathlib import Path
 import apsw
 
 from keephold.errors import KeepholdError
+from keephold.forking import leak_in_children
 from keephold.store.sqlite.listing import compare
 from keephold.store.sqlite.processes import SUFFIXES, Bell, Turnstile, owners_of
 from keephold.store.sqlite.sql import APPLICATION_ID, SQL, migrations
@@ -31,7 +32,20 @@ _REMOTE = frozenset(
 )
 
 _ours: Counter[Path] = Counter()
+_inherited: set[Path] = set()
+"""Files that the process from which this one was forked has open. SQLite would believe that this process holds the
+locks which that one holds."""
 _ours_lock = threading.Lock()
+
+
+def _in_child() -> None:
+    global _ours_lock
+    _inherited.update(+_ours)
+    _ours.clear()
+    _ours_lock = threading.Lock()  # another thread may have held it
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def unusable(message: str) -> KeepholdError:
@@ -41,6 +55,7 @@ def unusable(message: str) -> KeepholdError:
 def connect(path: Path) -> apsw.Connection:
     """Return a connection that commits to the disk."""
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, statementcachesize=200)
+    leak_in_children(connection)
     try:
         connection.set_busy_timeout(BUSY_MS)
         connection.execute("PRAGMA synchronous = FULL; PRAGMA journal_size_limit = 67108864; PRAGMA cache_size = -8000")
@@ -84,6 +99,11 @@ def explained(path: Path) -> Iterator[None]:
 
 def claim(path: Path) -> None:
     """Note that this process has the file open. Raises, having changed nothing, if the file is not a store."""
+    if path in _inherited:
+        raise unusable(
+            f"this process was forked from one that has store `{path}` open, and cannot open it; start the process "
+            'before the store is opened, or with the start method "spawn" of multiprocessing'
+        )
     with _ours_lock:
         if not _ours[path]:
             with explained(path):

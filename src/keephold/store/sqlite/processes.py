@@ -26,6 +26,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from keephold.errors import KeepholdError
+from keephold.forking import Descriptor, close_in_children
 from keephold.store.base import Heard
 
 _NEW = ".new-"
@@ -37,33 +38,33 @@ class Owners:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.me = secrets.token_hex(8)
-        self._lock = -1
+        self._lock: Descriptor | None = None
 
     def enter(self, bell: str = "") -> None:
         """Take the lock, and write down where this process listens."""
         self.directory.mkdir(mode=0o700, exist_ok=True)
         new, own = self.directory / f"{_NEW}{self.me}", self.directory / self.me
-        while self._lock < 0:
-            lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        while self._lock is None:
+            lock = Descriptor(os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                os.ftruncate(lock, 0)
-                os.write(lock, os.fsencode(bell))
+                os.ftruncate(lock.fileno(), 0)
+                os.write(lock.fileno(), os.fsencode(bell))
                 new.rename(own)
             except FileNotFoundError:  # removed by a sweep before it was locked
-                os.close(lock)
+                lock.close()
             except BaseException:
-                os.close(lock)
+                lock.close()
                 raise
             else:
                 self._lock = lock
 
     def leave(self) -> None:
         """Release the lock: from now on other processes see this one as dead."""
-        if self._lock >= 0:
+        if self._lock is not None:
             (self.directory / self.me).unlink(missing_ok=True)
-            os.close(self._lock)
-            self._lock = -1
+            self._lock.close()
+            self._lock = None
 
     def alive(self, owner: str) -> bool:
         return owner == self.me or _locked(self.directory / owner)
@@ -157,7 +158,7 @@ class Bell:
         self._owners, self._directory = owners, str(owners.directory)
         self._bells: list[str] = []
         self._listed_at = -1
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket = close_in_children(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
         self._loop: asyncio.AbstractEventLoop | None = None
         try:
             self._socket.bind(self.path)
@@ -231,14 +232,15 @@ class Turnstile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._files: list[int] = []
+        self._files: list[Descriptor] = []
         try:
             for end in ("-gate", "-turn"):
-                self._files.append(os.open(f"{path}{end}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                opened = os.open(f"{path}{end}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self._files.append(Descriptor(opened))
         except BaseException:
             self.close()
             raise
-        self._gate, self._turn = self._files
+        self._gate, self._turn = (file.fileno() for file in self._files)
 
     def __enter__(self) -> None:
         self.enter()
@@ -294,4 +296,4 @@ class Turnstile:
 
     def close(self) -> None:
         while self._files:
-            os.close(self._files.pop())
+            self._files.pop().close()

@@ -67,6 +67,7 @@ class SqliteStore(Reads):
         except asyncio.CancelledError:
             opening.add_done_callback(_let_go)
             raise
+        self._process = os.getpid()
         self._loop, self._place, self.owner, self._reading = loop, place, place.owners.me, place.reading
         self._owners, self._scanner = place.owners, Scanner(loop, self.path)
         self._writer = Writer(place, directory, self._deliver, self._fault)
@@ -76,7 +77,7 @@ class SqliteStore(Reads):
 
     async def close(self) -> None:
         if self._closed is None:
-            if self._place is None:
+            if self._place is None or os.getpid() != self._process:  # a forked child leaves it to its parent
                 return
             self._flush(now=True)
             self._closed = asyncio.ensure_future(self._close(self._place))
@@ -92,7 +93,7 @@ class SqliteStore(Reads):
         await in_thread(self._loop, place.close)
 
     def commit(self, ops: Sequence[Op], done: Done, failed: Failed, *, keep: bool = False) -> None:
-        if self._place is None or self._closed is not None:
+        if self._place is None or self._closed is not None or os.getpid() != self._process:
             error = KeepholdError("the store is closed; nothing was written", code="store_unavailable")
             asyncio.get_running_loop().call_soon(failed, error)
             return

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from keephold.errors import KeepholdError, ToolError
+from keephold.forking import close_in_children
 from keephold.handles.output import Layout
 from keephold.store.sqlite.processes import directory as socket_directory
 from keephold.tools import marks
@@ -296,7 +297,7 @@ class _Link:
 
     async def _try(self) -> bool:
         """Connect to a keeper that listens, and greet it."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        sock = close_in_children(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
         try:
             sock.connect(self.path)
         except OSError:  # no keeper, or one that is busy or just exits
