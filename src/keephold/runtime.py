@@ -499,10 +499,10 @@ class Runtime:
         """Whether the runtime is being closed, or is closed."""
         return self._lifecycle.closing
 
-    async def release(self) -> bool:
+    async def _release_waiting(self) -> bool:
         """Release the calls that only wait to other runtimes on the store; return whether any was.
 
-        From now on this runtime resumes no call of others. What runs here keeps running."""
+        From now on this runtime resumes no call of others. Its running calls keep running."""
         self.recovery.adopts = lambda conversation: False
         return await release_waiting(self.registry)
 

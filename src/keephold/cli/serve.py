@@ -159,7 +159,7 @@ class _Wanted:
     conversation: str | None
     builtins: tuple[str, ...] | None
     drain: float | None
-    """Replace a running server, which may finish its work for so many seconds."""
+    """Replace a running server, which may take this many seconds to finish its work. None: replace none."""
     quiet: bool
 
 
@@ -232,7 +232,7 @@ class _Here:
     """This server, as it takes the place of another one and leaves its own (`serve/server.py`, `Handover`)."""
 
     said = ""
-    """What it says when it serves."""
+    """The line that it prints when it serves."""
 
     def __init__(
         self, runtime: "Runtime", server: "Server", app: "App", wanted: _Wanted, predecessor: "Predecessor | None"
@@ -266,7 +266,7 @@ class _Here:
         if self._commands is not None:
             self._commands.withdraw()
         await self._app.leave()
-        if await self._runtime.release():
+        if await self._runtime._release_waiting():
             successor.released()
         clients = 0 if self._commands is None else self._commands.clients
         return bool(clients or self._runtime.live() or self._runtime.batches)

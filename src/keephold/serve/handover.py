@@ -12,7 +12,7 @@ packets of JSON:
 
 Only one of the two accepts connections at any time. The queue of connections that nobody has accepted belongs to the
 listening sockets, which both have, so no connection is refused. If the new server ends before it has said `serving`,
-the old one goes on. After that, the old one has left its address for good: if the new one dies, it has to be started
+the old one continues. After that, the old one has left its address for good: if the new one dies, it has to be started
 again like any other server that died.
 
 The first packet of each side is the same in all versions of this protocol. A new server whose schema of the store is
@@ -245,15 +245,15 @@ class Offer:
         return None
 
     async def _hand_over(self, channel: Channel, pid: int) -> bool:
-        """Return whether the other server has this one's place. If it ends before, this one goes on."""
+        """Return whether the other server has this one's place. If it ends before, this one continues."""
         self._to = pid
         try:
             await channel.send(_hello(), self._front.listening)
-            await channel.receive()  # without a limit: until the other is ready, this server goes on as before
+            await channel.receive()  # without a limit: until the other is ready, nothing changes here
             await self._let_go(channel)
         except Ended:
             self._to = None
-            _log.warning("pid %d was about to replace this server and has ended; this server goes on", pid)
+            _log.warning("pid %d was about to replace this server and has ended; this server continues", pid)
             return False
         return True
 
