@@ -51,8 +51,8 @@ class Piece(NamedTuple):
 
 class Layout(NamedTuple):
     """Where another process writes an output: the byte at offset `o` goes to place `o` below `head`, else to the ring
-    of that size behind it. It may be `ahead` bytes further than `followed` was told, so that no byte is overwritten
-    while it is read, and has written `total` bytes so far."""
+    of that size behind it. It has written `total` bytes so far. It stays within `ahead` bytes of the total that
+    `followed` had last, so that no byte is overwritten while it is read."""
 
     head: int
     ring: int

@@ -45,8 +45,9 @@ class Process:
         on_sent: Callable[[], None] = lambda: None,
     ) -> None:
         """Start it, or raise `ToolError`. `env` must carry `mark`; `grace` is for processes that the leader leaves
-        behind. `move` takes at most so many bytes out of the descriptor of its output itself, instead of `on_output`,
-        and returns how many. `on_sent` is called when input that was kept here has been handed over.
+        behind. `move` gets the descriptor of its output, instead of `on_output` the bytes, and a number: it takes at
+        most that many bytes out of it, and returns how many. `on_sent` is called when input that was kept here has been
+        handed over.
         """
         self._loop = asyncio.get_running_loop()
         self._chunk = _CHUNK

@@ -46,7 +46,7 @@ class Hooks:
     """Calls that a kept process makes, on the loop's thread. None comes out of the call that makes it."""
 
     output: Callable[[int], None]
-    """The spool has so many bytes. When it returns, they count as read, unless `pause` was called."""
+    """The total of bytes in the spool. When it returns, they count as read, unless `pause` was called."""
     exit: Callable[[Ended], None]
     """It has ended, and nothing of it is left. All output was reported."""
     failed: Callable[[ToolError], None]
@@ -123,7 +123,7 @@ class KeptChild:
             self.handle(report, [])
 
     def let_go(self) -> None:
-        """Forget it here: it goes on, and another runtime may take it."""
+        """Forget it here: it continues, and another runtime may take it."""
         self._close()
 
     def _send(self, message: protocol.Request) -> None:

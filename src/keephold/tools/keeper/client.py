@@ -145,7 +145,7 @@ class Keeper:
                 file.unlink()
 
     async def leave(self) -> None:
-        """Disconnect: the processes go on, for their `keep_secs`. No hook is called any more."""
+        """Disconnect: the processes continue, for their `keep_secs`. No hook is called any more."""
         links, self._links = list(self._links.values()), {}
         for link in links:
             await link.leave()
@@ -182,7 +182,7 @@ class Keeper:
 
     def _own(self) -> "_Link":
         link = self._link(self._socket())
-        link.connect(partial(_start_keeper, self._directory, link.path, self._inherited()))
+        link.connect(partial(_start_keeper, self._directory, link.path))
         return link
 
     def _link(self, path: str) -> "_Link":
@@ -191,15 +191,10 @@ class Keeper:
             link = self._links[path] = _Link(path)
         return link
 
-    def _inherited(self) -> list[str]:
-        """Return the marks of runtimes around this one: a keeper ends with them."""
-        found = os.environ.get(marks.NAME, "").split()
-        return [mark for mark in found if mark.partition("/")[0] != self._mark]
-
     def _socket(self) -> str:
         """Return the path of our keeper's socket. Runtimes inside a tool of another runtime have their own keeper."""
         if self._path is None:
-            whose = "\0".join([str(self._directory), *self._inherited()])
+            whose = f"{self._directory}\0{marks.outer()}"  # a keeper ends with the runtimes around it
             name = f"{hashlib.sha256(os.fsencode(whose)).hexdigest()[:16]}.k"
             self._path = str(socket_directory(name) / name)
         return self._path
@@ -402,13 +397,9 @@ class _Link:
 Starting = Callable[[], Awaitable[None]]
 
 
-async def _start_keeper(directory: Path, path: str, inherited_marks: Sequence[str]) -> None:
+async def _start_keeper(directory: Path, path: str) -> None:
     """Start a keeper and return when it listens, or another one does. Raises `OSError` or `ToolError`."""
     conceal()  # before it can look
-    env = inherited()
-    env.pop(marks.NAME, None)
-    if inherited_marks:
-        env[marks.NAME] = " ".join(inherited_marks)
     read, write = os.pipe()
     try:
         program = subprocess.Popen(  # noqa: ASYNC220 (as any command is started; asyncio's would watch its end)
@@ -416,7 +407,7 @@ async def _start_keeper(directory: Path, path: str, inherited_marks: Sequence[st
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=env,
+            env=inherited(),  # without our own mark: the keeper outlives us
             cwd="/",  # otherwise our directory's file system would stay busy
             start_new_session=True,
             pass_fds=(write,),

@@ -130,7 +130,7 @@ class Output(_Message, tag="output"):
 
 
 class Stalled(_Message, tag="stalled"):
-    """Its output cannot be stored now, for this reason, and it waits; an empty reason: it goes on."""
+    """Its output cannot be stored now, for this reason, and it waits; an empty reason: it continues."""
 
     reason: str
 

@@ -44,7 +44,7 @@ class KeptRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     socket: str
     """The path at which the keeper listens."""
     pid: int = 0
-    """Of the process; 0 until it is started."""
+    """The pid of the process; 0 until it is started."""
     since: float
     until: float | None = None
     """When it will be ended; None while a runtime has it."""

@@ -96,7 +96,7 @@ class Keeper:
             self._runtimes.add(_Runtime(self, accepted))
         return True
 
-    # What runtimes ask for
+    # Requests of runtimes
 
     def settle(self) -> None:
         """Handle all requests that were sent before."""
@@ -136,7 +136,7 @@ class Keeper:
             kept.attach(runtime, request.fence)
 
     def of(self, runtime: "_Runtime", uid: str) -> Kept | None:
-        """Return a process that this runtime has; the runtime is told if another one has it."""
+        """Return a process that this runtime has; tell the runtime if another one has it."""
         kept = self._kept.get(uid)
         if kept is not None and kept.peer is not runtime:
             runtime.send(protocol.Displaced(uid=uid))
