@@ -240,7 +240,7 @@ class _Link:
 
     async def take(self, record: KeptRecord, fence: int, hooks: Hooks) -> KeptProcess | KeptPty | None:
         """Take a process back; None if the keeper does not know it."""
-        if not await self.settle():
+        if not (self._connected or await self.settle()):
             if marks.owner_alive(record.keeper) is False:
                 return None  # it has just died
             raise _not_answering(f"nothing listens at {self.path}")

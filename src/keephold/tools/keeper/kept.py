@@ -7,13 +7,12 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
-
 from keephold.errors import ToolError
 from keephold.tools import marks
 from keephold.tools.keeper import protocol
+from keephold.tools.keeper.files import Files
 from keephold.tools.keeper.page import HOLDING, SETTLED, Page
-from keephold.tools.keeper.record import KeptExit, KeptRecord, boot_id, record_file, write_record
+from keephold.tools.keeper.record import KeptExit, KeptRecord, begin_record, boot_id, change_record, record_file
 from keephold.tools.keeper.spooling import SpoolFile
 from keephold.tools.keeper.times import Record, Times, times_file
 from keephold.tools.process import Process
@@ -42,6 +41,7 @@ class Around(Protocol):
     path: str
     mark: str
     page: Page
+    files: Files
 
     def ended(self, kept: "Kept") -> None:
         """Nothing of the process is left, and its end is recorded."""
@@ -59,7 +59,7 @@ class Kept:
         """The runtime that has it."""
         self._keeper = keeper
         self._loop = asyncio.get_running_loop()
-        self._grace, self._ahead = request.grace, request.ahead
+        self._grace, self._keep_secs, self._ahead = request.grace, request.keep_secs, request.ahead
         self._stderr = b""
         self._veil: Veil | None = None
         self._later: tuple[bytes, asyncio.TimerHandle] | None = None
@@ -76,7 +76,7 @@ class Kept:
         self._how: Exit | None = None
         self._size = request.terminal or (0, 0)
         now = time.time()
-        self._record = KeptRecord(
+        record = KeptRecord(
             uid=request.uid,
             host=socket.gethostname(),
             boot=boot_id(),
@@ -90,11 +90,12 @@ class Kept:
             ring=request.ring,
             ahead=request.ahead,
         )
+        directory, files, first = keeper.directory, keeper.files, Record(request.total, now, *self._size)
         try:
-            write_record(keeper.directory, self._record)
-            self._spool = SpoolFile(keeper.directory / self.uid, request.head, request.ring, request.total)
+            begin_record(directory, record)
+            self._spool = SpoolFile(files, directory / self.uid, request.head, request.ring, request.total)
             self._spool.bound = request.total + self._ahead
-            self._times = Times(times_file(keeper.directory, self.uid), Record(request.total, now, *self._size))
+            self._times = Times(files, times_file(directory, self.uid), first)
         except OSError as error:
             raise ToolError(
                 f"The command was not started: its output cannot be kept ({error}). Make room on the disk.",
@@ -105,11 +106,10 @@ class Kept:
             self._child = self._start(request)
         except ToolError:
             self._close()
-            for file in (record_file(keeper.directory, self.uid), times_file(keeper.directory, self.uid)):
+            for file in (record_file(directory, self.uid), times_file(directory, self.uid)):
                 file.unlink(missing_ok=True)
             raise
-        self._record = msgspec.structs.replace(self._record, pid=self._child.pid)
-        self._write_record()
+        self._change_record(pid=self._child.pid)
 
     def _start(self, request: protocol.Start) -> Process | Pty:
         mark = marks.call_mark(self._keeper.mark, self.uid)
@@ -221,7 +221,7 @@ class Kept:
         self._seen = self._told = total
         self._spool.bound = total + self._ahead
         self._cancel_timer()
-        self._until(None)
+        self._change_record(until=None)
         self.introduce()
         self._release()
 
@@ -243,26 +243,22 @@ class Kept:
         self._spool.bound = None
         if self._how is None:
             self._cancel_timer()
-            self._timer = self._loop.call_later(self._record.keep_secs, self._expire)
-            self._until(time.time() + self._record.keep_secs)
+            self._timer = self._loop.call_later(self._keep_secs, self._expire)
+            self._change_record(until=time.time() + self._keep_secs)
         self._release()
 
     def _expire(self) -> None:
         self._timer = None
-        self.end_because(f"no runtime came back within {self._record.keep_secs:g} s")
+        self.end_because(f"no runtime came back within {self._keep_secs:g} s")
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _until(self, until: float | None) -> None:
-        self._record = msgspec.structs.replace(self._record, until=until)
-        self._write_record()
-
-    def _write_record(self) -> bool:
+    def _change_record(self, **fields: object) -> bool:
         try:
-            write_record(self._keeper.directory, self._record)
+            change_record(self._keeper.directory, self.uid, **fields)
         except OSError:
             return False
         return True
@@ -356,13 +352,11 @@ class Kept:
         """Record and report the end, once all output is stored."""
         if self._how is None or self._spool.holds or self._over:
             return
-        if self._record.exit is None:
-            how, total = self._how, self._spool.total
-            end = KeptExit(how.code, how.signal, total, time.time(), self._reason, self._stderr)
-            self._record = msgspec.structs.replace(self._record, until=None, exit=end)
-        written = self._write_record()
+        how, total = self._how, self._spool.total
+        end = KeptExit(how.code, how.signal, total, time.time(), self._reason, self._stderr)
+        written = self._change_record(until=None, exit=end)
         if self.peer is not None:
-            self._report_end(self.peer)
+            self._report_end(self.peer, end)
         elif not written:  # nobody would learn of it
             self._retries = self._retries or self._loop.call_later(_AGAIN_SECS, self._retry)
             return
@@ -376,9 +370,7 @@ class Kept:
         self._spool.close()
         self._times.close()
 
-    def _report_end(self, peer: Peer) -> None:
-        end = self._record.exit
-        assert end is not None
+    def _report_end(self, peer: Peer, end: KeptExit) -> None:
         peer.send(
             protocol.Ended(
                 uid=self.uid,

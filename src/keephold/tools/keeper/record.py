@@ -1,22 +1,22 @@
 """The file `<uid>.kept` beside the output of a kept process: who keeps it, until when, and how it ended.
 
-Its keeper replaces it at the start, when the last runtime leaves, when one comes back, and at the exit. So the end of a
-process is known after its keeper has exited, and other processes can read it. It need not survive a loss of power, as
-the processes do not: it is not synced.
+Its keeper writes it at the start, when the last runtime leaves, when one comes back, and at the exit. So the end of a
+process is known after its keeper has exited, and other processes can read it. Each change is a line of JSON with the
+fields that it concerns: a line counts once it is whole, and appending one is cheaper than replacing a file, which
+ext4 writes to the disk at once. It need not survive a loss of power, as the processes do not.
 """
 
-import contextlib
+import errno
 import os
 import socket
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from keephold.tools import marks
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
-_LONGEST = 1 << 16
 
 
 class KeptExit(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -79,22 +79,30 @@ def record_file(directory: Path, uid: str) -> Path:
 def read_record(directory: Path, uid: str) -> KeptRecord | None:
     """Return the record of a kept process; None if there is none that makes sense."""
     try:
-        with record_file(directory, uid).open("rb") as file:
-            return msgspec.json.decode(file.read(_LONGEST), type=KeptRecord)
+        data = marks.read(str(record_file(directory, uid)))
+        fields: dict[str, Any] = {}
+        for line in data[: data.rfind(b"\n") + 1].splitlines():
+            fields |= msgspec.json.decode(line, type=dict[str, Any])
+        return msgspec.convert(fields, KeptRecord)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def write_record(directory: Path, record: KeptRecord) -> None:
-    """Replace the record, whole or not at all. Raises `OSError`."""
-    file = record_file(directory, record.uid)
-    new = str(file) + ".new"  # its keeper alone writes it
+def begin_record(directory: Path, record: KeptRecord) -> None:
+    """Begin the record of a process, before it is started. Raises `OSError`."""
+    _write(directory, record.uid, os.O_TRUNC, msgspec.to_builtins(record))
+
+
+def change_record(directory: Path, uid: str, **fields: object) -> None:
+    """Change these fields of a record. Raises `OSError`."""
+    _write(directory, uid, os.O_APPEND, msgspec.to_builtins(fields))
+
+
+def _write(directory: Path, uid: str, flags: int, fields: dict[str, Any]) -> None:
+    line = msgspec.json.encode(fields) + b"\n"
+    file = os.open(record_file(directory, uid), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
     try:
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "wb") as opened:
-            opened.write(msgspec.json.encode(record))
-        os.replace(new, file)  # noqa: PTH105
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(new)  # noqa: PTH108
-        raise
+        if os.write(file, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(file)

@@ -16,6 +16,7 @@ from pathlib import Path
 from keephold.errors import ToolError
 from keephold.tools.guard import Guard
 from keephold.tools.keeper import protocol
+from keephold.tools.keeper.files import Files
 from keephold.tools.keeper.kept import Kept
 from keephold.tools.keeper.page import SLOTS, Page
 from keephold.tools.keeper.protocol import Connection
@@ -70,7 +71,7 @@ class Keeper:
 
     def __init__(self, directory: Path, path: str, listening: socket.socket) -> None:
         self.directory, self.path = directory, path
-        self.page = Page.new()
+        self.page, self.files = Page.new(), Files()
         self.done = asyncio.Event()
         self._guard = Guard()
         self.mark = self._guard.mark

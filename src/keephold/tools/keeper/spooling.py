@@ -9,17 +9,20 @@ import errno
 import os
 from pathlib import Path
 
+from keephold.tools.keeper.files import Files
+
 _MOVABLE = 1 << 20
 
 
 class SpoolFile:
     """Writes the output of one process."""
 
-    __slots__ = ("_descriptor", "_head", "_held", "_ring", "_splices", "bound", "failure", "total")
+    __slots__ = ("_files", "_head", "_held", "_path", "_ring", "_splices", "bound", "failure", "total")
 
-    def __init__(self, path: Path, head: int, ring: int, total: int) -> None:
+    def __init__(self, files: Files, path: Path, head: int, ring: int, total: int) -> None:
         """Continue the file at `total`, or make it. Raises `OSError`."""
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._files, self._path = files, str(path)
+        files.get(self._path)
         self._head, self._ring = head, ring
         self._held = bytearray()
         self._splices = True
@@ -48,7 +51,7 @@ class SpoolFile:
         place, room = self._place()
         if self._splices and not self._held and room:
             try:
-                moved = os.splice(source, self._descriptor, min(size, room), offset_dst=place)
+                moved = os.splice(source, self._files.get(self._path), min(size, room), offset_dst=place)
                 self.total += moved
                 return moved
             except BlockingIOError:
@@ -67,7 +70,7 @@ class SpoolFile:
             del self._held[: self._write(memoryview(held))]
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        self._files.close(self._path)
 
     def _write(self, data: memoryview) -> int:
         """Write from the start of the data as much as there is room for, and return how much."""
@@ -78,7 +81,7 @@ class SpoolFile:
             if not room:
                 break
             try:
-                count = os.pwrite(self._descriptor, data[written : written + room], place)
+                count = os.pwrite(self._files.get(self._path), data[written : written + room], place)
             except OSError as error:
                 self.failure = error
                 break

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from keephold.tools.keeper.files import Files
+
 if TYPE_CHECKING:
     from keephold.handles.timeline import Timeline
 
@@ -30,11 +32,11 @@ class Record(NamedTuple):
 class Times:
     """The file, as the keeper writes it. A full disk loses times; the last total is retried with the next piece."""
 
-    __slots__ = ("_at", "_count", "_descriptor", "_interval", "_marked")
+    __slots__ = ("_at", "_count", "_files", "_interval", "_marked", "_path")
 
-    def __init__(self, path: Path, first: Record) -> None:
+    def __init__(self, files: Files, path: Path, first: Record) -> None:
         """Begin a new file. Raises `OSError`."""
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._files, self._path = files, files.new(path)
         self._interval = _INTERVAL
         self._count = 0
         self._marked = False
@@ -55,7 +57,7 @@ class Times:
         self._append(Record(total, at, rows, cols))
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        self._files.close(self._path)
 
     def _append(self, record: Record) -> None:
         if self._count == MOST:
@@ -65,19 +67,20 @@ class Times:
 
     def _put(self, number: int, record: Record) -> bool:
         try:
-            os.pwrite(self._descriptor, _RECORD.pack(*record, 0), number * _RECORD.size)
+            os.pwrite(self._files.get(self._path), _RECORD.pack(*record, 0), number * _RECORD.size)
         except OSError:
             return False
         return True
 
     def _make_room(self) -> None:
-        records = list(_records(os.pread(self._descriptor, MOST * _RECORD.size, 0)))
+        descriptor = self._files.get(self._path)
+        records = list(_records(os.pread(descriptor, MOST * _RECORD.size, 0)))
         while len(records) > MOST // 2:
             self._interval *= 2
             records = _thinned(records, self._interval)
         data = b"".join(_RECORD.pack(*record, 0) for record in records)
-        os.pwrite(self._descriptor, data, 0)  # of a size that the file has already
-        os.ftruncate(self._descriptor, len(data))
+        os.pwrite(descriptor, data, 0)  # of a size that the file has already
+        os.ftruncate(descriptor, len(data))
         self._count, self._marked = len(records), False
 
 
