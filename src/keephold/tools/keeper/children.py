@@ -86,8 +86,7 @@ class KeptChild:
         self._slot = -1
         self._descriptors: list[int] = []
         self._number = 0  # of the last input
-        self._unanswered: deque[tuple[int, bytes, int]] = deque()  # number, cause, size
-        self._unsent = 0  # bytes that the keeper could not hand over yet
+        self._untaken: deque[tuple[int, int]] = deque()  # numbers and sizes of input that the keeper may not have yet
         self._sent = 0
         self._paused = False
         self._seen_later = False
@@ -134,20 +133,26 @@ class KeptChild:
         self._number += 1
         size = len(data) + len(later)
         self._sent += size
-        self._unanswered.append((self._number, cause, size))
+        self._untaken.append((self._number, size))
         self._send(protocol.Write(uid=self.uid, number=self._number, data=data, later=later, cause=cause))
 
     @property
     def _waiting(self) -> int:
-        """Bytes of input that the keeper has not handed over yet, as far as is known."""
-        return self._unsent + sum(size for _, _, size in self._unanswered)
+        """Bytes of input that the keeper has not handed over yet."""
+        taken, unsent = (0, 0) if self._page is None else self._page.input(self._slot)
+        while self._untaken and self._untaken[0][0] <= taken:
+            self._untaken.popleft()
+        return unsent + sum(size for _, size in self._untaken)
+
+    @property
+    def _page(self) -> Page | None:
+        return None if self._slot < 0 else self._link.page
 
     def _busy(self) -> bool:
-        """Whether input or output is on its way, so that a look would be premature; reports output that is new."""
-        page = self._link.page
-        if self._unanswered or self._unsent or page is None:
+        """Whether input or output is on its way, so that a look was premature; reports output that is new."""
+        if self._page is None or self._waiting:
             return True
-        state, total = page.read(self._slot)
+        state, total = self._page.output(self._slot)
         if state != SETTLED:
             return True
         sent = self._sent
@@ -169,12 +174,13 @@ class KeptChild:
             return
         match report:
             case protocol.Output():
-                page = self._link.page
-                self._printed(report.total if page is None else page.read(self._slot)[1])
+                self._printed(report.total if self._page is None else self._page.output(self._slot)[1])
                 if not self._over:
                     self._seen()
-            case protocol.Took():
-                self._took(report)
+            case protocol.Took(cause=cause, refusal=None):
+                self._hooks.taken(cause)
+            case protocol.Took(cause=cause, refusal=(message, code)):
+                self._hooks.refused(cause, ToolError(message, code=code))
             case protocol.Stalled():
                 self.stalled = report.reason
                 if report.reason:
@@ -207,16 +213,6 @@ class KeptChild:
         self._seen_later = self._paused
         if not self._paused:
             self._send(protocol.Seen(uid=self.uid, total=self.total))
-
-    def _took(self, report: protocol.Took) -> None:
-        self._unsent = report.unsent
-        while self._unanswered and self._unanswered[0][0] <= report.number:
-            number, cause, _ = self._unanswered.popleft()
-            if report.refusal is not None and number == report.number:
-                message, code = report.refusal
-                self._hooks.refused(cause, ToolError(message, code=code))
-            else:
-                self._hooks.taken(cause)
 
     def _close(self) -> None:
         self._over = True
@@ -257,7 +253,7 @@ class KeptProcess(KeptChild):
 
         If so, its earlier output is reported first.
         """
-        if not self._stdin or not self.started or self._unanswered or self._unsent or self._in_pipe(1):
+        if not self._stdin or not self.started or self._waiting or self._in_pipe(1):
             return False
         reading = reading_pipe(self.pid, f"pipe:[{os.fstat(self._descriptors[1]).st_ino}]")
         if not reading:
@@ -351,7 +347,7 @@ class KeptPty(KeptChild):
 
     def look(self) -> Look:
         """Whether the program waits for input, as it is right now."""
-        if self._master is None or self._unanswered or self._unsent:
+        if self._master is None or self._waiting:
             return BUSY
         with self._slave() as slave:
             return BUSY if slave is None else look(self._master, slave, self.pid)

@@ -75,14 +75,35 @@ class Kept:
         self._reason = ""
         self._how: Exit | None = None
         self._size = request.terminal or (0, 0)
-        now = time.time()
-        record = KeptRecord(
+        self._since = time.time()
+        try:
+            begin_record(keeper.directory, self._record(request))
+            spool, times = keeper.directory / self.uid, times_file(keeper.directory, self.uid)
+            self._spool = SpoolFile(keeper.files, spool, request.head, request.ring, request.total)
+        except OSError as error:
+            raise ToolError(
+                f"The command was not started: its output cannot be kept ({error}). Make room on the disk.",
+                code="command_not_started",
+            ) from error
+        self._spool.bound = request.total + self._ahead
+        self._times = Times(keeper.files, times, Record(request.total, self._since, *self._size))
+        keeper.page.settled(slot, request.total)
+        keeper.page.handed(slot, 0, 0)
+        try:
+            self._child = self._start(request)
+        except ToolError:
+            self._close()
+            record_file(keeper.directory, self.uid).unlink(missing_ok=True)
+            raise
+
+    def _record(self, request: protocol.Start) -> KeptRecord:
+        return KeptRecord(
             uid=request.uid,
             host=socket.gethostname(),
             boot=boot_id(),
-            keeper=keeper.mark,
-            socket=keeper.path,
-            since=now,
+            keeper=self._keeper.mark,
+            socket=self._keeper.path,
+            since=self._since,
             keep_secs=request.keep_secs,
             terminal=request.terminal,
             stdin=request.stdin,
@@ -90,26 +111,6 @@ class Kept:
             ring=request.ring,
             ahead=request.ahead,
         )
-        directory, files, first = keeper.directory, keeper.files, Record(request.total, now, *self._size)
-        try:
-            begin_record(directory, record)
-            self._spool = SpoolFile(files, directory / self.uid, request.head, request.ring, request.total)
-            self._spool.bound = request.total + self._ahead
-            self._times = Times(files, times_file(directory, self.uid), first)
-        except OSError as error:
-            raise ToolError(
-                f"The command was not started: its output cannot be kept ({error}). Make room on the disk.",
-                code="command_not_started",
-            ) from error
-        keeper.page.settled(slot, request.total)
-        try:
-            self._child = self._start(request)
-        except ToolError:
-            self._close()
-            for file in (record_file(directory, self.uid), times_file(directory, self.uid)):
-                file.unlink(missing_ok=True)
-            raise
-        self._change_record(pid=self._child.pid)
 
     def _start(self, request: protocol.Start) -> Process | Pty:
         mark = marks.call_mark(self._keeper.mark, self.uid)
@@ -217,6 +218,7 @@ class Kept:
             self.peer.send(protocol.Displaced(uid=self.uid))
         self.peer, self.fence = peer, fence
         self._number = 0
+        self._sent()
         total = self._spool.total
         self._seen = self._told = total
         self._spool.bound = total + self._ahead
@@ -270,6 +272,7 @@ class Kept:
         self._number = request.number
         if request.cause and request.cause in self._causes:
             self._sent()
+            self._answer(protocol.Took(uid=self.uid, cause=request.cause))
             return
         try:
             if isinstance(self._child, Pty):
@@ -278,13 +281,15 @@ class Kept:
             if request.data:
                 self._child.write(request.data)
         except ToolError as error:
-            self._answer(protocol.Took(uid=self.uid, number=request.number, refusal=(error.message, error.code)))
+            self._sent()
+            self._answer(protocol.Took(uid=self.uid, cause=request.cause, refusal=(error.message, error.code)))
             return
-        if request.cause:
-            self._remember(request.cause)
         if request.later:
             self._later = request.later, self._loop.call_later(_KEYS_AFTER, self._press)
         self._sent()
+        if request.cause:
+            self._remember(request.cause)
+            self._answer(protocol.Took(uid=self.uid, cause=request.cause))
 
     def _remember(self, cause: bytes) -> None:
         self._causes[cause] = None
@@ -311,7 +316,7 @@ class Kept:
 
     def _sent(self) -> None:
         unsent = self._child.unsent + (0 if self._later is None else len(self._later[0]))
-        self._answer(protocol.Took(uid=self.uid, number=self._number, unsent=unsent))
+        self._keeper.page.handed(self.slot, self._number, unsent)
 
     def _answer(self, report: protocol.Report) -> None:
         if self.peer is not None:

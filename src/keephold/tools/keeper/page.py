@@ -1,7 +1,8 @@
-"""A page of memory in which a keeper shows, for each of its processes, how far its output has come.
+"""A page of memory in which a keeper shows, for each of its processes, how far its output and its input have come.
 
-A runtime that finds a program waiting for input must have seen the output before (A6). The page tells it without a
-round trip whether the keeper is just moving output, or holds some back, and how much there is in all.
+A runtime that finds a program waiting for input must have seen the output before, and the program must have got all
+input (A6). The page tells it without a round trip whether the keeper is just moving output, or holds some back, how
+much there is in all, and which input was handed over.
 """
 
 import mmap
@@ -10,7 +11,9 @@ import struct
 
 SLOTS = 4096
 _NUMBER = struct.Struct("@Q")
-_SLOT = 2 * _NUMBER.size  # the state, and the bytes in the spool
+_INPUT = struct.Struct("@QQ")
+_SLOT = 4 * _NUMBER.size  # the state; bytes in the spool; the number of the last input, and its bytes not handed over
+_TOTAL, _HANDED = _NUMBER.size, 2 * _NUMBER.size
 SETTLED, MOVING, HOLDING = 0, 1, 2
 """Nothing is on its way; output is being moved; output is held back because it may begin a secret or finds no room."""
 
@@ -34,14 +37,24 @@ class Page:
 
     def settled(self, slot: int, total: int, state: int = SETTLED) -> None:
         """Output was moved; the spool has `total` bytes."""
-        _NUMBER.pack_into(self._map, slot * _SLOT + _NUMBER.size, total)
+        _NUMBER.pack_into(self._map, slot * _SLOT + _TOTAL, total)
         _NUMBER.pack_into(self._map, slot * _SLOT, state)
 
-    def read(self, slot: int) -> tuple[int, int]:
+    def handed(self, slot: int, number: int, unsent: int) -> None:
+        """The input with this number was handed over, except for the last `unsent` bytes."""
+        _NUMBER.pack_into(self._map, slot * _SLOT + _HANDED + _NUMBER.size, unsent)
+        _NUMBER.pack_into(self._map, slot * _SLOT + _HANDED, number)
+
+    def output(self, slot: int) -> tuple[int, int]:
         """Return the state, and the total at that time or later."""
         (state,) = _NUMBER.unpack_from(self._map, slot * _SLOT)
-        (total,) = _NUMBER.unpack_from(self._map, slot * _SLOT + _NUMBER.size)
+        (total,) = _NUMBER.unpack_from(self._map, slot * _SLOT + _TOTAL)
         return state, total
+
+    def input(self, slot: int) -> tuple[int, int]:
+        """Return the number of the last input that was taken, and the bytes that are not handed over."""
+        number, unsent = _INPUT.unpack_from(self._map, slot * _SLOT + _HANDED)
+        return number, unsent
 
     def close(self) -> None:
         self._map.close()

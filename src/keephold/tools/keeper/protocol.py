@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import struct
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -19,7 +20,8 @@ import msgspec
 VERSION = 1
 _HEAD = struct.Struct(">IB")
 _PIECE = 1 << 16
-_DESCRIPTORS = 16
+_ANCILLARY = socket.CMSG_SPACE(16 * 4)  # 16 descriptors
+_FLAGS = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
 LONGEST = 16 << 20
 """Bytes of a frame: arguments and environment of a program are the longest."""
 
@@ -136,11 +138,9 @@ class Stalled(_Message, tag="stalled"):
 
 
 class Took(_Message, tag="took"):
-    """The input with this number was taken; `unsent` bytes are still to be handed to the program. Or it was refused:
-    with a message and a code."""
+    """The input with this cause was taken. Or it was refused: with a message and a code."""
 
-    number: int
-    unsent: int = 0
+    cause: bytes = b""
     refusal: tuple[str, str] | None = None
 
 
@@ -181,6 +181,7 @@ class Connection:
         self._received = bytearray()
         self._descriptors: deque[int] = deque()
         self._unsent: deque[tuple[bytes, Sequence[int]]] = deque()
+        self._writes_later = False
         self._drained: asyncio.Future[None] | None = None
         self._loop.add_reader(sock, self.receive)
 
@@ -204,10 +205,12 @@ class Connection:
         except BlockingIOError:
             assert sock is not None
             self._loop.add_writer(sock, self._flush)
+            self._writes_later = True
             return
         except OSError:  # the other end is gone; the reader learns of it
             self._drop_unsent()
-        if sock is not None:
+        if self._writes_later and sock is not None:
+            self._writes_later = False
             self._loop.remove_writer(sock)
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
@@ -228,14 +231,14 @@ class Connection:
         if self._socket is None:
             return False
         try:
-            data, descriptors, _, _ = socket.recv_fds(
-                self._socket, _PIECE, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
-            )
+            data, ancillary, _, _ = self._socket.recvmsg(_PIECE, _ANCILLARY, _FLAGS)
         except BlockingIOError:
             return False
         except OSError:
-            data, descriptors = b"", []
-        self._descriptors += descriptors
+            data, ancillary = b"", []
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self._descriptors += array("i", content[: len(content) // 4 * 4])
         self._received += data
         if not data or not self._deliver():
             self._lose()

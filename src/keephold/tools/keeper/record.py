@@ -9,6 +9,7 @@ ext4 writes to the disk at once. It need not survive a loss of power, as the pro
 import errno
 import os
 import socket
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,8 +44,6 @@ class KeptRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The mark of its keeper."""
     socket: str
     """The path at which the keeper listens."""
-    pid: int = 0
-    """The pid of the process; 0 until it is started."""
     since: float
     until: float | None = None
     """When it will be ended; None while a runtime has it."""
@@ -67,6 +66,7 @@ class KeptRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return "here"
 
 
+@cache
 def boot_id() -> str:
     """Return a name for the time since this machine was started."""
     return marks.read(_BOOT).decode().strip()

@@ -32,16 +32,16 @@ class Record(NamedTuple):
 class Times:
     """The file, as the keeper writes it. A full disk loses times; the last total is retried with the next piece."""
 
-    __slots__ = ("_at", "_count", "_files", "_interval", "_marked", "_path")
+    __slots__ = ("_at", "_count", "_files", "_first", "_interval", "_marked", "_path")
 
     def __init__(self, files: Files, path: Path, first: Record) -> None:
-        """Begin a new file. Raises `OSError`."""
-        self._files, self._path = files, files.new(path)
+        """`first` is the start, which is written with the first output."""
+        self._files, self._path = files, str(path)
+        self._first: Record | None = first
         self._interval = _INTERVAL
         self._count = 0
         self._marked = False
         self._at = first.at
-        self._append(first)
 
     def note(self, total: int, at: float) -> None:
         """Note that all output up to now ends at `total`."""
@@ -60,10 +60,20 @@ class Times:
         self._files.close(self._path)
 
     def _append(self, record: Record) -> None:
+        if self._first is not None:
+            self._begin(self._first)
         if self._count == MOST:
             self._make_room()
         if self._put(self._count, record):
             self._count += 1
+
+    def _begin(self, first: Record) -> None:
+        try:
+            os.ftruncate(self._files.get(self._path), 0)  # left by an attempt before
+        except OSError:
+            return
+        if self._put(0, first):
+            self._first, self._count = None, 1
 
     def _put(self, number: int, record: Record) -> bool:
         try:
