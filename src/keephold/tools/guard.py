@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from keephold.errors import ToolError
-from keephold.tools import marks
+from keephold.tools import cgroups, marks
 from keephold.tools.environment import conceal, inherited
 
 _PROGRAM = str(Path(marks.__file__).resolve())
@@ -74,13 +74,14 @@ class _Watch:
             return
         self._let_go()
         conceal()  # before the first child can look
+        cgroup, _ = cgroups.place()
         try:
             read, self._pipe = os.pipe()
         except OSError as error:
             raise _not_started(error) from error
         try:
             self._program = subprocess.Popen(
-                [sys.executable, "-I", "-S", _PROGRAM, str(read), self.mark, *(["forks"] if self._forks else [])],
+                [sys.executable, "-I", "-S", _PROGRAM, str(read), self.mark, str(int(self._forks)), cgroup or ""],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -102,6 +103,9 @@ class _Watch:
         held = os.readlink(f"/proc/self/fd/{self._pipe}") if self._forks else None  # noqa: PTH115
         meant = marks.bears_or_holds(self.mark, held)
         marks.kill_all(lambda pid: pid != self._owner and meant(pid), looks=1)
+        cgroup, _ = cgroups.place()
+        if cgroup is not None:
+            cgroups.end(cgroup, self.mark)
         self._program.kill()
         self._program.wait()
         self._let_go()
@@ -134,6 +138,14 @@ def release() -> None:
         _command.close()
         _command = None
         marks.release()
+
+
+def reap() -> None:
+    """Kill the processes of dead runtimes; blocks meanwhile."""
+    marks.reap()
+    cgroup, _ = cgroups.place()
+    if cgroup is not None:
+        cgroups.reap(cgroup, marks.owner_alive)
 
 
 def watch_children() -> None:

@@ -40,8 +40,8 @@ from keephold.store.base import (
     TakenBack,
 )
 from keephold.store.endings import end_notice, ended, gone, timed_out
-from keephold.tools import marks
 from keephold.tools.base import Invocation, Tool
+from keephold.tools.guard import reap
 from keephold.tools.toolbox import Toolbox
 from keephold.turn.admission import Admission
 from keephold.turn.crash_loops import in_order
@@ -171,7 +171,7 @@ class Recovery:
         tool = self._known(record)
         if record.owner not in self._reaped and tool is not None and tool.source in ("local", "terminal"):
             self._reaped.add(record.owner)
-            marks.reap()
+            reap()
 
     def _take_over(self, record: Record, tool: Tool) -> "_Claimed":
         handle = self._registry.take_over(record)
@@ -264,7 +264,7 @@ class Recovery:
         record = await self._registry.store.handle(uid)
         if record is None or record.owner != owner or isinstance(record.state, Stopped):
             return
-        marks.reap()
+        reap()
         claimed = await self.claim(record)
         if claimed is not None and claimed.parking is not None:
             await self._release(claimed)
