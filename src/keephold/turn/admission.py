@@ -182,6 +182,15 @@ class Admission:
         for handle in handles:
             self.end(handle, error, ended_by)
 
+    async def release(self, handles: Sequence[Handle]) -> None:
+        """Stop working on calls without an end, and give up their ownership: somebody will start them again (B9)."""
+        for run in [handle.run for handle in handles if handle.run is not None]:
+            run.hand_over()
+            await run.gone()
+        for handle in handles:
+            self.leave(handle)
+            await self._registry.release(handle)
+
     def hopeless(self, handle: Handle, already_handled: Container[str]) -> Handle | None:
         """B5: return the handle that holds up a one-shot call and will not stop by itself, if there is one."""
         stuck = handle.behind(already_handled)

@@ -72,6 +72,19 @@ class _Claimed(NamedTuple):
     record: Record
 
 
+def survives_crash(handle: Handle) -> bool:
+    """Return whether a crash of its process does not end a call: a `replay` call, a kept process, an `external` call
+    that has its key, one that may be repeated, is between two attempts, or is parked or being parked."""
+    run, tool = handle.run, handle.tool
+    if tool.on_crash == "replay" or (tool.on_crash == "keep" and handle.stateful):
+        return True
+    if handle.parked or handle.next_attempt_at is not None or (run is not None and run.is_parking):
+        return True
+    if tool.on_crash == "external" and run is not None and run.has_key:
+        return True
+    return tool.retry.policy == "idempotent" and handle.attempt < tool.retry.max_attempts
+
+
 class Recovery:
     """Takes over the calls of dead owners."""
 
