@@ -22,7 +22,7 @@ from keephold.handles.clock import Clock, SystemClock
 from keephold.handles.handle import HandleInfo
 from keephold.handles.registry import Registry
 from keephold.handles.spool import Spool
-from keephold.handles.view import Handles
+from keephold.handles.view import Conditions, Handles
 from keephold.limits import Limits
 from keephold.schema.dialects import DIALECTS, Dialect
 from keephold.store.base import ProcessEvent, Store
@@ -425,11 +425,14 @@ class Runtime:
         *,
         all: Sequence[str] = (),
         any: Sequence[str] = (),
+        output: Conditions = (),
+        ready: Sequence[str] = (),
         timeout: float | None = None,
         conversation: str,
     ) -> dict[str, Any]:
-        """Wait for handles as `await` does, with values instead of texts and `is_error` in each result."""
-        return await self._parts.wait(conversation, all, any, timeout)
+        """Wait for handles as `await` does, with values instead of texts and `is_error` in each result. `output` has
+        patterns by id."""
+        return await self._parts.wait(conversation, all, any, timeout, output, ready)
 
     async def send(
         self, id: str, input: Any = msgspec.UNSET, *, keys: Sequence[str] = (), conversation: str

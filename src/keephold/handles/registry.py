@@ -43,6 +43,7 @@ from keephold.store.base import (
     Parked,
     Parking,
     QueuedNotification,
+    Readied,
     Record,
     Registered,
     Released,
@@ -50,7 +51,8 @@ from keephold.store.base import (
     Shown,
     TakenBack,
 )
-from keephold.store.endings import end_notice, hook_is_due, words
+from keephold.store.endings import clip, end_notice, hook_is_due, words
+from keephold.store.notifications import READY
 from keephold.store.rows import Notice
 
 if TYPE_CHECKING:
@@ -318,6 +320,17 @@ class Registry(Cache):
         except AlreadyStopped:
             return False
         return True
+
+    def become_ready(self, handle: Handle, line: str) -> None:
+        """Record that the handle has printed the line that its tool's `ready` describes (A9), and notify of it."""
+        self.write_down(handle)
+        attempt, policy = handle.attempt, handle.tool.spawn.notifications
+        ops: list[Op] = [Readied(handle.uid, handle.fence)]
+        if handle.stateful and policy.on_ready:
+            message = clip(f"`{handle.id}` ({handle.tool.name}) is ready: {line}")
+            now = self.clock.now()
+            ops.append(Notified(handle.conversation, READY, "info", message, now, handle.uid, policy.deliver))
+        self.commit(ops, lambda _: self.ready(handle, attempt), partial(self._refused, handle), keep=True)
 
     def park(self, handle: Handle, parking: Parking, then: Callable[[], None]) -> None:
         """Park a handle whose tool has returned: it waits for its completion and has no owner (D6)."""

@@ -182,6 +182,13 @@ class Attempted(msgspec.Struct, frozen=True):
     next_at: float | None
 
 
+class Readied(msgspec.Struct, frozen=True):
+    """Record that the current attempt of a call is ready: it has printed the line that its tool describes (A9)."""
+
+    uid: str
+    fence: int
+
+
 class Journaled(msgspec.Struct, frozen=True, gc=False):
     """Record a line that a replay must find again (E). The same kind and name twice in one call is refused."""
 
@@ -308,7 +315,8 @@ class Notified(msgspec.Struct, frozen=True):
 
 class TakenBack(msgspec.Struct, frozen=True):
     """Remove notifications of what a reply has shown (N3), by uid and how the handle was shown: `stopped` removes all,
-    `waiting` its `tool.waiting` and `tool.content`, `running` its `tool.content`, `asked` its `tool.waiting`."""
+    `waiting` its `tool.waiting` and `tool.content`, `running` its `tool.content`, `asked` its `tool.waiting`,
+    `ready` its `tool.ready`."""
 
     conversation: str
     shown: tuple[tuple[str, Shown], ...]
@@ -452,7 +460,8 @@ class Collected(msgspec.Struct, frozen=True):
 
 Op = (
     TurnBegan | TurnEnded | TurnReleased | Opened | Registered | Retried | Changed | Rewritten | Annotated | Claimed
-    | Counted | Released | Attempted | Journaled | Wrote | WaitOpened | Parked | Resolved | Revoked | Emitted | Exposed
+    | Counted | Released | Attempted | Readied | Journaled | Wrote | WaitOpened | Parked | Resolved | Revoked | Emitted
+    | Exposed
     | Responded | HookCalled | Notified | TakenBack | Delivered | HandedOut | Inquired | TranscriptAppended | Described
     | Forgotten | Requested | Replied | RequestClosed | Posted | TakenDown | SecretAdded | Collected
 )  # fmt: skip

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_chec
 import msgspec
 
 from keephold.errors import ConfigError
+from keephold.handles.patterns import compiled
 from keephold.handles.question import Question
 from keephold.handles.state import Outcome
 from keephold.store.rows import CARRIERS, Carrier, Kind
@@ -79,6 +80,7 @@ class NotificationPolicy:
     on_success: bool = True
     on_failure: bool = True
     on_waiting: bool = True
+    on_ready: bool = True
     on_content: bool = False
     deliver: tuple[Carrier, ...] = CARRIERS
 
@@ -90,6 +92,8 @@ class SpawnPolicy:
     settle_ms: int = 100
     settle_max_ms: int = 1000
     abort_grace_ms: int = 2000
+    ready: str | None = None
+    """A regular expression (RE2): the handle is ready when a line of its output matches."""
     priority: int = 0
     on_turn_end: OnTurnEnd | None = None
     """None means `inquire`, and `keep` for a kept process and for a call that waits in durable effects."""
@@ -226,6 +230,11 @@ class Tool:
         self._one_of("task", self.task, get_args(TaskMode))
         if self.spawn.on_turn_end is not None:
             self._one_of("on_turn_end", self.spawn.on_turn_end, get_args(OnTurnEnd))
+        if self.spawn.ready is not None:
+            try:
+                compiled(self.spawn.ready)
+            except ValueError as error:
+                raise ConfigError([f"tool `{self.name}`: ready is not a pattern: {error}"]) from None
         if self.deadline_secs is not None and not self.deadline_secs > 0:
             raise ConfigError([f"tool `{self.name}`: deadline_secs must be above 0, not {self.deadline_secs!r}"])
         if self.on_crash == "external" and self.deadline_secs is None:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from keephold.durable.deferred import Pending, parking
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle, Progress
+from keephold.handles.matching import Search
 from keephold.handles.observing import answered
+from keephold.handles.patterns import compiled
 from keephold.handles.question import Open, Question
 from keephold.handles.registry import Registry
 from keephold.handles.state import (
@@ -90,6 +92,7 @@ class Run:
         "_open",
         "_parking",
         "_probing",
+        "_ready",
         "_record",
         "_released",
         "_settled",
@@ -98,7 +101,6 @@ class Run:
         "delivering",
         "handing_over",
         "handle",
-        "listeners",
         "live",
         "questions",
         "registry",
@@ -141,8 +143,8 @@ class Run:
         wanted = handle.stateful and handle.tool.spawn.notifications.on_content
         self.content = OutputNotifications(registry, handle) if wanted else None
         """Notifies of new output, if the tool's settings ask for it."""
-        self.listeners: list[Callable[[], None]] = []
-        """Called after each piece of output."""
+        self._ready: Search | None = None
+        """Until the attempt is ready, if its tool says when it is (A9)."""
         handle.run = self
 
     @property
@@ -186,6 +188,8 @@ class Run:
             self._timeout = PausableTimeout(tool.timeout_secs, self._timed_out)
             if handle.driver is not None:
                 self._timeout.pause()
+        if tool.spawn.ready is not None and not handle.ready:
+            self._watch_for_ready(tool.spawn.ready)
         try:
             traces = self.registry.traces
             if traces is None:
@@ -201,6 +205,19 @@ class Run:
             self._probing = Probing(handle, probe, self.reading)
         if handle.watchers and self._probing is not None:
             self._probing.when_quiet()  # somebody has waited for it since it was queued
+
+    def _watch_for_ready(self, pattern: str) -> None:
+        """Search the output of this attempt for the line that says that it is ready."""
+        handle = self.handle
+        start = 0 if handle.output is None or handle.attempt == 1 else handle.output.total
+        self._ready = Search(compiled(pattern), lambda: handle.output, self._is_ready, start)
+        self._ready.printed()
+
+    def _is_ready(self) -> None:
+        if self._ready is not None and self._ready.matched is not None:
+            found, self._ready = self._ready.matched, None
+            if not isinstance(self.handle.decided, Stopped):
+                self.registry.become_ready(self.handle, found)
 
     def _not_started(self, error: Exception) -> None:
         if isinstance(error, ToolError):
@@ -294,8 +311,14 @@ class Run:
             output.timeline.note(output.total, self.registry.clock.now())
         if self.content is not None:
             self.content.printed()
-        for listener in tuple(self.listeners):
-            listener()
+        self.printed()
+
+    def printed(self) -> None:
+        """Tell everyone who follows the output that it has grown."""
+        if self._ready is not None:
+            self._ready.printed()
+        for watcher in tuple(self.handle.watchers or ()):
+            watcher.printed(self.handle)
 
     def last_output(self, size: int) -> bytes:
         """Return the last bytes it has printed, at most that many, as far as they are kept."""
@@ -588,6 +611,9 @@ class Run:
             self._probing.stop()
         if self.content is not None:
             self.content.stop()
+        if self._ready is not None:
+            self._ready.cancel()
+            self._ready = None
 
     def _close_question(self) -> None:
         if self._answer_to is not None:

@@ -13,6 +13,7 @@ from keephold.durable.lineage import root_of
 from keephold.errors import KeepholdError, ToolError, TurnFailed
 from keephold.handles.handle import Handle, HandleInfo
 from keephold.handles.state import Failure, Reply
+from keephold.handles.view import Conditions
 from keephold.ids import check_conversation, is_plain
 from keephold.store.base import (
     Answers,
@@ -324,10 +325,17 @@ class Turn:
         return _responses(calls, replies, carried, [note_on(batch, at) for at in range(len(calls))])
 
     async def wait(
-        self, *, all: Sequence[str] = (), any: Sequence[str] = (), timeout: float | None = None
+        self,
+        *,
+        all: Sequence[str] = (),
+        any: Sequence[str] = (),
+        output: Conditions = (),
+        ready: Sequence[str] = (),
+        timeout: float | None = None,
     ) -> dict[str, Any]:
-        """Wait for handles of this conversation as `await` does, with values instead of texts."""
-        return await self._parts.wait(self.conversation, all, any, timeout)
+        """Wait for handles of this conversation as `await` does, with values instead of texts. `output` has patterns by
+        id."""
+        return await self._parts.wait(self.conversation, all, any, timeout, output, ready)
 
     async def send(self, id: str, input: Any = msgspec.UNSET, *, keys: Sequence[str] = ()) -> dict[str, Any]:
         """Send a handle of this conversation input or keys as the user, or answer its open question; None closes its

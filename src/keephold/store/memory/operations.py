@@ -200,6 +200,12 @@ def attempted(t: Tables, op: base.Attempted) -> None:
         t.put(t.journals, op.uid, kept)
 
 
+def readied(t: Tables, op: base.Readied) -> None:
+    record = own(t, op.uid, op.fence)
+    t.save(record)
+    record.ready = record.attempt
+
+
 def journaled(t: Tables, op: base.Journaled) -> None:
     own(t, op.uid, op.fence)
     journal = t.journals.get(op.uid)
@@ -670,6 +676,7 @@ OPERATIONS: dict[type, tuple[Callable[[Tables, Any], Any], str | None]] = {
     base.Counted: (counted, BESIDES),
     base.Released: (released, TELLS),
     base.Attempted: (attempted, TELLS),
+    base.Readied: (readied, TELLS),
     base.Journaled: (journaled, TELLS),
     base.Wrote: (wrote, BESIDES),
     base.WaitOpened: (wait_opened, TELLS),

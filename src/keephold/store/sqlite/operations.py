@@ -216,6 +216,11 @@ def attempted(tx: Transaction, op: base.Attempted) -> None:
     tx.touched.add(op.uid)
 
 
+def readied(tx: Transaction, op: base.Readied) -> None:
+    tx.run(SQL["make_ready"], (tx.own(op.uid, op.fence).number,))
+    tx.touched.add(op.uid)
+
+
 def journaled(tx: Transaction, ops: list[base.Journaled]) -> None:
     """Write journal lines of any calls. If one is refused, the writer finds out which by writing them one by one."""
     before = tx.total_changes()
@@ -639,6 +644,7 @@ _WRITE: dict[type, Callable[[Transaction, Any], Any]] = {
     base.Counted: counted,
     base.Released: released,
     base.Attempted: attempted,
+    base.Readied: readied,
     base.Journaled: _one_line,
     base.Wrote: wrote,
     base.WaitOpened: wait_opened,

@@ -160,6 +160,10 @@ WHERE number = ?6;
 -- Set how many deaths count against a call, and its standing (R8).
 UPDATE handles SET deaths = ?, standing = ? WHERE uid = ? AND fence = ? AND stopped_at IS NULL;
 
+-- name: make_ready
+-- The current attempt of a call is ready (A9).
+UPDATE handles SET ready = attempt WHERE number = ?;
+
 -- name: copy_journal
 -- Copy the journal of a call for the handle that repeats it.
 INSERT INTO journal (handle, kind, name, digest, value, ok, input)
