@@ -290,8 +290,10 @@ class Registry(Cache):
             else:
                 self.end(handle, Failure(str(error), code))
             return
-        if code == "lease_lost" and handle.run is not None:
-            handle.run.lost()
+        if code == "lease_lost":
+            _log.warning("handle `%s` (%s, uid %s) is lost: %s", handle.id, handle.tool.name, handle.uid, error)
+            if handle.run is not None:
+                handle.run.lost()
         self.conversation(handle.conversation).live.pop(handle.uid, None)
         handle.owner = None
         handle.decide(handle.state)

@@ -60,6 +60,13 @@ class Owners:
                 raise
             else:
                 self._lock = lock
+        if not _locked(own):
+            self.leave()
+            raise KeepholdError(
+                f"the file system of `{self.directory}` ignores locks: a second lock of one file was granted; put the "
+                "store on a local disk",
+                code="store_unusable",
+            )
 
     def leave(self) -> None:
         """Release the lock: from now on other processes see this one as dead."""
@@ -67,6 +74,15 @@ class Owners:
             (self.directory / self.me).unlink(missing_ok=True)
             self._lock.close()
             self._lock = None
+
+    def displaced(self) -> bool:
+        """Whether the lock file was removed or replaced: other processes take this one for dead."""
+        if self._lock is None:
+            return False
+        try:
+            return not os.path.samestat(os.fstat(self._lock.fileno()), (self.directory / self.me).stat())
+        except OSError:
+            return True
 
     def alive(self, owner: str) -> bool:
         return owner == self.me or _locked(self.directory / owner)

@@ -44,6 +44,14 @@ def sentence(path: Path, error: BaseException) -> str:
     return f"{cause.format(path=path)} ({said})"
 
 
+def lost(path: Path) -> KeepholdError:
+    return KeepholdError(
+        f"this process has lost `{path}`: its lock file in `{path.name}-owners` or the database itself was removed or "
+        "replaced, and other processes take over its calls. Nothing that it does from now on is recorded; restart it",
+        code="lease_lost",
+    )
+
+
 def unavailable(why: str, *, uncertain: bool = False) -> KeepholdError:
     known = "whether it was written is not known" if uncertain else "nothing was written"
     return KeepholdError(f"the store cannot write at present, {known}: {why}", code="store_unavailable")

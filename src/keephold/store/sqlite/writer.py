@@ -14,6 +14,7 @@ this process. Counting every transaction would be simpler, but one page more to 
 """
 
 import contextlib
+import logging
 import math
 import os
 import time
@@ -43,7 +44,9 @@ from keephold.store.sqlite.opening import StoreFiles
 from keephold.store.sqlite.operations import write, write_group
 from keephold.store.sqlite.sql import SQL
 from keephold.store.sqlite.transaction import Transaction
-from keephold.store.sqlite.write_errors import STORAGE, sentence, unavailable
+from keephold.store.sqlite.write_errors import STORAGE, lost, sentence, unavailable
+
+_log = logging.getLogger("keephold.store")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between attempts while the store cannot write."""
@@ -100,6 +103,10 @@ class NotWritten(Exception):
         self.why, self.evidence = why, evidence
 
 
+class Displaced(Exception):
+    """Other processes take this one for dead, so that nothing it writes counts any more."""
+
+
 class Writer:
     """Methods are for the writer thread, except `give`, `is_quick` and `write_now`."""
 
@@ -123,6 +130,8 @@ class Writer:
         """Commits that could not be written on the loop's thread: they are the first in the queue."""
         self._interrupt: BaseException | None = None
         """An exception that interrupted the loop's thread after it had written something."""
+        self._displaced = False
+        """Nothing of this process is written any more."""
         self._in_doubt: tuple[int, Evidence] | None = None
         """How many of the waiting commits may be written already, and the evidence for it."""
 
@@ -155,7 +164,7 @@ class Writer:
                 return True
             self.give(commits)  # the disk works
             raise interrupt from None
-        except (Busy, OSError):  # of `flock`: the thread will find out what is wrong
+        except (Busy, Displaced, OSError):  # of `flock`: the thread will find out what is wrong
             return False
         tell()
         self._ring(tx)
@@ -176,6 +185,8 @@ class Writer:
                 last = time.monotonic() + LAST_ATTEMPTS
             try:
                 self._write()
+            except Displaced:
+                self._fail_all()
             except NotWritten as problem:
                 pause = FIRST_PAUSE if self._trouble is None else min(2 * pause, LONGEST_PAUSE)
                 self._fail(problem, everything=time.monotonic() >= last)
@@ -220,6 +231,17 @@ class Writer:
         self._trouble = problem.why
         self._deliver(told, problem.why)
 
+    def _fail_all(self) -> None:
+        """Fail every commit, now and later: another process may have taken over the calls that they are about."""
+        error = lost(self._path)
+        if not self._displaced:
+            self._displaced = True
+            _log.error("%s", error.message)
+        for commit in self._waiting:
+            commit.error = lost(self._path)
+        failed, self._waiting, self._in_doubt = self._waiting, [], None
+        self._deliver(failed, error.message)
+
     def _fail_first(self) -> None:
         """Take over commits that failed on the loop's thread; later ones have not been tried yet."""
         tried, self._not_now = self._not_now, None
@@ -230,7 +252,9 @@ class Writer:
         self._waiting += later
 
     def _write(self) -> None:
-        """Write the waiting commits as one transaction, and call back; or raise `NotWritten`."""
+        """Write the waiting commits as one transaction, and call back; or raise `NotWritten` or `Displaced`."""
+        if self._displaced:
+            raise Displaced
         if self._in_doubt is not None:
             self._settle(*self._in_doubt)
         waiting = self._waiting
@@ -302,6 +326,9 @@ class Writer:
                 self._turnstile.leave()
         except Busy:
             raise
+        except Displaced:
+            self._place.reconnect()
+            raise
         except BaseException as error:  # on the loop's thread that may be Ctrl-C
             why = (stopped_writer(self._path) if isinstance(error, apsw.BusyError) else None) or sentence(
                 self._path, error
@@ -368,8 +395,8 @@ class Writer:
             tx.line = None
         if tx.line is None:
             connection.execute(_COUNT, (self._owner, self._counted))
-            if not connection.changes():
-                raise KeepholdError(f"`{self._path}` was replaced while it was open; close the store and open it again")
+            if not connection.changes():  # another process has removed the row, or the file is another one
+                raise Displaced
         if tx.files:
             self._sync(tx.files)
         return tx
@@ -387,6 +414,8 @@ class Writer:
                 raise
             except Exception as error:
                 connection.execute("ROLLBACK TO commit_")
+                if getattr(error, "code", None) == "lease_lost" and self._place.owners.displaced():
+                    raise Displaced from error
                 commit.error = error if isinstance(error, KeepholdError) else _cannot(error)
             else:
                 all_of_them.add(tx)
