@@ -110,5 +110,8 @@ async def wanting(
     """A client that wants something of a handle of conversation `main`."""
     info = await rt.handle(id, conversation="main")
     async with connected(rt) as client:
+        given = frames.Given(more.pop("input", msgspec.UNSET), more.pop("keys", ()))
         client.send(frames.WANT, frames.Want(uid=info.uid, want=want, **more))
+        if want == "send":
+            client.send(frames.INPUT, given)
         yield client

@@ -390,16 +390,18 @@ class Requested(msgspec.Struct, frozen=True):
 
 
 class Replied(msgspec.Struct, frozen=True):
-    """Answer a request."""
+    """Answer a request. The result is whether it was still there."""
 
     id: str
     body: bytes
 
 
 class RequestClosed(msgspec.Struct, frozen=True):
-    """Close a request that nobody waits for any more."""
+    """Close a request that nobody waits for any more. The result is whether it was there."""
 
     id: str
+    unanswered: bool = False
+    """Whether it is withdrawn: an answered one stays."""
 
 
 class Posted(msgspec.Struct, frozen=True):

@@ -56,10 +56,19 @@ class Want(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     input: Any | msgspec.UnsetType = msgspec.UNSET
     """None closes the stdin of a command."""
     keys: tuple[str, ...] = ()
+    """Input and keys follow in a `Given`, once the runtime has sent the handle's state."""
     secret: bool = False
     """The input was read without showing it."""
     answers: str | None = None
     """The input answers this question (`turn/tool_call.py`), or is refused."""
+
+
+class Given(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The input of a `send`, in an `INPUT` frame. A process that is stopped or busy never gets it: it would be carried
+    out some day, although its sender was refused."""
+
+    input: Any | msgspec.UnsetType = msgspec.UNSET
+    keys: tuple[str, ...] = ()
 
 
 class Size(msgspec.Struct, frozen=True):

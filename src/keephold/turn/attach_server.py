@@ -229,9 +229,18 @@ class _Client:
                 f"`keephold send --password {shlex.quote(handle.id)}` reads it without showing it",
                 code="bad_answer",
             )
-        self._send_frame(frames.STATE, status_of(handle, printed(handle)))  # before it settles, which may take a while
+        self._send_frame(frames.STATE, status_of(handle, printed(handle)))
+        received = await frames.receive(self._reader, frames.LONGEST)
+        if received is None:  # the client waited in vain, and was told so
+            return
+        try:
+            given = msgspec.json.decode(received[1], type=frames.Given)
+        except msgspec.DecodeError as error:
+            raise ToolError(f"the second frame is not input to send: {error}", code="invalid_arguments") from None
         actions = self._streams.actions
-        reply = await send_input.send(actions, handle, want.input, want.keys, secret=want.secret, answers=want.answers)
+        reply = await send_input.send(
+            actions, handle, given.input, given.keys, secret=want.secret, answers=want.answers
+        )
         self._send_frame(frames.REPLY, to_utf8(reply.result))
 
     async def _attach(self, handle: Handle, size: Size) -> None:

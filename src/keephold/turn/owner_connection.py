@@ -42,11 +42,16 @@ def socket_of(store: Store, owner: str) -> str | None:
 class Link:
     """An open connection, read frame by frame."""
 
-    def __init__(self, to: OwnerAddress, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, to: OwnerAddress, want: frames.Want, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self._to = to
         self._reader = reader
         self._writer = writer
         self._patience: float | None = SILENT_SECS
+        self._given = frames.Given(want.input, want.keys) if want.want == "send" else None
+        """Sent when the process has shown that it acts on it."""
+        self.send(frames.WANT, msgspec.structs.replace(want, input=msgspec.UNSET, keys=()))
 
     async def receive(self) -> frames.Frame:
         """Return the next frame. Raises `KeepholdError` if the process refuses, is silent or has died."""
@@ -58,7 +63,11 @@ class Link:
         self._patience = None
         if received is None:
             raise gone(self._to.id, self._to.tool)
-        return frames.decoded(*received)
+        frame = frames.decoded(*received)
+        if self._given is not None:
+            self.send(frames.INPUT, self._given)
+            self._given = None
+        return frame
 
     def send(self, kind: frames.Kind, payload: bytes | msgspec.Struct = b"") -> None:
         self._writer.write(frames.frame(kind, payload))
@@ -71,10 +80,8 @@ async def linked(to: OwnerAddress, want: frames.Want) -> AsyncIterator[Link]:
         reader, writer = await asyncio.open_unix_connection(to.path)
     except OSError:
         raise _silent(to.id) from None
-    link = Link(to, reader, writer)
     try:
-        link.send(frames.WANT, want)
-        yield link
+        yield Link(to, want, reader, writer)
     finally:
         writer.transport.abort()
 
@@ -90,6 +97,7 @@ def gone(id: str, tool: str) -> KeepholdError:
 
 def _silent(id: str) -> KeepholdError:
     return KeepholdError(
-        f"The process that runs handle `{id}` lives but does not answer; it may be stopped or busy. Try again.",
+        f"The process that runs handle `{id}` lives but does not answer; it may be stopped or busy. Nothing was sent. "
+        "Try again.",
         code="owner_not_answering",
     )

@@ -1,14 +1,15 @@
 """Handles of other processes on the same store: owner-only operations are forwarded to the owner (M3).
 
-A request is a row; the bell wakes the owner, which acts and writes the reply. Input that a person sends goes over the
-owner's attach socket instead: it may be a password, so the store never gets it. If the owner lives but is silent for
-5 s, the call fails and says so. If the owner is dead, its handle is recovered first.
+A request is a row; the bell wakes the owner, which takes it, acts and writes the reply. Input that a person sends goes
+over the owner's attach socket instead: it may be a password, so the store never gets it. If the owner lives but is
+silent for 5 s, the request is withdrawn and the call fails. One that the owner has taken cannot be withdrawn, so a
+request either fails or is carried out. If the owner is dead, its handle is recovered first.
 """
 
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,7 +38,7 @@ SILENT_SECS = 5.0
 _ALIVE_SECS = 0.2
 """Seconds between two checks whether the owner lives, while a request waits for its reply."""
 _TAKEN = b""
-"""The reply of an owner that has begun and not finished."""
+"""The reply of an owner that has taken a request and not finished: it is carried out, whatever happens."""
 
 
 class _Wanted(msgspec.Struct, omit_defaults=True):
@@ -172,9 +173,13 @@ class Relay:
                         await rung.wait()
                 rung.clear()
                 body = await store.reply(id)
-                patience = SILENT_SECS if body is None else SILENT_SECS + longest
-                if not body and asyncio.get_running_loop().time() > asked_at + patience:
-                    raise _silent(what)
+                late = asyncio.get_running_loop().time() - asked_at - SILENT_SECS
+                if body is None and late > 0:
+                    (withdrawn,) = await registry.write((RequestClosed(id, unanswered=True),), keep=False)
+                    if withdrawn:
+                        raise _silent(what)
+                elif not body and late > longest:
+                    raise _slow(what)
             return body
         finally:
             del self._awaited[id]
@@ -192,8 +197,22 @@ class Relay:
         """Carry out every request to this process."""
         for request in await self._registry.store.requests():
             if request.id not in self._taken:
-                self._taken.add(request.id)
+                self._take(request)
+
+    def _take(self, request: Request) -> None:
+        """Carry out a request, unless it is withdrawn before the store has that it is taken."""
+        self._taken.add(request.id)
+
+        def taken(results: Sequence[Any]) -> None:
+            if results[0]:
                 self._serve(request)
+            else:
+                self._taken.discard(request.id)
+
+        def not_taken(_: Exception) -> None:  # the store cannot write: a sweep tries again
+            self._taken.discard(request.id)
+
+        self._registry.commit((Replied(request.id, _TAKEN),), taken, not_taken)
 
     def _serve(self, request: Request) -> None:
         if request.body.startswith(_IS_DECISION):
@@ -201,7 +220,6 @@ class Relay:
             return
         handle = self._registry.loaded(request.uid)
         wanted = msgspec.json.decode(request.body, type=_Wanted)
-        self._reply(request.id, _TAKEN)
 
         def answer(_: object, reply: Reply) -> None:
             self._reply(request.id, msgspec.json.encode(reply))
@@ -284,8 +302,16 @@ def _longest(handle: Handle) -> float:
 
 def _silent(what: str) -> ToolError:
     return ToolError(
-        f"The process that {what} lives but did not answer within {SILENT_SECS:g} s; it may be stopped or busy. Try "
-        "again.",
+        f"The process that {what} lives but did not answer within {SILENT_SECS:g} s; it may be stopped or busy. "
+        "Nothing was done. Try again.",
+        code="owner_not_answering",
+    )
+
+
+def _slow(what: str) -> ToolError:
+    return ToolError(
+        f"The process that {what} has taken this, but has not finished in time; it may be stopped or busy. It will be "
+        "carried out. Do not send it again; look at the state of the handle.",
         code="owner_not_answering",
     )
 

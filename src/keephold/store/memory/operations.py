@@ -629,14 +629,18 @@ def requested(t: Tables, op: base.Requested) -> None:
     t.put(t.requests, op.id, op)
 
 
-def replied(t: Tables, op: base.Replied) -> None:
+def replied(t: Tables, op: base.Replied) -> bool:
     if op.id in t.requests:
         t.put(t.replies, op.id, op.body)
+    return op.id in t.requests
 
 
-def request_closed(t: Tables, op: base.RequestClosed) -> None:
-    t.drop(t.requests, op.id)
-    t.drop(t.replies, op.id)
+def request_closed(t: Tables, op: base.RequestClosed) -> bool:
+    closes = op.id in t.requests and not (op.unanswered and op.id in t.replies)
+    if closes:
+        t.drop(t.requests, op.id)
+        t.drop(t.replies, op.id)
+    return closes
 
 
 def posted(t: Tables, op: base.Posted) -> None:

@@ -538,13 +538,16 @@ def requested(tx: Transaction, op: base.Requested) -> None:
     tx.touched.add(op.uid)
 
 
-def replied(tx: Transaction, op: base.Replied) -> None:
-    for (uid,) in tx.rows(SQL["reply"], (op.body, op.id)):
-        tx.touched.update((op.id, uid))
+def replied(tx: Transaction, op: base.Replied) -> bool:
+    row = tx.row(SQL["reply"], (op.body, op.id))
+    if row is not None:
+        tx.touched.update((op.id, row[0]))
+    return row is not None
 
 
-def request_closed(tx: Transaction, op: base.RequestClosed) -> None:
-    tx.run(SQL["close_request"], (op.id,))
+def request_closed(tx: Transaction, op: base.RequestClosed) -> bool:
+    tx.run(SQL["close_request"], (op.id, op.unanswered))
+    return bool(tx.changes())
 
 
 def posted(tx: Transaction, op: base.Posted) -> None:

@@ -313,8 +313,8 @@ DELETE FROM posts WHERE id = ? AND owner = ?;
 DELETE FROM posts WHERE owner = ?;
 
 -- name: close_request
--- Remove a request.
-DELETE FROM requests WHERE id = ?;
+-- Remove a request; on demand only if it has no answer yet.
+DELETE FROM requests WHERE id = ? AND (NOT ? OR reply IS NULL);
 
 -- name: add_secret
 -- Add a secret, with which new keys are made.

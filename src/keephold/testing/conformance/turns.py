@@ -238,6 +238,16 @@ class OtherChecks(Suite):
         await self.commit(store, Replied("r2", b"too late"))
         assert await store.reply("r2") is None, "nobody waits for it"
 
+    async def check_M3_a_request_is_withdrawn_or_answered_and_never_both(self, store: Browse) -> None:
+        of = await self.begin(store, 1)
+        for id in ("taken", "withdrawn"):
+            await self.commit(store, Requested(id, of, store.owner, b"x"))
+        assert await self.commit(store, Replied("taken", b""), RequestClosed("taken", unanswered=True)) == [True, False]
+        assert await store.reply("taken") == b""
+        results = await self.commit(store, RequestClosed("withdrawn", unanswered=True), Replied("withdrawn", b""))
+        assert results == [True, False], results
+        assert await self.commit(store, RequestClosed("taken"), RequestClosed("taken")) == [True, False]
+
     async def check_P6_posts_are_listed_until_they_are_taken_down(self, store: Browse) -> None:
         await self.commit(
             store,
