@@ -219,31 +219,26 @@ class Kept:
         self.peer, self.fence = peer, fence
         self._number = 0
         self._sent()
-        answered, total = self._seen, self._spool.total
-        self._seen = self._told = total
+        total = self._spool.total
+        seen, self._seen, self._told = self._seen, total, total
         self._spool.bound = total + self._ahead
         self._cancel_timer()
         self._change_record(until=None)
-        self.introduce(answered)
+        self.introduce(seen)
         self._release()
 
-    def introduce(self, answered: int = 0) -> None:
-        """Tell the runtime about the process, and pass its descriptors."""
+    def introduce(self, seen: int = 0) -> None:
+        """Tell the runtime about the process, and pass its descriptors; `seen` is how far the one before has read."""
         assert self.peer is not None
-        child = self._child
+        child, (rows, cols) = self._child, self._size
         if isinstance(child, Process):
-            passed = child.paths()
+            descriptors = child.paths()
         else:
-            passed = {} if child.master is None else {"master": os.dup(child.master)}
+            descriptors = [] if child.master is None else [os.dup(child.master)]
         report = protocol.Running(
-            uid=self.uid,
-            pid=child.pid,
-            slot=self.slot,
-            total=self._told,
-            answered=answered,
-            descriptors=tuple(passed),
+            uid=self.uid, pid=child.pid, slot=self.slot, total=self._told, seen=seen, rows=rows, cols=cols
         )
-        self.peer.send(report, list(passed.values()))
+        self.peer.send(report, descriptors)
         self._tell()
 
     def detach(self) -> None:
