@@ -3,7 +3,7 @@
 - *Spawn to first reply of `cat`*: a batch that spawns it, one that types a line, until the line has come back from
   `cat` itself (the terminal's echo comes before it). The settle times are 0, so that neither reply waits. Against
   `openpty`, `posix_spawn`, a write and a read on the same kind of loop.
-- *A keystroke*: one key typed to a terminal that echoes, until a listener of its output has the byte; p50, as the time
+- *A keystroke*: one key typed to a terminal that echoes, until a watcher of the handle has the byte; p50, as the time
   beyond the raw pty, where a reader of the loop gets it.
 - *100 MB*: lines of 80 characters through a terminal, from the spawn until the handle has stopped, emulator and kept
   output included. Against a loop of `os.read` that throws away what it reads.
@@ -14,11 +14,13 @@ import asyncio
 import contextlib
 import os
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter, process_time
 
 import keephold
 from bench.rounds import Bar, Plan, Row, measure, seconds
+from keephold.handles.handle import Handle, Watcher
 from keephold.tools.base import SpawnPolicy
 
 BYTES = 100_000_000
@@ -83,6 +85,14 @@ async def _our_spawn(length: float) -> float:
     return statistics.median(times)
 
 
+class _OnOutput(Watcher):
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._then = then
+
+    def printed(self, handle: Handle) -> None:
+        self._then()
+
+
 async def _once(rt: keephold.Runtime, turn: keephold.Turn, id: str) -> float:
     began = perf_counter()
     await turn.run([keephold.ToolCall("1", "cat", {"action": "spawn", "id": id})])
@@ -93,8 +103,7 @@ async def _once(rt: keephold.Runtime, turn: keephold.Turn, id: str) -> float:
         if handle.output is not None and handle.output.read(0).data.count(b"x") == 2 and not heard.done():
             heard.set_result(None)
 
-    assert handle.run is not None
-    handle.run.listeners.append(listen)
+    handle.watch(_OnOutput(listen))
     await turn.run([keephold.ToolCall("1", "cat", {"action": "apply", "id": id, "input": "x\n"})])
     listen()
     await heard
@@ -136,7 +145,7 @@ async def _our_key(length: float) -> float:
         run = rt.registry.find("s", "bench").run
         assert run is not None
         heard: asyncio.Future[None] = loop.create_future()
-        run.listeners.append(lambda: None if heard.done() else heard.set_result(None))
+        run.handle.watch(_OnOutput(lambda: None if heard.done() else heard.set_result(None)))
         until = perf_counter() + min(length, 1.0)
         while (began := perf_counter()) < until:
             heard = loop.create_future()

@@ -18,7 +18,7 @@ import pytest
 from tests import warm
 
 GRACE = 1.0
-"""Seconds that processes and threads have to go."""
+"""Seconds that processes, threads, and the descriptors that threads use, have to go."""
 
 K = TypeVar("K")
 _failed = pytest.StashKey[bool]()
@@ -42,7 +42,10 @@ def leave_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     problems = [
         *(f"child process {pid}: {what}" for pid, what in left.items()),
         *(f"process {pid}, which bears this process' KEEPHOLD_MARK: {what}" for pid, what in marked.items()),
-        *(f"file descriptor {number}: {target}" for number, target in _collected(descriptors).items()),
+        *(
+            f"file descriptor {number}: {target}"
+            for number, target in _settled(lambda: _collected(descriptors)).items()
+        ),
         *(f"thread {name}, not a daemon" for name in _settled(lambda: live_threads(threads)).values()),
     ]
     _end({*left, *marked})

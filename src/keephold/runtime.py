@@ -22,7 +22,7 @@ from keephold.handles.clock import Clock, SystemClock
 from keephold.handles.handle import HandleInfo
 from keephold.handles.registry import Registry
 from keephold.handles.spool import Spool
-from keephold.handles.view import Handles
+from keephold.handles.view import Conditions, Handles
 from keephold.limits import Limits
 from keephold.schema.dialects import DIALECTS, Dialect
 from keephold.store.base import ProcessEvent, Store
@@ -117,7 +117,6 @@ class Runtime:
         if store is None:
             store = (loaded.store_url if loaded else None) or "memory:"
         opened = open_store(store) if isinstance(store, str) else store
-        self._guard.spool = opened.directory
         retention = loaded.store.retention_secs if loaded else None
         if retention is None:
             retention = _RETENTION_STORED if opened.durable else _RETENTION_MEMORY
@@ -426,11 +425,14 @@ class Runtime:
         *,
         all: Sequence[str] = (),
         any: Sequence[str] = (),
+        output: Conditions = (),
+        ready: Sequence[str] = (),
         timeout: float | None = None,
         conversation: str,
     ) -> dict[str, Any]:
-        """Wait for handles as `await` does, with values instead of texts and `is_error` in each result."""
-        return await self._parts.wait(conversation, all, any, timeout)
+        """Wait for handles as `await` does, with values instead of texts and `is_error` in each result. `output` has
+        patterns by id."""
+        return await self._parts.wait(conversation, all, any, timeout, output, ready)
 
     async def send(
         self, id: str, input: Any = msgspec.UNSET, *, keys: Sequence[str] = (), conversation: str
@@ -536,7 +538,6 @@ class Runtime:
             if self._conversations is not None:
                 await self._conversations.close()
             self.expressions.close()
-            await self._guard.leave_kept()
             self._guard.close()
             if self._emulators is not None:
                 self._emulators.release()

@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from keephold.errors import KeepholdError
+from keephold.handles.clock import TOLERATED_SECS
 from keephold.listeners import Listeners
 from keephold.turn.parts import Parts
 from keephold.turn.recovery import Deadlines
@@ -21,6 +22,8 @@ class Upkeep:
         self._parts = parts
         self._deadlines = deadlines
         self._timer: asyncio.TimerHandle | None = None
+        self._told = 0.0
+        """The jump of the time of day that was logged last."""
         self.on_heard: Listeners[[]] = Listeners()
         """Called when another process has, or may have, changed something."""
 
@@ -50,7 +53,20 @@ class Upkeep:
         await self._parts.relay.serve()
         await self._parts.recovery.unowned()
 
+    @property
+    def jump(self) -> float:
+        """By how many seconds the machine's time of day was set since the runtime began."""
+        jump = getattr(self._parts.registry.clock, "jump", 0.0)  # a program's own clock may have none
+        return round(float(jump))
+
+    def _tell_jump(self) -> None:
+        jump = self.jump
+        if abs(jump - self._told) > TOLERATED_SECS:
+            self._told = jump
+            _log.warning("%s", _jumped(jump))
+
     def _sweep(self) -> None:
+        self._tell_jump()
         self._parts.registry.run_soon(self._sweep_all())
 
     async def _sweep_all(self) -> None:
@@ -62,3 +78,14 @@ class Upkeep:
             _log.warning("the store cannot be swept: %s", error)
         finally:
             self.begin()
+
+
+def _jumped(jump: float) -> str:
+    if not jump:
+        return "the time of day of this machine agrees with that of this runtime again"
+    way = "forward" if jump > 0 else "back"
+    return (
+        f"the time of day of this machine was set {way} by {abs(jump):.0f} s; this runtime keeps counting from its own "
+        "time, so no wait ends early or late and no result expires early; the times that it stores differ by as much, "
+        "until you restart it"
+    )

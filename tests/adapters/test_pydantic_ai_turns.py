@@ -197,7 +197,7 @@ async def test_B7_a_cancelled_run_cancels_its_batch() -> None:
             await running
         assert stuck.cancelled == 2
         assert not rt.live()
-        assert (await rt.handle("w", conversation="main")).ended_by == "cancel"
+        assert (await rt.handle("w", conversation="main")).ended_by == "turn_end"
         async with rt.turn("main") as turn:
             assert turn.unfinished is None
     assert not assistant.asked

@@ -267,7 +267,7 @@ async def test_S2_a_resolution_while_the_call_is_being_parked(tmp_path: Path) ->
             assert {str(await each) for each in resolving} == {"accepted"}
 
 
-async def test_B7_cancelling_the_task_that_runs_a_batch_cancels_what_is_parked(tmp_path: Path) -> None:
+async def test_R9_cancelling_the_task_that_runs_a_batch_keeps_what_is_parked(tmp_path: Path) -> None:
     keys: list[Key] = []
     async with Runtime([approval(keys)], store=stored_in(tmp_path)) as rt:
         turn = await rt.turn("main").__aenter__()
@@ -277,8 +277,8 @@ async def test_B7_cancelling_the_task_that_runs_a_batch_cancels_what_is_parked(t
         batch.cancel()
         with pytest.raises(asyncio.CancelledError):
             await batch
-        answer = await rt.resolve(keys[0], ok("late"))
-        assert (str(answer), answer.terminal) == ("already_resolved", {"status": "cancelled"})
+        assert str(await rt.resolve(keys[0], ok("yes"))) == "accepted"
+        assert [each.result for each in await turn.resume()] == ["yes"]
         await turn.end()
 
 

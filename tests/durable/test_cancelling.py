@@ -66,17 +66,18 @@ async def test_D2_cancelling_the_turn_cancels_its_parked_calls(clock: VirtualClo
         assert sorted(arguments["what"] for _, arguments in called) == ["it", "that"]
 
 
-async def test_D2_an_exception_in_the_block_cancels_the_turn(clock: VirtualClock) -> None:
+async def test_R9_an_exception_in_the_block_cancels_nothing_that_is_parked(clock: VirtualClock) -> None:
     called: Hooked = []
-    async with Runtime([hooked([], called)], clock=clock) as rt:
+    keys: list[Key] = []
+    async with Runtime([hooked(keys, called)], clock=clock) as rt:
         with pytest.raises(ZeroDivisionError):
             async with rt.turn("main") as turn:
                 await reply(turn, spawn("approve", "a"))
                 await clock.advance(1)
                 _ = 1 // 0
-        assert (await rt.handle("a", conversation="main")).ended_by == "cancel"
         await clock.advance(1)
-        assert len(called) == 1
+        assert (await rt.handle("a", conversation="main")).parked and called == []
+        assert str(await rt.resolve(keys[0], ok("yes"))) == "accepted"
 
 
 async def test_D2_ignore_ends_the_call_and_leaves_the_work_alone(clock: VirtualClock) -> None:

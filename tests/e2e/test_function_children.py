@@ -78,7 +78,6 @@ def test_R2_the_next_start_ends_what_functions_of_a_dead_command_started(start: 
     until(lambda: not turn.running("marks.py"))
     turn.process.kill()
     turn.process.wait()
-    assert turn.running("sleep 301")
     start(CONFIG).one("by_subprocess", {})
     until(lambda: not turn.survivors(), what=lambda: str(turn.survivors()))
 

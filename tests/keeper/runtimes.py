@@ -170,17 +170,21 @@ def runs(pid: int) -> bool:
 
 
 DRIVER = """
-import asyncio, sys
+import asyncio, os, sys, time
 from pathlib import Path
 from tests.keeper.runtimes import Runtime
 
-async def main(directory, uid, kind, script, keep_secs):
+async def main(directory, uid, kind, script, keep_secs, forks):
     runtime = Runtime(Path(directory))
     if kind == "terminal":
         followed = await runtime.terminal(uid, ["sh", "-c", script], keep_secs=float(keep_secs))
     else:
         followed = await runtime.command(uid, script, keep_secs=float(keep_secs))
-    print("started", flush=True)
+    forked = 0
+    if forks == "True" and not (forked := os.fork()):
+        time.sleep(60)
+        os._exit(0)
+    print(f"started {forked}", flush=True)
     async def said():
         return await asyncio.to_thread(sys.stdin.readline)
     while line := (await said()).rstrip("\\n"):
@@ -199,24 +203,32 @@ asyncio.run(main(*sys.argv[1:]))
 class Driver:
     """A runtime in a process of its own that starts one kept process, does as it is told, and is killed."""
 
-    def __init__(self, directory: Path, uid: str, kind: str, script: str, keep_secs: float = 60.0) -> None:
-        arguments = [sys.executable, "-c", DRIVER, str(directory), uid, kind, script, str(keep_secs)]
+    def __init__(
+        self, directory: Path, uid: str, kind: str, script: str, keep_secs: float = 60.0, *, forks: bool = False
+    ) -> None:
+        arguments = [sys.executable, "-c", DRIVER, str(directory), uid, kind, script, str(keep_secs), str(forks)]
         root = str(Path(__file__).parents[2])
         self._program = subprocess.Popen(
             arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": root}, text=True
         )
-        self._expect("started")
+        self.forked = int(self._answer("started"))
+        """The pid of a child that it forked, if it was to."""
 
     def do(self, what: str) -> None:
         assert self._program.stdin is not None
         self._program.stdin.write(what + "\n")
         self._program.stdin.flush()
-        self._expect("done")
+        self._answer("done")
 
-    def _expect(self, word: str) -> None:
+    def _answer(self, word: str) -> str:
         assert self._program.stdout is not None
-        assert self._program.stdout.readline() == word + "\n"
+        answer, _, rest = self._program.stdout.readline().rstrip().partition(" ")
+        assert answer == word
+        return rest
 
     def kill(self) -> None:
         self._program.send_signal(signal.SIGKILL)
-        self._program.communicate()
+        self._program.wait()
+        for pipe in (self._program.stdin, self._program.stdout):
+            assert pipe is not None
+            pipe.close()

@@ -1,6 +1,7 @@
 """The door, rule by rule and both ways: names, pages, tokens, the cookie, and what every response says (K1, K2)."""
 
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.turn.calls import STATEFUL, spawn
 import keephold
 from keephold import Key
 from keephold.control.webhooks import Completing
+from keephold.handles.clock import SystemClock
 from keephold.serve.app import App
 from keephold.serve.door import HEADERS, ServeDoor
 from keephold.serve.sessions import Sessions
@@ -110,8 +112,11 @@ async def test_K1_the_session_of_one_is_nobody_elses() -> None:
 
 
 async def test_K1_some_places_are_open_and_tell_nothing() -> None:
-    async with door() as (_served, http):
+    async with door() as (served, http):
         assert (await http.get("/healthz")).json() == {"ok": True}
+        ahead = iter([0.0])
+        served.runtime.registry.clock = SystemClock(lambda: time.time() + next(ahead, 3600.0))
+        assert (await http.get("/healthz")).json() == {"ok": True, "clock_jump_secs": 3600}
         assert (await http.get("/metrics")).status_code == 200
         assert (await http.get("/static/style.css")).status_code == 200
         for path in ("/healthz/x", "/healthzz", "/static/", "/static/none", "/complete/", "/complete/key", "/metricsx"):

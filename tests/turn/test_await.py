@@ -38,8 +38,8 @@ def test_A1_await_is_offered_only_if_there_is_something_to_await() -> None:
 def test_A1_the_canonical_schema_is_the_seeds() -> None:
     (schema,) = [tool for tool in Runtime([work]).tools("canonical") if tool["name"] == "await"]
     parameters = schema["parameters"]
-    assert set(parameters["properties"]) == {"any", "all", "timeout_secs"}
-    assert parameters["anyOf"] == [{"required": ["any"]}, {"required": ["all"]}]
+    assert set(parameters["properties"]) == {"any", "all", "timeout_secs", "output", "ready"}  # the last two are A9's
+    assert parameters["anyOf"] == [{"required": [name]} for name in ("any", "all", "output", "ready")]
     assert schema["description"].startswith("Block until stateful tool handles reach completion.")
 
 

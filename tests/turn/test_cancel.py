@@ -233,7 +233,7 @@ async def test_T5_a_cancelled_turn_waits_for_nobody(clock: VirtualClock) -> None
         assert [info.ended_by for info in await rt.handles()] == ["cancel", "cancel"]
 
 
-async def test_T5_an_exception_in_the_block_is_a_failed_turn(clock: VirtualClock) -> None:
+async def test_R9_an_exception_in_the_block_aborts_what_a_crash_would_end(clock: VirtualClock) -> None:
     @keephold.tool(actions=STATEFUL, on_turn_end="await")
     async def awaited() -> str:
         await asyncio.sleep(60)
@@ -244,26 +244,27 @@ async def test_T5_an_exception_in_the_block_is_a_failed_turn(clock: VirtualClock
             async with rt.turn("main") as turn:
                 await replies(turn, spawn("awaited", "a"))
                 raise ZeroDivisionError
-        assert (await rt.handle("a", conversation="main")).ended_by == "cancel"
+        assert (await rt.handle("a", conversation="main")).ended_by == "turn_end"
         async with rt.turn("main"):
             pass
 
 
-async def test_T5_cancelling_the_wait_at_a_turns_end_aborts_what_it_waited_for(clock: VirtualClock) -> None:
+async def test_R9_cancelling_the_wait_at_a_turns_end_aborts_what_a_crash_would_end(clock: VirtualClock) -> None:
     @keephold.tool(actions=STATEFUL, on_turn_end="await")
     async def awaited() -> str:
         await asyncio.sleep(60)
         return "done"
 
     async with Runtime([awaited], clock=clock) as rt:
-        turn = await rt.turn("main").__aenter__()
-        await replies(turn, spawn("awaited", "a"))
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(5):
-                await turn.end()
-        await clock.advance(1)
-        info = await rt.handle("a", conversation="main")
-        assert (info.ended_by, rt.live()) == ("cancel", [])
+        async with rt.turn("main") as turn:
+            await replies(turn, spawn("awaited", "a"))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(5):
+                    await turn.end()
+            await clock.advance(1)
+            info = await rt.handle("a", conversation="main")
+            assert (info.ended_by, rt.live()) == ("turn_end", [])
+        assert turn.ending is not None  # the program caught the timeout, and left the block in order
 
 
 async def test_B7_a_spawn_that_settles_is_answered_and_ends_with_the_turn(clock: VirtualClock) -> None:

@@ -40,6 +40,7 @@ async def fates(rt: Runtime) -> dict[str, str | None]:
 
 
 CANCELLED = {"work": "cancel", "awaits": "cancel", "aborts": "cancel", "keeps": None}
+INTERRUPTED = {"work": "turn_end", "awaits": "turn_end", "aborts": "turn_end", "keeps": None}
 
 
 async def test_T5_a_turn_cancelled_before_its_end_asks_and_waits_for_nobody(clock: VirtualClock) -> None:
@@ -57,7 +58,7 @@ async def test_T5_a_turn_cancelled_before_its_end_asks_and_waits_for_nobody(cloc
         assert [each["id"] for each in ending.kept] == ["keeps"]
 
 
-async def test_T5_an_exception_in_the_block_cancels_the_turn(clock: VirtualClock) -> None:
+async def test_R9_an_exception_in_the_block_asks_and_waits_for_nobody(clock: VirtualClock) -> None:
     assistant = Assistant("wait")
     async with Runtime(TOOLS, clock=clock, inquiry=assistant) as rt:
         with pytest.raises(ZeroDivisionError):
@@ -66,7 +67,7 @@ async def test_T5_an_exception_in_the_block_cancels_the_turn(clock: VirtualClock
                 begun = clock.now()
                 _ = 1 // 0
         assert clock.now() == begun and assistant.asked == []
-        assert await fates(rt) == CANCELLED
+        assert await fates(rt) == INTERRUPTED
 
 
 async def test_T5_cancelled_while_the_assistant_is_asked(clock: VirtualClock) -> None:
@@ -144,8 +145,8 @@ async def test_T5_cancelled_after_it_may_speak_again_the_next_end_asks_nobody(cl
 
 @both
 @pytest.mark.parametrize("when", ["asked", "awaited", "chosen"])
-async def test_T5_whoever_ends_the_turn_is_cancelled(puppets: Puppets, tmp_path: Path, store: str, when: str) -> None:
-    """The task that awaits `turn.end()`: it goes on when everything is over, and the conversation is free."""
+async def test_R9_whoever_ends_the_turn_is_cancelled(puppets: Puppets, tmp_path: Path, store: str, when: str) -> None:
+    """The task that awaits `turn.end()`: what a crash would end has stopped, and the conversation is free."""
     asked = asyncio.Event()
 
     async def inquire(inquiry: Inquiry) -> Any:
@@ -156,22 +157,29 @@ async def test_T5_whoever_ends_the_turn_is_cancelled(puppets: Puppets, tmp_path:
 
     tool = puppets.tool(on_turn_end="await" if when == "awaited" else "inquire")
     async with Runtime([tool, nothing], store=store_url(store, tmp_path), inquiry=inquire) as rt:
-        turn = await rt.turn("main").__aenter__()
-        await heard(turn, start("a"))
-        ends = asyncio.create_task(turn.end())
+        turn = rt.turn("main")
+
+        async def session() -> None:
+            async with turn:
+                await heard(turn, start("a"))
+                await turn.end()
+
+        ends = asyncio.create_task(session())
+        if when != "asked":
+            await until(lambda: bool(rt.live()))
         await (asked.wait() if when == "asked" else waited_for(rt, "a"))
         ends.cancel()
         with pytest.raises(asyncio.CancelledError):
             async with asyncio.timeout(20):
                 await ends
-        assert rt.live() == [] and await fates(rt) == {"a": "cancel"}
-        assert turn.ending is not None
+        assert rt.live() == [] and await fates(rt) == {"a": "turn_end"}
+        assert turn.ending is None
         async with rt.turn("main"):
             pass
 
 
 @both
-async def test_T5_leaving_the_block_is_cancelled(puppets: Puppets, tmp_path: Path, store: str) -> None:
+async def test_R9_leaving_the_block_is_cancelled(puppets: Puppets, tmp_path: Path, store: str) -> None:
     async def session() -> None:
         async with rt.turn("main") as turn:
             await heard(turn, start("a"))
@@ -184,7 +192,7 @@ async def test_T5_leaving_the_block_is_cancelled(puppets: Puppets, tmp_path: Pat
         program.cancel()
         with pytest.raises(asyncio.CancelledError):
             await program
-        assert rt.live() == [] and await fates(rt) == {"a": "cancel"}
+        assert rt.live() == [] and await fates(rt) == {"a": "turn_end"}
         async with rt.turn("main"):
             pass
 
@@ -195,9 +203,14 @@ async def test_T3_results_are_news_if_whoever_ends_the_turn_is_cancelled(
 ) -> None:
     """One had its result, the other is still waited for. Nobody ever gets that ending."""
     async with Runtime([puppets.tool(on_turn_end="await"), nothing], store=store_url(store, tmp_path)) as rt:
-        turn = await rt.turn("main").__aenter__()
-        await heard(turn, start("a"), start("b"))
-        ends = asyncio.create_task(turn.end())
+
+        async def session() -> None:
+            async with rt.turn("main") as turn:
+                await heard(turn, start("a"), start("b"))
+                await turn.end()
+
+        ends = asyncio.create_task(session())
+        await until(lambda: len(rt.live()) == 2)
         await waited_for(rt, "a", "b")
         puppets.ends("a", "precious")
         while rt.registry.find("a", "main").active:  # noqa: ASYNC110

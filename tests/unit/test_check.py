@@ -39,7 +39,8 @@ def report(text: str) -> dict[str, Any]:
 
 def test_L1_a_good_configuration_is_ok_and_each_tool_has_a_line() -> None:
     result = run(LOCAL + "command = ['sh', '-c', 'true']\nspawn.stateful = true\n")
-    config, tool, note, ok = result.output.splitlines()
+    config, tool, cleanup, note, ok = result.output.splitlines()
+    assert cleanup.startswith("processes are ended by mark ")
     assert "every call of `t` needs permission, and is refused where no person is there" in note
     assert result.exit_code == 0
     assert (config, ok) == (str(Path.cwd() / "keephold.toml"), "ok")
@@ -56,6 +57,7 @@ def test_L3_json_has_the_facts_of_each_tool() -> None:
     )
     local, python, builtin = found.pop("tools")
     assert (found.pop("agents"), found.pop("servers")) == ([], [])
+    assert found.pop("cleanup").startswith("by mark ")
     assert found == {"config": str(Path.cwd() / "keephold.toml"), "ok": True, "problems": [], "notes": []}
     assert local.pop("path").endswith("/sh")
     assert local == {

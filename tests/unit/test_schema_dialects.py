@@ -108,8 +108,9 @@ def test_G3_a_strict_dialect_lets_a_model_leave_out_what_apply_may_take() -> Non
 @pytest.mark.parametrize("dialect", WIRE)
 def test_A1_await_loses_its_anyOf_and_requires_neither_list(dialect: Dialect) -> None:
     shown = wire_schema(canonical(AWAIT), dialect)
-    assert list(shown["properties"]) == ["any", "all", "timeout_secs"]
-    assert shown.get("required", []) == ([] if dialect != "openai-strict" else ["any", "all", "timeout_secs"])
+    names = ["any", "all", "output", "ready", "timeout_secs"]
+    assert list(shown["properties"]) == names
+    assert shown.get("required", []) == ([] if dialect != "openai-strict" else names)
 
 
 @pytest.mark.parametrize("dialect", WIRE)

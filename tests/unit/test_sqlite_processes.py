@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.unit.sqlite_stores import commit, end, give, line, opened, registered, uid
 
 from keephold.errors import KeepholdError
 from keephold.store.base import Claimed, Record, Replied, Request, Requested
-from keephold.store.sqlite import processes
+from keephold.store.sqlite import opening, processes
 from keephold.store.sqlite.processes import Owners, Turnstile
 
 pytestmark = pytest.mark.slow
@@ -167,6 +168,75 @@ async def test_a_writer_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pyte
                 await commit(store, registered(2))
         await kept
         other.close()
+
+
+_STOPS = """
+async def main():
+    async with opened(path) as store:
+        await commit(store, registered(1))
+        for file in FILES:
+            fcntl.flock(file(store._place.turnstile), fcntl.LOCK_EX)
+        say(os.getpid())
+        os.kill(os.getpid(), signal.SIGSTOP)
+        store._place.turnstile.leave()
+        await commit(store, registered(2))
+        say("written")
+"""
+
+
+@pytest.mark.parametrize("files", ["lambda each: each._turn", "lambda each: each._gate"])
+async def test_a_process_that_is_stopped_at_the_turnstile_is_passed(tmp_path: Path, files: str) -> None:
+    """It is in nobody's way, and writes when it continues."""
+    path = tmp_path / "store.db"
+    async with child(path, f"import fcntl\nFILES = [{files}]\n{_STOPS}") as process:
+        (pid,) = await said(process)
+        await until_stopped(int(pid))
+        async with opened(path) as store:
+            await commit(store, registered(3))
+            process.send_signal(signal.SIGCONT)
+            assert await said(process) == ["written"]
+            assert await store.handle(uid(2)) and await store.handle(uid(3))
+
+
+_STOPS_WITHIN = """
+async def main():
+    def fault(point):
+        if point == "before" and armed:
+            say(os.getpid())
+            os.kill(os.getpid(), signal.SIGSTOP)
+    armed = []
+    async with opened(path, fault=fault) as store:
+        await commit(store, registered(1))
+        armed.append(1)
+        await commit(store, registered(2))
+        say("written")
+"""
+
+
+async def test_a_process_that_is_stopped_in_a_transaction_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "BUSY_MS", 50)
+    path = tmp_path / "store.db"
+    async with opened(path) as store, child(path, _STOPS_WITHIN) as process:
+        (pid,) = await said(process)
+        await until_stopped(int(pid))
+        with pytest.raises(KeepholdError, match=rf"process {pid} \(`.*python.*kill -CONT {pid}"):
+            await commit(store, registered(3))
+        with pytest.raises(KeepholdError, match=rf"process {pid} "):
+            async with opened(path):
+                pass
+        kept = give(store, registered(4), keep=True)
+        process.send_signal(signal.SIGCONT)
+        await kept
+        assert await said(process) == ["written"]
+        assert await store.handle(uid(2)) and await store.handle(uid(4))
+
+
+async def until_stopped(pid: int) -> None:
+    async with asyncio.timeout(20):
+        while psutil.Process(pid).status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
 
 # Who hears

@@ -17,6 +17,8 @@ FOREIGN = (
     "uvicorn.protocols.http.auto", "uvicorn.lifespan.on",
 )  # fmt: skip
 """What the server imports that is not ours."""
+_EMULATOR = ["-P", "-s", "-m", "keephold.worker_process", "keephold.tools.terminal.emulator_process"]
+"""Of the workers, only this one may have as much memory as all that is imported takes."""
 _LOCALE = ("LC_ALL", "LC_CTYPE", "LANG")
 
 
@@ -42,7 +44,10 @@ class Program(NamedTuple):
 
 def planned(argv: list[str], cwd: str, env: dict[bytes, bytes], usual: Mapping[str, str]) -> Program | None:
     """Return a program that can be started warm, None if it is to be started as usual."""
-    if not argv or not _environment_known({os.fsdecode(key): os.fsdecode(env[key]) for key in env}, usual):
+    variables = {os.fsdecode(key): os.fsdecode(env[key]) for key in env}
+    if argv[1:6] == _EMULATOR:
+        variables |= {key: usual[key] for key in _LOCALE if key in usual}  # it reads and writes frames of bytes
+    if not argv or not _environment_known(variables, usual):
         return None
     if argv[0] == _SCRIPT:
         return Program(argv, [], "script", argv[0], argv[1:], cwd, env)
@@ -54,8 +59,10 @@ def planned(argv: list[str], cwd: str, env: dict[bytes, bytes], usual: Mapping[s
         del rest[:2]
     if rest[:2] == ["-P", "-m"]:  # ours is the keephold that is imported, so the directory does not matter
         del rest[0]
+    if rest[:5] == _EMULATOR:
+        del rest[:2]
     match rest:
-        case ["-m", module, *more] if module == "keephold" or module.startswith("tests."):
+        case ["-m", module, *more] if module.split(".")[0] in ("keephold", "tests"):
             return Program(argv, warnings, "module", module, more, cwd, env)
         case ["-c", code, *more] if "keephold" in code:
             return Program(argv, warnings, "code", code, more, cwd, env)
@@ -85,5 +92,6 @@ def _environment_known(env: Mapping[str, str], usual: Mapping[str, str]) -> bool
 def _hides_modules(path: str) -> bool:
     """Whether a module on this path comes before one that we have imported: tests pretend so that it is missing."""
     imported = {"textual", "pydantic_ai", *(name.partition(".")[0] for name in FOREIGN)}
-    places = [Path(entry) for entry in path.split(os.pathsep) if entry and Path(entry).is_dir()]
+    others = (entry for entry in path.split(os.pathsep) if entry and entry not in sys.path)
+    places = [Path(entry) for entry in others if Path(entry).is_dir()]
     return any(entry.stem in imported for place in places for entry in place.iterdir())

@@ -104,11 +104,11 @@ class Conversation:
                 and (before.owner is None or not store.alive(before.owner))
             )
             if self.interrupted and self.transcript.ended is not None:
-                await self._end_what_has_ended()
+                await self.end_interrupted()
             self._opened = True
 
-    async def _end_what_has_ended(self) -> None:
-        """Close a turn that ended before its process could record that."""
+    async def end_interrupted(self) -> None:
+        """End the interrupted turn: one that ended before its process could record that, or that nobody will resume."""
         async with self.runtime.turn(self.id, resume=True, tools=self.selection) as turn:
             turn.cancel()
         self.interrupted = False
@@ -158,7 +158,7 @@ class Conversation:
         finally:
             self.runtime.on_tools.remove(self._tools_changed)
             self._loop = None
-            self.interrupted = False
+            self.interrupted = loop.left_open
             self.usage = total(self.usage, spending.usage)
 
     def say(self, content: Content) -> None:

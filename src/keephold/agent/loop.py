@@ -103,6 +103,11 @@ class TurnLoop:
         if self._asking is not None:
             self._asking.cancel()
 
+    @property
+    def left_open(self) -> bool:
+        """Whether an exception has interrupted the turn after it had begun: the conversation can resume it (R9)."""
+        return self._turn is not None and self._turn.interrupted and self._transcript.turn == self._turn.id
+
     def suspend(self) -> None:
         """Leave the turn open in the store, to be resumed: the runtime is closing (R6)."""
         self._suspended = True

@@ -160,12 +160,15 @@ class SubAgent:
             here = self._config.root if own else self._config.directory
             return await self._run_program(self.id, self.settings, here, self._guard, call, prompt)
         id = conversation_of(call.conversation, self.id, call.uid)
+        conversation = None
         try:
             conversation = self._open(call, id, request)
             answer = await self._converse(call, conversation, prompt)
         except BaseException:
             if not self._runtime.closing:
                 await self._end_all(id)
+                if conversation is not None and conversation.interrupted:  # nobody will resume its turn
+                    await conversation.end_interrupted()
             raise
         return _result(self.id, conversation.assistant.name, answer)
 

@@ -392,6 +392,14 @@ def without_screen(tools: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+def cleanup() -> str:
+    """Return how the processes of a call are found when it ends (R2)."""
+    from keephold.tools.cgroups import place
+
+    cgroup, why = place()
+    return f"by mark only: {why}" if cgroup is None else f"by mark and by control group, below {cgroup}"
+
+
 @click.command()
 @click.option(
     "--config", metavar="FILE", type=click.Path(path_type=Path),
@@ -414,7 +422,7 @@ def check(context: click.Context, config: Path | None, as_json: bool) -> None:
 
 
 def examine(path: Path | None) -> dict[str, Any]:
-    """Return the object of `--json`: the file, `ok`, problems, notes, tools, agents and servers.
+    """Return the object of `--json`: the file, `ok`, problems, notes, cleanup, tools, agents and servers.
 
     A mistake in the file does not stop the checks, but only tools, agents and servers without one are listed.
     """
@@ -431,7 +439,7 @@ def examine(path: Path | None) -> dict[str, Any]:
             here = find(Path.cwd())
             if here is None:
                 notes = [f"{no_config()}. Every command works without one, with the tools of keephold itself."]
-                return {"config": None, "ok": True, "problems": [], "notes": notes, **listed}
+                return {"config": None, "ok": True, "problems": [], "notes": notes, "cleanup": cleanup(), **listed}
             path = here.path
             if here.refused:
                 from keephold.cli.trust import refusal
@@ -462,7 +470,7 @@ def examine(path: Path | None) -> dict[str, Any]:
         found = sorted(look.found, key=lambda problem: problem[0])
     shown = None if path is None else str(path.absolute())
     problems = [problem for _, problem in found]
-    return {"config": shown, "ok": not problems, "problems": problems, "notes": notes, **listed}
+    return {"config": shown, "ok": not problems, "problems": problems, "notes": notes, "cleanup": cleanup(), **listed}
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -477,6 +485,8 @@ def _show(report: dict[str, Any]) -> None:
     for *cells, runs in rows:
         padded = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
         click.echo(f"  {padded}  {runs}")
+    if any(tool["source"] in ("local", "terminal") for tool in report["tools"]):
+        click.echo(f"processes are ended {report['cleanup']}")
     for kind, colour in (("problem", "red"), ("note", "yellow")):
         for line in report[f"{kind}s"]:
             click.echo(f"{click.style(kind, fg=colour)}: {line}")

@@ -191,7 +191,7 @@ def policy_fields(settings: ToolSettings, window: Window) -> dict[str, Any]:
 def spawn_policy(settings: ToolSettings, under: SpawnPolicy) -> SpawnPolicy:
     """Return the policy with the settings of the table."""
     spawn, lifecycle = settings.spawn, settings.spawn.lifecycle
-    same_name = ("settle_ms", "settle_max_ms", "abort_grace_ms", "priority")
+    same_name = ("settle_ms", "settle_max_ms", "abort_grace_ms", "ready", "priority")
     changes: dict[str, Any] = {key: getattr(spawn, key) for key in same_name if key in spawn.model_fields_set}
     if "on_turn_end" in lifecycle.model_fields_set:
         changes["on_turn_end"] = lifecycle.on_turn_end

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from keephold.config.source import TOOLS, KeyPath, Source
 from keephold.config.trust import state_directory
@@ -30,6 +30,7 @@ from keephold.config.values import (
     tool_hints,
     tool_prefix,
 )
+from keephold.handles.patterns import compiled
 from keephold.limits import Limits
 from keephold.store.rows import CARRIERS, Carrier, Status
 from keephold.tools.base import (
@@ -55,12 +56,19 @@ class Table(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
+def _pattern(source: str) -> str:
+    """Refuse a pattern that cannot be compiled when the file is read."""
+    compiled(source)
+    return source
+
+
 class NotificationSettings(Table):
     """`[….spawn.notifications]` (N2, N4)."""
 
     on_success: bool = True
     on_failure: bool = True
     on_waiting: bool = True
+    on_ready: bool = True
     on_content: bool = False
     deliver: Annotated[list[Carrier], Field(min_length=1)] = list(CARRIERS)
 
@@ -115,6 +123,7 @@ class SpawnSettings(Table):
     settle_ms: Milliseconds = 100
     settle_max_ms: Milliseconds = 1000
     abort_grace_ms: Milliseconds = 2000
+    ready: Annotated[str, AfterValidator(_pattern)] | None = None
     stdin: bool = False
     input: Literal["line", "raw"] | None = None
     priority: int = 0

@@ -18,8 +18,8 @@ from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
 from keephold.handles.question import question_key
 from keephold.handles.state import Reply, Waiting
-from keephold.handles.view import Handles
-from keephold.handles.waits import all_of, any_of
+from keephold.handles.view import Conditions, Handles, conditions
+from keephold.handles.waits import groups_of
 from keephold.runtime import Runtime
 from keephold.store.base import Forgotten
 from keephold.tools.base import Action, Tool
@@ -151,19 +151,21 @@ class Control:
         *,
         all: Sequence[str] = (),
         any: Sequence[str] = (),
+        output: Conditions = (),
+        ready: Sequence[str] = (),
         timeout: float | None = None,
         conversation: str | None = None,
     ) -> WaitResult:
-        """Wait for handles, by uid, or by id in a conversation (A2, A3)."""
-        if not all and not any:
+        """Wait for handles, by uid, or by id in a conversation (A2, A3, A9)."""
+        patterns = conditions(output)
+        named = tuple(dict.fromkeys((*any, *all, *(ref for ref, _ in patterns), *ready)))
+        if not named:
             raise KeepholdError("At least one handle ID required", code="invalid_arguments")
         registry = self.runtime.registry
-        records = {ref: await self.store_view.record(ref, conversation) for ref in dict.fromkeys((*any, *all))}
+        records = {ref: await self.store_view.record(ref, conversation) for ref in named}
         handles = {ref: registry.adopt(record) for ref, record in records.items()}
         await registry.refresh(record.uid for record in records.values())
-        groups = [all_of(handles[ref] for ref in all)] if all else []
-        if any:
-            groups.append(any_of(handles[ref] for ref in any))
+        groups = groups_of(handles, all, any, patterns, ready)
         everyone = {handle.uid for handle in handles.values()}  # a question to the model does not end this wait
         where = conversation or next(iter(records.values())).conversation
         waited = await Handles(registry, where, everyone).wait_for(

@@ -240,7 +240,7 @@ class Cache:
         handle.settle(record.state)
         handle.owner, handle.fence, handle.attempt = record.owner, record.fence, record.attempt
         handle.next_attempt_at, handle.parking = record.next_attempt_at, record.parking
-        handle.id, handle.stateful = record.id, record.stateful
+        handle.id, handle.stateful, handle.ready_attempt = record.id, record.stateful, record.ready
         self._annotate(handle, record)
         handle.asks_caller = isinstance(record.state, Waiting) and _asks_caller(handle.tool, record.state.question)
         shown = handle.output.total if handle.output is not None else -1
@@ -257,8 +257,10 @@ class Cache:
 
     def _update(self, handle: Handle, record: Record) -> None:
         """Copy what another process or a resolution has done to a handle that this runtime does not run."""
-        before, was_parked = handle.state, handle.parked
+        before, was_parked, was_ready = handle.state, handle.parked, handle.ready
         self._copy(handle, record)
+        if handle.ready and not was_ready:
+            self.ready(handle, record.ready)
         if isinstance(handle.state, Stopped):
             if not isinstance(before, Stopped):
                 self._stopped(handle)
@@ -385,6 +387,14 @@ class Cache:
         handle.progress = progress
         for watcher in tuple(handle.watchers or ()):
             watcher.progressed(handle)
+
+    def ready(self, handle: Handle, attempt: int) -> None:
+        """Note that an attempt of the handle is ready, and tell its watchers (A9)."""
+        handle.ready_attempt = attempt
+        if self.followers:
+            self._follow(handle)
+        for watcher in tuple(handle.watchers or ()):
+            watcher.became_ready(handle)
 
     def _tell_parked(self, handle: Handle) -> None:
         for watcher in tuple(handle.watchers or ()):

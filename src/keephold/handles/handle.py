@@ -44,6 +44,12 @@ class Watcher:
     def handle_changed(self, handle: "Handle") -> None:
         """The handle may have become blocked on the caller (A6)."""
 
+    def printed(self, handle: "Handle") -> None:
+        """The handle's output has grown."""
+
+    def became_ready(self, handle: "Handle") -> None:
+        """The handle has printed the line that its tool's `ready` describes (A9)."""
+
     def progressed(self, handle: "Handle") -> None:
         """The handle has reported its progress."""
 
@@ -69,7 +75,7 @@ class Handle:
     __slots__ = (
         "asks_caller", "attempt", "call_id", "conversation", "cursor", "decided", "driver", "fence", "id", "kind",
         "lane", "lingering", "metadata", "next_attempt_at", "output", "owner", "parking", "priority", "progress",
-        "reading", "run", "state", "stateful", "ticket", "tool", "turn", "uid", "unwritten",
+        "reading", "ready_attempt", "run", "state", "stateful", "ticket", "tool", "turn", "uid", "unwritten",
         "watchers",
     )  # fmt: skip
     decided: State
@@ -110,6 +116,8 @@ class Handle:
         self.progress: Progress | None = None
         self.metadata: dict[str, Any] | None = None
         self.reading = False
+        self.ready_attempt = 0
+        """The attempt that became ready (A9); 0: none has."""
         self.asks_caller = False
         self.driver: Literal["person"] | None = None
         self.lingering = False
@@ -136,6 +144,11 @@ class Handle:
     def active(self) -> bool:
         """Whether the handle has not visibly stopped: its id is taken (S6)."""
         return not isinstance(self.state, Stopped)
+
+    @property
+    def ready(self) -> bool:
+        """Whether what runs now has printed the line that the tool's `ready` describes (A9)."""
+        return self.ready_attempt == self.attempt and not isinstance(self.state, Stopped)
 
     @property
     def parked(self) -> bool:
@@ -215,6 +228,7 @@ class Handle:
             attempt=self.attempt,
             next_attempt_at=self.next_attempt_at,
             parked=self.parked,
+            ready=self.ready,
             deadline=self._deadline(),
             output_bytes=self.output.total if self.output is not None else 0,
             lingering=self.lingering,
@@ -250,6 +264,8 @@ class HandleInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When the call is tried again, between two attempts."""
     parked: bool = False
     """Whether the call waits for its completion from outside."""
+    ready: bool = False
+    """Whether the call runs and has printed the line that its tool's `ready` describes."""
     output_bytes: int = 0
     lingering: bool = False
     """Stopped, but a thread or task of the call has not ended yet; it still holds its lane and resources."""

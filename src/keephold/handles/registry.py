@@ -43,6 +43,7 @@ from keephold.store.base import (
     Parked,
     Parking,
     QueuedNotification,
+    Readied,
     Record,
     Registered,
     Released,
@@ -50,7 +51,8 @@ from keephold.store.base import (
     Shown,
     TakenBack,
 )
-from keephold.store.endings import end_notice, hook_is_due, words
+from keephold.store.endings import clip, end_notice, hook_is_due, words
+from keephold.store.notifications import READY
 from keephold.store.rows import Notice
 
 if TYPE_CHECKING:
@@ -321,6 +323,17 @@ class Registry(Cache):
             return False
         return True
 
+    def become_ready(self, handle: Handle, line: str) -> None:
+        """Record that the handle has printed the line that its tool's `ready` describes (A9), and notify of it."""
+        self.write_down(handle)
+        attempt, policy = handle.attempt, handle.tool.spawn.notifications
+        ops: list[Op] = [Readied(handle.uid, handle.fence)]
+        if handle.stateful and policy.on_ready:
+            message = clip(f"`{handle.id}` ({handle.tool.name}) is ready: {line}")
+            now = self.clock.now()
+            ops.append(Notified(handle.conversation, READY, "info", message, now, handle.uid, policy.deliver))
+        self.commit(ops, lambda _: self.ready(handle, attempt), partial(self._refused, handle), keep=True)
+
     def park(self, handle: Handle, parking: Parking, then: Callable[[], None]) -> None:
         """Park a handle whose tool has returned: it waits for its completion and has no owner (D6)."""
         self.write_down(handle)
@@ -346,7 +359,7 @@ class Registry(Cache):
                 self.on_deadline(parking.deadline)
 
     async def release(self, handle: Handle) -> None:
-        """Give up a handle whose run was handed over: another process claims it."""
+        """Give up a handle that nothing here works on any more: another process, or this one, claims it."""
         try:
             await self.write((Released(handle.uid, handle.fence),))
         except KeepholdError:  # it was ended or claimed meanwhile

@@ -8,10 +8,14 @@ Paper does not move up. The cursor moves within its row: printing over a cell re
 progress bar ends as its last state and an edited command line as it was sent. All other sequences are ignored. The
 alternate screen, where full-screen programs draw, is left out. A full row continues in the next one without a line end
 and cannot be changed any more, as in a terminal of that width.
+
+`Lines` does the same with output that arrives piece by piece, and looks at each byte once.
 """
 
+import codecs
 import re
 import unicodedata
+from collections import deque
 
 from keephold.handles.output import Output
 from keephold.text import SEQUENCE, SEQUENCE_SIZE, has_controls
@@ -27,6 +31,8 @@ _LINE_END = re.compile("(?<!\r)\r++\n")
 _TOKEN = re.compile(f"\r+|\b+|{SEQUENCE.pattern}")
 _CSI = re.compile("(?:\x1b\\[|\x9b)(\\??)([0-9;]*)([@-~])")
 _SWITCH = re.compile("(?:\x1b\\[|\x9b)\\?([0-9;]*)([hl])|\x1bc")
+_BEGINS = "\x1b\x90\x98\x9b\x9d\x9e\x9f"
+"""The first characters of sequences of more than one."""
 _ACTS = frozenset("CaDG`KJP@XHfd")
 """The final characters of sequences that move the cursor or change its row."""
 _SIMPLE = re.compile("[ -\u02ff]+|[^ -\u02ff]+")
@@ -81,6 +87,47 @@ def _begun(before: bytes, text: str) -> int:
     return 0
 
 
+class Lines:
+    """Renders output piece by piece."""
+
+    __slots__ = ("_begun", "_decode", "_hidden", "_paper")
+
+    def __init__(self) -> None:
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._begun = ""
+        """The end of the last piece, where a sequence or a line end may have begun."""
+        self._hidden = False
+        self._paper = _Paper(WIDTH)
+
+    def feed(self, data: bytes, cols: int = WIDTH) -> str:
+        """Return the text that is finished now, with its line ends."""
+        text = self._begun + self._decode(data)
+        self._begun = ""
+        if not self._hidden and not has_controls(text):
+            self._paper.write(text)
+            return self._paper.take()
+        keep = len(text) - _unfinished(text)
+        text, self._begun = text[:keep], text[keep:]
+        self._paper.width = max(1, min(cols, WIDTH))
+        self._hidden = self._paper.feed(_LINE_END.sub("\n", text), 0, self._hidden)
+        return self._paper.take()
+
+    @property
+    def unfinished(self) -> str:
+        """The text behind the finished text: the row of the cursor as it is now."""
+        return self._paper.row
+
+
+def _unfinished(text: str) -> int:
+    """Return how many characters at the end of the text the next piece may give another meaning."""
+    last = next(iter(deque(SEQUENCE.finditer(text, max(0, len(text) - SEQUENCE_SIZE)), maxlen=1)), None)
+    if last is None or last.end() < len(text):
+        return 0
+    if last[0] == "\r":
+        return len(text) - len(text.rstrip("\r"))
+    return 0 if last[0][0] not in _BEGINS or _CSI.fullmatch(last[0]) else len(last[0])
+
+
 class _Paper:
     """The roll: finished rows, and the row of the cursor.
 
@@ -89,7 +136,7 @@ class _Paper:
     """
 
     def __init__(self, width: int) -> None:
-        self._width = width
+        self.width = width
         self._done: list[str] = []
         self._row: list[str] = []
         self._column = 0  # `_width` itself if the row is full: the next character begins another
@@ -97,22 +144,41 @@ class _Paper:
 
     def print(self, text: str, start: int, hidden: bool) -> str:
         """Return all of the text from `start`, `hidden` until the alternate screen is left."""
+        self.feed(text, start, hidden)
+        self._finish_row()
+        return self.take()
+
+    def feed(self, text: str, start: int, hidden: bool) -> bool:
+        """Print the text from `start`; return whether the alternate screen hides what follows it."""
         while True:
             if hidden:
-                start, hidden = _shown_again(text, start), False
+                shown = _shown_again(text, start)
+                if shown is None:
+                    return True
+                start, hidden = shown, False
             token = _TOKEN.search(text, start)
             if token is None:
                 break
-            self._write(text[start : token.start()])
+            self.write(text[start : token.start()])
             start = token.end()
             hidden = self._obey(token[0])
-        self._write(text[start:])
-        self._finish_row()
-        return "".join(self._done).replace(_GONE, "")
+        self.write(text[start:])
+        return False
+
+    def take(self) -> str:
+        """Return the finished rows, and forget them."""
+        done = "".join(self._done).replace(_GONE, "")
+        self._done.clear()
+        return done
+
+    @property
+    def row(self) -> str:
+        """The row of the cursor."""
+        return "".join(self._row).replace(_GONE, "")
 
     # --- printing
 
-    def _write(self, text: str) -> None:
+    def write(self, text: str) -> None:
         if text.isascii() and text.isprintable():
             self._put_narrow(text)
             return
@@ -137,9 +203,9 @@ class _Paper:
     def _put_narrow(self, text: str) -> None:
         start = 0
         while start < len(text):
-            if self._column >= self._width:
+            if self._column >= self.width:
                 self._next_row()
-            stop = start + self._width - self._column
+            stop = start + self.width - self._column
             self._place(list(text[start:stop]))
             start = stop
 
@@ -149,7 +215,7 @@ class _Paper:
             if wide == 0 and self._attached(character):
                 continue
             cells = [character, ""] if wide == 2 else [character]
-            if self._column + len(cells) > self._width:
+            if self._column + len(cells) > self.width:
                 self._next_row()
             self._place(cells)
 
@@ -164,10 +230,10 @@ class _Paper:
         return True
 
     def _tab(self) -> None:
-        stop = min(self._column // 8 * 8 + 8, self._width - 1)
+        stop = min(self._column // 8 * 8 + 8, self.width - 1)
         if self._column >= len(self._row) and stop > self._column:
             self._place(["\t", *[""] * (stop - self._column - 1)])
-        self._column = max(self._column, stop) if self._column < self._width else self._column
+        self._column = max(self._column, stop) if self._column < self.width else self._column
 
     def _place(self, cells: list[str]) -> None:
         """Put cells at the cursor, replacing those that are there."""
@@ -199,13 +265,13 @@ class _Paper:
         if token[0] == "\r":
             self._column = 0
         elif token[0] == "\b":
-            self._column = max(0, min(self._column, self._width - 1) - len(token))
+            self._column = max(0, min(self._column, self.width - 1) - len(token))
         elif sequence := _CSI.fullmatch(token):
             private, given, final = sequence.groups()
             if private:
                 return final == "h" and not ALTERNATE.isdisjoint(given.split(";"))
             if final in _ACTS:
-                self._column = min(self._column, self._width - 1)
+                self._column = min(self._column, self.width - 1)
                 # No number is worth more digits than these, and `int` refuses thousands of them.
                 self._move_or_edit(final, int(given.partition(";")[0].lstrip("0")[:5] or 0))
         return False
@@ -214,11 +280,11 @@ class _Paper:
         column, count = self._column, number or 1
         match final:
             case "C" | "a":
-                self._column = min(column + count, self._width - 1)
+                self._column = min(column + count, self.width - 1)
             case "D":
                 self._column = max(0, column - count)
             case "G" | "`":
-                self._column = min(count, self._width) - 1
+                self._column = min(count, self.width) - 1
             case "K":
                 self._erase_line(number)
             case "J" if number == 0:  # to the end of the screen: as far as paper goes, of the line
@@ -229,9 +295,9 @@ class _Paper:
                 del self._row[column : column + count]
             case "@" if column < len(self._row):
                 self._part(column)
-                self._insert_blanks(column, min(count, self._width - column))
-                self._part(self._width)
-                del self._row[self._width :]
+                self._insert_blanks(column, min(count, self.width - column))
+                self._part(self.width)
+                del self._row[self.width :]
             case "X":
                 self._erase(column, column + count)
             case "H" | "f" | "d" if self._row:  # to another row: paper has only this one, and no line is added
@@ -277,12 +343,12 @@ class _Paper:
         return count
 
 
-def _shown_again(text: str, start: int) -> int:
-    """Return where the alternate screen is left."""
+def _shown_again(text: str, start: int) -> int | None:
+    """Return where the alternate screen is left, if it is."""
     for switch in _SWITCH.finditer(text, start):
         if switch[0] == "\x1bc" or (switch[2] == "l" and not ALTERNATE.isdisjoint(switch[1].split(";"))):
             return switch.end()
-    return len(text)
+    return None
 
 
 def columns(character: str) -> int:

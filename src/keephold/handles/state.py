@@ -45,7 +45,7 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
     """The stable code of an error."""
     cursors: tuple[tuple[str, int], ...] = ()
     """By uid: up to where the reply showed a handle's output (C5)."""
-    showed: tuple[tuple[str, Literal["running", "waiting", "asked", "stopped"], int], ...] = ()
+    showed: tuple[tuple[str, Literal["running", "waiting", "asked", "ready", "stopped"], int], ...] = ()
     """By uid: the state in which the reply showed a handle, and the number of the question of a waiting one (N3)."""
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Container, Coroutine, Sequence
+from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -11,13 +11,38 @@ import msgspec
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle, HandleInfo
 from keephold.handles.observing import NOTHING
-from keephold.handles.waits import Group, Wait, all_of, any_of
+from keephold.handles.patterns import Pattern, compiled
+from keephold.handles.waits import Group, Wait, groups_of
 
 if TYPE_CHECKING:
     from keephold.handles.registry import Registry
 
 
 _Times = list[float]
+Conditions = Mapping[str, str] | Sequence[Mapping[str, str]]
+"""Which lines to wait for: patterns by id, or objects of `id` and `pattern`, for several patterns of one handle."""
+_MOST_CONDITIONS = 64
+
+
+def conditions(given: Conditions | None) -> list[tuple[str, Pattern]]:
+    """Return ids and their patterns (A9). Raises `ToolError` for a pattern that RE2 refuses."""
+    if isinstance(given, Mapping):
+        given = [{"id": id, "pattern": pattern} for id, pattern in given.items()]
+    read = []
+    for each in given or ():
+        try:
+            read.append((each["id"], compiled(each["pattern"])))
+        except ValueError as error:
+            raise ToolError(
+                f"the pattern for handle `{each['id']}` is not a regular expression (RE2 syntax): {error}",
+                code="invalid_arguments",
+            ) from None
+    if len(read) > _MOST_CONDITIONS:
+        raise ToolError(
+            f"{len(read)} patterns; at most {_MOST_CONDITIONS} are taken at once. Join alternatives with `|`.",
+            code="invalid_arguments",
+        )
+    return read
 
 
 class Waited(msgspec.Struct, frozen=True):
@@ -29,6 +54,8 @@ class Waited(msgspec.Struct, frozen=True):
     needs_input: bool = False
     first: Handle | None = None
     """The handle that stopped first, if one did."""
+    matched: Mapping[str, tuple[str, ...]] = {}
+    """By uid: the lines of output that matched, in the order of the conditions (A9)."""
 
 
 class Patience(NamedTuple):
@@ -118,25 +145,16 @@ class Handles:
         *,
         all: Sequence[str] = (),
         any: Sequence[str] = (),
+        output: Sequence[tuple[str, Pattern]] = (),
+        ready: Sequence[str] = (),
         timeout: float | None = None,
         on_progress: Callable[[Handle], None] | None = None,
     ) -> Waited:
-        """Wait until every one of `all` and, if given, one of `any` has stopped (A2); ids are bound to handles now
-        (S6)."""
-        missing: dict[str, str] = {}
-        found: dict[str, Handle] = {}
-        await self.arrive((*any, *all))
-        await self._registry.load(self.conversation, (*any, *all))
-        for id in (*any, *all):
-            try:
-                found[id] = self.named(id)
-            except ToolError as error:
-                missing[id] = error.message
-        if missing:
-            raise ToolError(". ".join(missing.values()), code="handle_not_found")
-        groups = [all_of(found[id] for id in all)] if all else []
-        if any:
-            groups.append(any_of(found[id] for id in any))
+        """Wait until every one of `all` and, if given, one of `any` has stopped (A2), and the conditions of `output`
+        and `ready` hold (A9); ids are bound to handles now (S6)."""
+        ids = (*any, *all, *(id for id, _ in output), *ready)
+        found = await self._bound(ids)
+        groups = groups_of(found, all, any, output, ready)
         waiting = self.wait_for(groups, timeout, tuple(dict.fromkeys(found.values())), on_progress)
         meter = self._registry.meter
         if meter is None:
@@ -146,6 +164,21 @@ class Handles:
         status = "timeout" if waited.timed_out else "needs_input" if waited.needs_input else "completed"
         meter.waited("await", status, time.monotonic() - began)
         return waited
+
+    async def _bound(self, ids: Sequence[str]) -> dict[str, Handle]:
+        """Return the handles of these ids. Raises `ToolError` with a sentence for each that is missing (A4)."""
+        missing: dict[str, str] = {}
+        found: dict[str, Handle] = {}
+        await self.arrive(ids)
+        await self._registry.load(self.conversation, ids)
+        for id in ids:
+            try:
+                found[id] = self.named(id)
+            except ToolError as error:
+                missing[id] = error.message
+        if missing:
+            raise ToolError(". ".join(missing.values()), code="handle_not_found")
+        return found
 
     def wait_for(
         self,
@@ -204,16 +237,16 @@ class Handles:
             wait.cancel()
             if woke is not None:
                 woke.clear()  # it has not slept
-            return Waited(handles, needs_input=wait.reason == "needs_input", first=_first(wait))
+            return Waited(handles, False, wait.reason == "needs_input", _first(wait), wait.matched)
         if timeout is not None and timeout <= 0:
             wait.cancel()
-            return Waited(handles, timed_out=True)
+            return Waited(handles, True, matched=wait.matched)
         timer = loop.call_later(timeout, lambda: _wake(over)) if timeout is not None else None
         self._registry.waiting.add(over)
         try:
             await over
             if wait.reason == "satisfied":  # the usual end, and the one whose speed counts
-                return Waited(handles, False, False, wait.settled[0] if wait.settled else None)
+                return Waited(handles, False, False, wait.settled[0] if wait.settled else None, wait.matched)
             while wait.recheck() and (timer is None or loop.time() < timer.when()):
                 self._registry.waiting.discard(over)
                 over = loop.create_future()
@@ -230,7 +263,8 @@ class Handles:
                 timer.cancel()
         # Handles may have stopped between the timer and this line; a wait that is satisfied now did not time out.
         timed_out = wait.reason is None and not wait.satisfied
-        return Waited(handles, timed_out, wait.reason == "needs_input" and not wait.satisfied, _first(wait))
+        needs_input = wait.reason == "needs_input" and not wait.satisfied
+        return Waited(handles, timed_out, needs_input, _first(wait), wait.matched)
 
 
 def _first(wait: Wait) -> Handle | None:

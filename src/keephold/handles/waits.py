@@ -1,15 +1,20 @@
-"""Waiting for handles: one mechanism under `await`, `rt.wait` and the wait tools (A2, A6, A7, W3).
+"""Waiting for handles: one mechanism under `await`, `rt.wait` and the wait tools (A2, A6, A7, A9, W3).
 
 A wait is a few groups, each a countdown over its handles: all of them, any one of them, the first that succeeds. A
-handle that stops touches its own waits and nothing else. A wait ends for one of two reasons: every group is satisfied,
+handle that stops touches its own waits and nothing else. A condition is a group of one handle that counts it earlier:
+when its output matches, or when it is ready. A wait ends for one of two reasons: every group is satisfied,
 or all handles it still needs are blocked on the caller, who would otherwise wait for itself.
 """
 
+import asyncio
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Literal
 
+from keephold.errors import ToolError
 from keephold.handles.handle import Handle, Watcher
+from keephold.handles.matching import Search
+from keephold.handles.patterns import Pattern
 from keephold.handles.state import Failure, Stopped
 
 
@@ -34,6 +39,63 @@ class Group:
             self.need -= 1
 
 
+class OutputCondition(Group):
+    """Satisfied when a line of the handle's output matches, or when the handle has stopped (A9)."""
+
+    __slots__ = ("pattern", "search")
+
+    def __init__(self, handle: Handle, pattern: Pattern) -> None:
+        super().__init__((handle,))
+        self.pattern = pattern
+        self.search: Search | None = None
+        """While its wait lasts, and after that if it has matched."""
+
+    def begin(self, looked: Callable[[], None]) -> None:
+        """Search the output so far; call `looked` when a later search has found something or has caught up."""
+        (handle,) = self.handles
+        search = self.search = Search(self.pattern, lambda: handle.output, lambda: self._looked(looked))
+        search.printed()
+
+    def _looked(self, then: Callable[[], None]) -> None:
+        if self.matched is not None:
+            self.need = 0
+        then()
+
+    @property
+    def matched(self) -> str | None:
+        """The line that matched."""
+        return None if self.search is None else self.search.matched
+
+    @property
+    def behind(self) -> bool:
+        """Whether output is left to be searched, so that nobody knows whether the handle needs anything."""
+        return self.search is not None and self.search.behind
+
+    def cancel(self) -> None:
+        if self.search is not None:
+            self.search.cancel()
+
+
+class ReadyCondition(Group):
+    """Satisfied when the handle is ready, or has stopped (A9)."""
+
+    __slots__ = ()
+
+    def __init__(self, handle: Handle) -> None:
+        super().__init__((handle,), 0 if handle.ready else 1)
+
+
+def ready_of(handle: Handle) -> Group:
+    """The handle is ready or has stopped. Raises `ToolError` if its tool does not say when it is ready."""
+    if handle.active and handle.tool.spawn.ready is None:
+        raise ToolError(
+            f"Handle `{handle.id}` cannot become ready: tool `{handle.tool.name}` has no `spawn.ready` setting. Wait "
+            f'for a line that it prints with `output`: {{"{handle.id}": "<regex>"}}.',
+            code="invalid_arguments",
+        )
+    return ReadyCondition(handle)
+
+
 def all_of(handles: Iterable[Handle]) -> Group:
     """Every handle has stopped."""
     return Group(handles)
@@ -49,10 +111,29 @@ def first_success(handles: Iterable[Handle]) -> Group:
     return Group(handles, 1, success=True)
 
 
+def groups_of(
+    found: Mapping[str, Handle],
+    all: Sequence[str],
+    any: Sequence[str],
+    output: Sequence[tuple[str, Pattern]] = (),
+    ready: Sequence[str] = (),
+) -> list[Group]:
+    """Return the groups of an `await` (A2, A9); `found` has the handles by the names that the others use."""
+    groups = [all_of(found[id] for id in all)] if all else []
+    if any:
+        groups.append(any_of(found[id] for id in any))
+    groups += [OutputCondition(found[id], pattern) for id, pattern in output]
+    groups += [ready_of(found[id]) for id in ready]
+    return groups
+
+
 class Wait(Watcher):
     """Watches handles until its groups are satisfied or all are blocked, then calls `done`."""
 
-    __slots__ = ("_already_handled", "_done", "_groups", "_line", "_of", "_on_progress", "reason", "settled")
+    __slots__ = (
+        "_already_handled", "_begun", "_conditions", "_done", "_groups", "_line", "_of", "_on_progress", "reason",
+        "settled",
+    )  # fmt: skip
     wants_reading = True
     """A wait ends when all handles it needs are blocked on the caller, so it needs to know who reads its input (C4)."""
 
@@ -68,6 +149,8 @@ class Wait(Watcher):
         `on_progress` is called with each handle that reports progress."""
         self._on_progress = on_progress
         self._groups = groups
+        self._conditions = [group for group in groups if isinstance(group, OutputCondition)]
+        self._begun = False
         self._done = done
         self._already_handled = already_handled
         self._of: dict[Handle, list[Group]] = {}
@@ -89,6 +172,10 @@ class Wait(Watcher):
             self.settled.append(handle)
         for handle in self._of:
             handle.watch(self)
+        for condition in self._conditions:
+            if condition.left:
+                condition.begin(self._looked)
+        self._begun = True
         self._check()
 
     def cancel(self) -> None:
@@ -96,12 +183,16 @@ class Wait(Watcher):
         for handle in self._of:
             handle.unwatch(self)
         self._of = {}
+        for condition in self._conditions:
+            condition.cancel()
 
     def stopped(self, handle: Handle) -> None:
         groups = self._of.pop(handle, None)
         if groups is not None:
             for group in groups:
                 group.count(handle)
+                if isinstance(group, OutputCondition):
+                    group.cancel()
             self.settled.append(handle)
             self._check()
 
@@ -109,9 +200,34 @@ class Wait(Watcher):
         if handle in self._of:
             self._check()
 
+    def printed(self, handle: Handle) -> None:
+        for condition in self._conditions:
+            if condition.search is not None and handle in condition.handles:
+                condition.search.printed()
+
+    def _looked(self) -> None:
+        if self._begun:
+            self._check()
+
+    def became_ready(self, handle: Handle) -> None:
+        for group in self._of.get(handle, ()):
+            if isinstance(group, ReadyCondition):
+                group.need = 0
+        self._check()
+
     def progressed(self, handle: Handle) -> None:
         if self._on_progress is not None:
             self._on_progress(handle)
+
+    @property
+    def matched(self) -> dict[str, tuple[str, ...]]:
+        """By uid: the lines of live handles that matched (A9)."""
+        lines: dict[str, tuple[str, ...]] = {}
+        for condition in self._conditions:
+            (handle,) = condition.handles
+            if condition.matched is not None and handle.active:
+                lines[handle.uid] = (*lines.get(handle.uid, ()), condition.matched)
+        return lines
 
     @property
     def satisfied(self) -> bool:
@@ -154,6 +270,8 @@ class Wait(Watcher):
 
     def _keeps_going(self, handle: Handle) -> bool:
         groups = self._of.get(handle, ())
+        if self._conditions and any(isinstance(group, OutputCondition) and group.behind for group in groups):
+            return True
         return any(not group.satisfied for group in groups) and not handle.blocked_on_caller(self._already_handled)
 
 
@@ -164,3 +282,15 @@ def _failed(handle: Handle) -> bool:
 def _stopped_at(handle: Handle) -> float:
     assert isinstance(handle.state, Stopped)
     return handle.state.stopped
+
+
+async def all_stopped(handles: Sequence[Handle]) -> None:
+    """Wait until all of these ended handles have stopped."""
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    everyone = {handle.uid for handle in handles}
+    wait = Wait([all_of(handles)], lambda _: None if over.done() else over.set_result(None), already_handled=everyone)
+    wait.begin()
+    try:
+        await over
+    finally:
+        wait.cancel()

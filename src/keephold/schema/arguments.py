@@ -10,6 +10,8 @@ the way a dialect made the model write them, or as they can only have been meant
   `false`. The caller is given a sentence about each, except for objects of any keys: some dialects cannot express
   those, so the model had to send text. Apply's `input` may be a string, so it is never decoded here.
 - A lone text becomes an array of one text where only an array of texts is allowed. The caller is given a sentence.
+- An object becomes an array of its members where only an array of objects of two texts is allowed: `{"a": "b"}` is the
+  same as `[{"id": "a", "pattern": "b"}]`.
 
 Then the `default` of an absent top-level property is filled in; deeper defaults are left to the tool. Arguments that
 still do not fit raise `invalid_arguments`, with a message that stays short and that a model can act on.
@@ -132,6 +134,8 @@ class _Reading:
         schema = self._schema.followed(part)
         if isinstance(value, str):
             return self._text(value, part, path)
+        if isinstance(value, dict) and (pair := self._pair(schema)) is not None:
+            value = [dict(zip(pair, member, strict=True)) for member in value.items()]
         for each in schema.get("allOf", ()):
             value = self.meant(value, each, path)
         union = (*schema.get("anyOf", ()), *schema.get("oneOf", ()))
@@ -175,6 +179,15 @@ class _Reading:
             return False
         ((_, item),) = items_of([None], arrays[0])
         return [kind for kind in (*_KINDS, "null") if self._schema.admits(item, kind)] == ["string"]
+
+    def _pair(self, schema: Mapping[str, Any]) -> tuple[str, ...] | None:
+        """Return the names of the two texts of each object, where only an array of such objects is allowed."""
+        if "items" not in schema or [kind for kind in _KINDS if self._schema.admits(schema, kind)] != ["array"]:
+            return None
+        item = self._schema.followed(schema["items"])
+        texts = [name for name, own in item.get("properties", {}).items() if self._schema.admits(own, "string")]
+        names = tuple(item.get("required", ()))
+        return names if len(names) == 2 and set(names) == set(texts) == set(item.get("properties", {})) else None
 
     def _scalar(self, text: str, schema: Mapping[str, Any], path: tuple[str | int, ...]) -> Any:
         word = text.strip()

@@ -53,6 +53,13 @@ _AFTER = _text("after", "`next` of the previous page.")
 _BEFORE = _number("before", "`next` of the previous page.")
 _OFFSET = _number("offset", "The first byte to return.")
 _NAMES = {"type": "array", "items": TEXT, "maxItems": 1000}
+_CONDITION = {"id": TEXT, "pattern": TEXT}
+_CONDITIONS = {
+    "type": "array",
+    "items": {"type": "object", "properties": _CONDITION, "required": [*_CONDITION], "additionalProperties": False},
+    "maxItems": 64,
+    "description": "Lines of output to wait for: regular expressions (RE2 syntax).",
+}
 _YES = {"type": "boolean"}
 _FOREVER = 86_400.0 * 30
 
@@ -176,10 +183,12 @@ OPERATIONS = (
         id="wait",
         path="/api/wait",
         method="POST",
-        summary="Wait until handles have stopped: all of some, any of others.",
+        summary="Wait until handles have stopped (all of some, any of others), have printed a line, or are ready.",
         body=_body(
             all=_NAMES,
             any=_NAMES,
+            output=_CONDITIONS,
+            ready=_NAMES,
             timeout={"type": ["number", "null"], "minimum": 0, "maximum": _FOREVER},
             conversation=TEXT,
         ),

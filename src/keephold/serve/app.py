@@ -129,11 +129,14 @@ class App:
         ]
 
     async def _health(self, request: Request) -> Response:
-        """Answer `/healthz`: 503 while the store cannot write, or the server closes."""
+        """Answer `/healthz`: 503 while the store cannot write, or the server closes. `clock_jump_secs` says by how much
+        the time of day was set since the server began, if it was."""
         trouble = self.runtime.registry.store.trouble
         if self.runtime.closing:
             trouble = "closing"
-        return JSONResponse({"ok": trouble is None}, 200 if trouble is None else 503, {"cache-control": "no-store"})
+        jump = self.runtime.upkeep.jump
+        facts = {"ok": trouble is None} | ({"clock_jump_secs": jump} if jump else {})
+        return JSONResponse(facts, 200 if trouble is None else 503, {"cache-control": "no-store"})
 
 
 async def _unable(request: Request, error: Exception) -> Response:

@@ -136,6 +136,10 @@ def _attempted(op: ops.Attempted, _: Any) -> Sequence[Draft]:
     return (("handle.attempt", None, op.uid, {"attempt": op.attempt, "next_at": op.next_at}),)
 
 
+def _readied(op: ops.Readied, _: Any) -> Sequence[Draft]:
+    return (("handle.ready", None, op.uid, {}),)
+
+
 def _wait_opened(op: ops.WaitOpened, result: bool) -> Sequence[Draft]:
     data = {"key_id": op.key_id, "kind": op.kind, "name": op.name}
     return (("key.opened", None, op.uid, data),) if result else ()
@@ -182,6 +186,7 @@ _TELLS: dict[type, Callable[[Any, Any], Sequence[Draft]]] = {
     ops.Released: _edited("released"),
     ops.Exposed: _exposed,
     ops.Attempted: _attempted,
+    ops.Readied: _readied,
     ops.Journaled: _journaled,
     ops.WaitOpened: _wait_opened,
     ops.Parked: _parked,

@@ -7,12 +7,14 @@ from keephold.store.rows import Level, QueuedNotification, Shown
 
 CONTENT = "tool.content"
 """The kind of which at most one is queued for a handle (N6)."""
+READY = "tool.ready"
 DROPS: tuple[Level, ...] = ("info", "warning", "error")
 """Which level a full queue drops first (N6); `critical` is never dropped."""
 TAKES: dict[Shown, tuple[str, ...] | None] = {
     "running": (CONTENT,),
     "waiting": ("tool.waiting", CONTENT),
     "asked": ("tool.waiting",),
+    "ready": (READY,),
     "stopped": None,
 }
 """Which kinds of a handle's notifications a reply takes back by showing the handle like that (N3). None: all."""

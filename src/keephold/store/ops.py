@@ -56,6 +56,14 @@ class TurnEnded(msgspec.Struct, frozen=True):
     at: float
 
 
+class TurnReleased(msgspec.Struct, frozen=True):
+    """Give up an open turn of this process, as if the process had died: its owner is `NOBODY`, and it can be resumed
+    (R9)."""
+
+    conversation: str
+    turn: str
+
+
 class Registered(msgspec.Struct, frozen=True, gc=False):
     """Register a handle, which this process owns. Refused with `batch_rejected` if its id is active in its conversation
     (S6).
@@ -172,6 +180,13 @@ class Attempted(msgspec.Struct, frozen=True):
     fence: int
     attempt: int
     next_at: float | None
+
+
+class Readied(msgspec.Struct, frozen=True):
+    """Record that the current attempt of a call is ready: it has printed the line that its tool describes (A9)."""
+
+    uid: str
+    fence: int
 
 
 class Journaled(msgspec.Struct, frozen=True, gc=False):
@@ -300,7 +315,8 @@ class Notified(msgspec.Struct, frozen=True):
 
 class TakenBack(msgspec.Struct, frozen=True):
     """Remove notifications of what a reply has shown (N3), by uid and how the handle was shown: `stopped` removes all,
-    `waiting` its `tool.waiting` and `tool.content`, `running` its `tool.content`, `asked` its `tool.waiting`."""
+    `waiting` its `tool.waiting` and `tool.content`, `running` its `tool.content`, `asked` its `tool.waiting`,
+    `ready` its `tool.ready`."""
 
     conversation: str
     shown: tuple[tuple[str, Shown], ...]
@@ -445,8 +461,9 @@ class Collected(msgspec.Struct, frozen=True):
 
 
 Op = (
-    TurnBegan | TurnEnded | Opened | Registered | Retried | Changed | Rewritten | Annotated | Claimed | Counted
-    | Released | Attempted | Journaled | Wrote | WaitOpened | Parked | Resolved | Revoked | Emitted | Exposed
+    TurnBegan | TurnEnded | TurnReleased | Opened | Registered | Retried | Changed | Rewritten | Annotated | Claimed
+    | Counted | Released | Attempted | Readied | Journaled | Wrote | WaitOpened | Parked | Resolved | Revoked | Emitted
+    | Exposed
     | Responded | HookCalled | Notified | TakenBack | Delivered | HandedOut | Inquired | TranscriptAppended | Described
     | Forgotten | Requested | Replied | RequestClosed | Posted | TakenDown | SecretAdded | Collected
 )  # fmt: skip

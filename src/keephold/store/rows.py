@@ -32,8 +32,8 @@ Standing = Literal["queued", "alone", "released"]
 process that closed in order. None: it runs beside others."""
 NOBODY = "nobody"
 """The owner of a call that its process has released while it lives. No process has this id."""
-Shown = Literal["running", "waiting", "asked", "stopped"]
-"""How a reply showed a handle (N3); `asked`: its question, and nothing else."""
+Shown = Literal["running", "waiting", "asked", "ready", "stopped"]
+"""How a reply showed a handle (N3); `asked`: its question, and nothing else; `ready`: that it is ready."""
 
 
 class Parking(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -108,6 +108,8 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
     fence: int = 1
     attempt: int = 1
     next_attempt_at: float | None = None
+    ready: int = 0
+    """The attempt that became ready (A9); 0: none has."""
     deaths: int = 0
     """How many processes have died while they ran it, without progress in between (R8)."""
     standing: Standing | None = None

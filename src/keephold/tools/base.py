@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_chec
 import msgspec
 
 from keephold.errors import ConfigError
+from keephold.handles.patterns import compiled
 from keephold.handles.question import Question
-from keephold.handles.state import Failure, Outcome
+from keephold.handles.state import Outcome
 from keephold.store.rows import CARRIERS, Carrier, Kind
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from keephold.durable.deferred import Pending
     from keephold.durable.keys import Key
     from keephold.handles.handle import Handle
-    from keephold.handles.output import Output
     from keephold.handles.view import Handles
     from keephold.store.base import Entry, Op
     from keephold.tools.guard import Guard
@@ -80,6 +80,7 @@ class NotificationPolicy:
     on_success: bool = True
     on_failure: bool = True
     on_waiting: bool = True
+    on_ready: bool = True
     on_content: bool = False
     deliver: tuple[Carrier, ...] = CARRIERS
 
@@ -91,6 +92,8 @@ class SpawnPolicy:
     settle_ms: int = 100
     settle_max_ms: int = 1000
     abort_grace_ms: int = 2000
+    ready: str | None = None
+    """A regular expression (RE2): the handle is ready when a line of its output matches."""
     priority: int = 0
     on_turn_end: OnTurnEnd | None = None
     """None means `inquire`, and `keep` for a kept process and for a call that waits in durable effects."""
@@ -227,6 +230,11 @@ class Tool:
         self._one_of("task", self.task, get_args(TaskMode))
         if self.spawn.on_turn_end is not None:
             self._one_of("on_turn_end", self.spawn.on_turn_end, get_args(OnTurnEnd))
+        if self.spawn.ready is not None:
+            try:
+                compiled(self.spawn.ready)
+            except ValueError as error:
+                raise ConfigError([f"tool `{self.name}`: ready is not a pattern: {error}"]) from None
         if self.deadline_secs is not None and not self.deadline_secs > 0:
             raise ConfigError([f"tool `{self.name}`: deadline_secs must be above 0, not {self.deadline_secs!r}"])
         if self.on_crash == "external" and self.deadline_secs is None:
@@ -377,44 +385,8 @@ class SupportsRecordedInput(Protocol):
 class SupportsApply(Protocol):
     """A live call whose `apply` takes more than `input`: it gets all the arguments instead of `write`."""
 
-    def apply(self, arguments: Mapping[str, Any], cause: bytes) -> None:
-        """Like `Live.write`: if it raises `ToolError`, nothing was written. `cause` names the call that sends it."""
-
-
-class SupportsReturn(Protocol):
-    """A tool's runtime whose processes may outlive the `Runtime` (R7)."""
-
-    async def take_back(self, invocation: Invocation, sink: "KeepingSink") -> "SupportsKeeping":
-        """Take back the process of a call that an earlier runtime started. The sink gets its end if it has ended."""
-
-
-class SupportsKeeping(Live, Protocol):
-    """A live call whose process may be kept."""
-
-    kept: bool
-    """Whether its process runs on without this runtime."""
-
-    def let_go(self) -> None:
-        """Forget the process, which runs on: another runtime takes it back. The sink gets nothing more."""
-
-
-class KeepingSink(Sink, Protocol):
-    """The sink of a call whose output another process writes."""
-
-    def spooled(self) -> "Output":
-        """Return the call's output."""
-
-    def followed(self, total: int) -> None:
-        """The other process has written that many bytes of output in all."""
-
-    def crashed(self, error: Failure, *, exit_code: int | None = None, signal: int | None = None) -> None:
-        """Like `stop`: the process was lost because no runtime had it."""
-
-    def when_stored(self, then: Callable[[], None]) -> None:
-        """Call `then` when the store has the end of the call."""
-
-    def lost(self) -> None:
-        """Another runtime has taken the process."""
+    def apply(self, arguments: Mapping[str, Any]) -> None:
+        """Like `Live.write`: if it raises `ToolError`, nothing was written."""
 
 
 class SupportsGuard(Protocol):

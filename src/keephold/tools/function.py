@@ -95,6 +95,7 @@ def tool(
     turn_end_timeout_secs: float = 300,
     assistant: Mapping[str, Any] = {},
     notifications: NotificationPolicy | None = None,
+    ready: str | None = None,
     priority: int = 0,
     output: OutputPolicy | None = None,
     on_crash: OnCrash = "fail",

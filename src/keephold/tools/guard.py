@@ -15,14 +15,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from keephold.errors import ToolError
-from keephold.tools import marks
+from keephold.tools import cgroups, marks
 from keephold.tools.environment import conceal, inherited
-
-if TYPE_CHECKING:
-    from keephold.tools.keeper.client import Keeper
 
 _PROGRAM = str(Path(marks.__file__).resolve())
 
@@ -32,25 +28,7 @@ class Guard:
 
     def __init__(self) -> None:
         self.mark = marks.new_runtime_mark()
-        self.spool: Path | None = None
-        """The directory of the store for output; None if the store is in memory."""
-        self._keeper: Keeper | None = None
         self._watch = _command or _Watch(self.mark)
-
-    @property
-    def keeper(self) -> "Keeper":
-        """The keepers of the store, for processes that outlive the runtime (R7)."""
-        if self._keeper is None:
-            from keephold.tools.keeper.client import Keeper  # most runtimes keep nothing
-
-            assert self.spool is not None, "a spawn of a kept tool is refused on a store in memory"
-            self._keeper = Keeper(self.spool, self.mark)
-        return self._keeper
-
-    async def leave_kept(self) -> None:
-        """Leave the kept processes to their keepers."""
-        if self._keeper is not None:
-            await self._keeper.leave()
 
     def environ(self, call_uid: str) -> dict[str, str]:
         """Return the environment entry with which every process of this call must be started."""
@@ -96,13 +74,14 @@ class _Watch:
             return
         self._let_go()
         conceal()  # before the first child can look
+        cgroup, _ = cgroups.place()
         try:
             read, self._pipe = os.pipe()
         except OSError as error:
             raise _not_started(error) from error
         try:
             self._program = subprocess.Popen(
-                [sys.executable, "-I", "-S", _PROGRAM, str(read), self.mark, *(["forks"] if self._forks else [])],
+                [sys.executable, "-I", "-S", _PROGRAM, str(read), self.mark, str(int(self._forks)), cgroup or ""],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -124,6 +103,9 @@ class _Watch:
         held = os.readlink(f"/proc/self/fd/{self._pipe}") if self._forks else None  # noqa: PTH115
         meant = marks.bears_or_holds(self.mark, held)
         marks.kill_all(lambda pid: pid != self._owner and meant(pid), looks=1)
+        cgroup, _ = cgroups.place()
+        if cgroup is not None:
+            cgroups.end(cgroup, self.mark)
         self._program.kill()
         self._program.wait()
         self._let_go()
@@ -156,6 +138,14 @@ def release() -> None:
         _command.close()
         _command = None
         marks.release()
+
+
+def reap() -> None:
+    """Kill the processes of dead runtimes; blocks meanwhile."""
+    marks.reap()
+    cgroup, _ = cgroups.place()
+    if cgroup is not None:
+        cgroups.reap(cgroup, marks.owner_alive)
 
 
 def watch_children() -> None:

@@ -11,8 +11,8 @@ Python tool starts with `subprocess` or a pool inherits that. Its own runtimes h
 Linux only: processes are read from /proc. A process whose environment cannot be read belongs to another user and is
 skipped.
 
-This file is also the guard's program (`python -I -S marks.py PIPE MARK [forks]`, see `guard.py`). It therefore imports
-nothing of keephold: the guard starts quickly and stays small, and it works when the package does not.
+This file is also the guard's program (`python -I -S marks.py PIPE MARK FORKS CGROUP`, see `guard.py`). It therefore
+imports nothing of keephold: the guard starts quickly and stays small, and it works when the package does not.
 """
 
 import contextlib
@@ -195,23 +195,31 @@ def kill_all(meant: Judge, *, looks: int) -> None:
 
 
 def reap() -> None:
-    """Kill the processes of dead runtimes; blocks meanwhile."""
+    """Kill the processes of dead runtimes that have marks; blocks meanwhile."""
     myself = os.getpid()
     kill_all(lambda pid: pid != myself and _orphaned(pid), looks=1)
 
 
-def guard(pipe: int, mark: str, *, forks: bool = False) -> None:
+def guard(pipe: int, mark: str, *, forks: bool, cgroup: str) -> None:
     """Run the guard: kill the processes of dead runtimes, wait for the end of ours, kill its processes.
 
     With `forks`, also those that it forked without exec, such as the workers of a pool: they hold its end of the pipe.
+    `cgroup` is the control group that has those of runtimes; empty: there are none.
     """
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 (it is at the end: no module of ours replaces another)
+    import cgroups  # type: ignore[import-not-found] # the package need not be intact
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     myself = os.getpid()
     reap()
+    if cgroup:
+        cgroups.reap(cgroup, owner_alive)
     _wait_for_end(pipe, mark)
     meant = bears_or_holds(mark, os.readlink(f"/proc/self/fd/{pipe}") if forks else None)  # noqa: PTH115
     kill_all(lambda pid: pid != myself and meant(pid), looks=5)
+    if cgroup:
+        cgroups.end(cgroup, mark)
 
 
 def bears_or_holds(mark: str, pipe: str | None) -> Judge:
@@ -284,4 +292,4 @@ def _namespace() -> int:
 
 
 if __name__ == "__main__":
-    guard(int(sys.argv[1]), sys.argv[2], forks="forks" in sys.argv[3:])
+    guard(int(sys.argv[1]), sys.argv[2], forks=sys.argv[3] == "1", cgroup=sys.argv[4])

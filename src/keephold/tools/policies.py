@@ -31,6 +31,7 @@ class Policies(TypedDict, total=False):
     timeout_secs: float | None
     on_turn_end: OnTurnEnd | None
     turn_end_timeout_secs: float
+    ready: str | None
     assistant: Mapping[str, Any]
     notifications: NotificationPolicy | None
     priority: int
@@ -51,6 +52,7 @@ def tool_fields(
     turn_end_timeout_secs: float = 300,
     assistant: Mapping[str, Any] = {},
     notifications: NotificationPolicy | None = None,
+    ready: str | None = None,
     priority: int = 0,
     retry: RetryPolicy | Literal["never", "safe", "idempotent"] = "never",
     **same_name: Any,
@@ -60,6 +62,7 @@ def tool_fields(
         right = f'a tuple of "spawn" and any of {ACTIONS[1:]}'
         raise ConfigError([f"tool `{name}`: actions must be {right}, not {actions!r}"])
     spawn = SpawnPolicy(
+        ready=ready,
         priority=priority,
         on_turn_end=on_turn_end,
         turn_end_timeout_secs=turn_end_timeout_secs,

@@ -62,6 +62,7 @@ class Process:
             output = move or _reading(on_output)
             stderr = subprocess.STDOUT if merge_stderr else on_stderr and _reading(on_stderr)
             popen = self._start(argv, env, cwd, stdin, output, stderr)
+            self._output = next(iter(self._readers))
             self._session = ProcessSession(
                 popen.pid,
                 popen.wait,
@@ -113,10 +114,14 @@ class Process:
         """Bytes of input that the pipe did not take yet."""
         return len(self._unsent)
 
-    def paths(self) -> list[int]:
-        """Return descriptors for the pipes of its output and its input that keep no end open (`O_PATH`)."""
-        ends = [*self._readers][:1] + ([] if self._stdin is None else [self._stdin])
-        return [os.open(f"/proc/self/fd/{fd}", os.O_PATH | os.O_CLOEXEC) for fd in ends]
+    def paths(self) -> dict[str, int]:
+        """Return descriptors for the open pipes of its `output` and its `input` that keep no end open (`O_PATH`)."""
+        ends = {"output": self._output if self._output in self._readers else None, "input": self._stdin}
+        return {
+            name: os.open(f"/proc/self/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
+            for name, fd in ends.items()
+            if fd is not None
+        }
 
     def _input_pipe(self, theirs: list[int]) -> int:
         read, self._stdin = os.pipe()

@@ -1,11 +1,11 @@
 """The processes of one call: a leader in a session of its own, and its descendants.
 
 A pidfd shows the leader's end. Ending a call (C7) signals its process group, kills it after a grace, and then kills the
-other processes with the call's mark. The same is done to processes that a leader leaves behind (F3). When `on_exit` is
-called, no process, descriptor or timer of the call is left.
+other processes with the call's mark and in its control group. The same is done to processes that a leader leaves behind
+(F3). When `on_exit` is called, no process, descriptor or timer of the call is left.
 
-Linux only: it needs pidfds and /proc. A process that we may not signal (a program that became another user) cannot be
-ended and is not counted as left.
+Linux only: it needs pidfds and /proc. A process that we may not signal (a program that became another user) can be
+ended only where it has a control group, and is not counted as left elsewhere.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from keephold.tools import marks
+from keephold.tools import cgroups, marks
 
 LAST_OUTPUT = 0.05
 """Seconds for which the output of others is still read after the leader has ended (F3)."""
@@ -40,8 +40,8 @@ class ProcessSession:
     """A leader that was just started, and its descendants. Used on the loop's thread."""
 
     __slots__ = (
-        "_asks", "_close_output", "_ending", "_force", "_forced", "_grace", "_groups", "_last_output", "_loop", "_mark",
-        "_on_exit", "_on_leader_end", "_others", "_pidfd", "_started", "_wait", "exit", "pid",
+        "_asks", "_cgroup", "_close_output", "_ending", "_force", "_forced", "_grace", "_groups", "_last_output",
+        "_loop", "_mark", "_on_exit", "_on_leader_end", "_others", "_pidfd", "_started", "_wait", "exit", "pid",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +86,7 @@ class ProcessSession:
             os.killpg(pid, signal.SIGKILL)
             wait()
             raise
+        self._cgroup = cgroups.enter(mark, pid)
         _leaders.add(pid)
         self._loop.add_reader(self._pidfd, self._leader_ended)
 
@@ -123,6 +124,8 @@ class ProcessSession:
         self._groups.clear()
         if self._force is not None:
             self._force.cancel()
+        if self._cgroup is not None:
+            self._cgroup.leave()
         self._on_exit(self.exit)
 
     def _force_end(self) -> None:
@@ -130,6 +133,8 @@ class ProcessSession:
         # Another group may have ended meanwhile, and its number may belong to another process.
         self._groups = {group for group in self._groups if group == self.pid or self._is_ours(group)}
         self._signal_groups(signal.SIGKILL)
+        if self._cgroup is not None:
+            self._cgroup.kill()  # also a program that became another user
 
     def _is_ours(self, group: int) -> bool:
         """Whether a group is one of this session. Unknown once its first process is gone; then the mark decides."""
@@ -160,15 +165,20 @@ class ProcessSession:
         if not self.pid < last <= self.pid + FEW:
             return False
         younger = marks.arrivals(lambda: range(self.pid + 1, marks.last_pid() + 1))
-        return all(self._bears_mark(pid) is False for pid in younger)
+        in_cgroup = self._cgroup is not None and self._cgroup.populated
+        return not in_cgroup and all(self._bears_mark(pid) is False for pid in younger)
 
     async def _end_rest(self) -> None:
-        """End processes that outlived the leader (C7): signal their groups, kill these, kill others with the mark."""
+        """End processes that outlived the leader (C7): signal their groups, kill these, kill others with the mark and
+        in the control group."""
         if self._signal_groups(0):
             self.end(self._grace)
             await self._until_gone(self._in_groups, lambda: signal.SIGKILL if self._forced else 0)
             self._groups.clear()
         await self._until_gone(self._bears_mark, lambda: signal.SIGKILL)
+        while self._cgroup is not None and self._cgroup.populated:
+            self._cgroup.kill()
+            await asyncio.sleep(0.005)
 
     async def _until_gone(self, meant: marks.Judge, number: Callable[[], int]) -> None:
         while left := await _find(meant, number):

@@ -502,6 +502,14 @@ class Actions:
         """B7: the turn is cancelled; end one-shot calls."""
         self._admission.end_all(handles, Failure(CANCELLED, "cancelled"), "cancel")
 
+    def interrupt(self, handles: Sequence[Handle], why: Failure) -> None:
+        """R9: end calls of an interrupted batch."""
+        self._admission.end_all(handles, why, "turn_end")
+
+    async def release(self, handles: Sequence[Handle]) -> None:
+        """Release calls that a resumed batch starts again (B9)."""
+        await self._admission.release(handles)
+
 
 def _check_takes_input(handle: Handle) -> None:
     """C6: refuse an `apply` on a handle that is pending, parked, stopped or being ended."""

@@ -6,6 +6,7 @@ countdown: a call costs a task only if its tool is one.
 """
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
@@ -16,8 +17,9 @@ from keephold.durable.lineage import outside_label
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.registry import Registry
-from keephold.handles.state import Failure, Reply, Running, Stopped, error_of
+from keephold.handles.state import Failure, Pending, Reply, Running, Stopped, error_of
 from keephold.handles.view import Handles, Patience
+from keephold.handles.waits import all_stopped
 from keephold.ids import call_id
 from keephold.limits import Limits
 from keephold.store.base import Opened, Record
@@ -25,7 +27,7 @@ from keephold.text import to_utf8
 from keephold.turn.actions import Actions
 from keephold.turn.lanes import Lanes
 from keephold.turn.prompt_queue import PromptQueue
-from keephold.turn.recovery import waits_for_resume
+from keephold.turn.recovery import survives_crash, waits_for_resume
 from keephold.turn.replies import CANCELLED, error_reply, failed_reply
 from keephold.turn.suggestions import with_suggestion
 from keephold.turn.tool_call import ActiveCall, ParsedCall
@@ -38,6 +40,7 @@ _NUMBERED = 10
 """From this many handles of one label on, names are drawn: looking for the next free number reads each of them."""
 CANCEL_GRACE_SECS = 0.05
 """How long a cancelled call may take to return its own result."""
+INTERRUPTED = Failure("Aborted: the turn was interrupted.", "aborted")
 _NOTED = 5
 """Arguments of a call that a note names."""
 _NAMES = 16
@@ -106,6 +109,9 @@ class Batch:
         self._renaming: asyncio.Task[None] | None = None
         self.opened = False
         """Whether the store has recorded it."""
+        self._interrupted = False
+        self._released: asyncio.Task[None] | None = None
+        """Releases calls of an interrupted batch. From then on the batch starts and answers nothing."""
         self.failed: Failure | None = None
         """The error of a parked call that timed out and fails the turn (D11)."""
 
@@ -123,7 +129,7 @@ class Batch:
         return [call.made for call in self._calls]
 
     async def run(self) -> list[Reply]:
-        """Run it. Cancelling this cancels the batch (B7)."""
+        """Run it. Cancelling this is as for `replies`."""
         await self.begin()
         return await self.replies()
 
@@ -151,7 +157,17 @@ class Batch:
         self._registry.register(new, self._begin, self._not_begun, opened)
 
     async def resume(self, claim: Claim, uids: Sequence[str | None]) -> list[Reply]:
-        """Answer a batch that a dead process began (B9); `uids` are those of the handles that its calls made."""
+        """Answer a batch that was begun before (B9); `uids` are those of the handles that its calls made."""
+        self.opened = True
+        try:
+            await self._take_up(claim, uids)
+        except BaseException:
+            self.interrupt()  # or calls that are claimed would be left without anybody
+            raise
+        self._begin()
+        return await self.replies()
+
+    async def _take_up(self, claim: Claim, uids: Sequence[str | None]) -> None:
         await self._check_launched(call for call, uid in zip(self._calls, uids, strict=True) if uid is None)
         await self._registry.load(self._conversation, self._ids())
         for call, uid in zip(self._calls, uids, strict=True):
@@ -174,16 +190,18 @@ class Batch:
             if named is not None and await self._registry.recorded(named, parsed.cause):
                 call.make(named)
                 self._begun.add(parsed.position)
-        self._begin()
-        return await self.replies()
 
     async def replies(self) -> list[Reply]:
-        """Wait until every call is answered, and return the replies. Cancelling this cancels the batch (B7)."""
+        """Wait until every call is answered, and return the replies. Cancelling this interrupts the batch of a turn
+        (R9), and cancels any other (B7)."""
         try:
             await asyncio.shield(self._answered)
         except asyncio.CancelledError:
-            self.cancel()
-            await asyncio.wait([self._answered])  # within CANCEL_GRACE_SECS: every call is answered by then
+            if self.resumable and not self._cancelled:
+                await self._leave_caller(self.interrupt())
+            else:
+                self.cancel()
+                await asyncio.wait([self._answered])  # within CANCEL_GRACE_SECS: every call is answered by then
             raise
         return [reply for reply in self._replies if reply is not None]
 
@@ -234,13 +252,41 @@ class Batch:
     def _is_open(self, call: ActiveCall) -> bool:
         return self._replies[call.parsed.position] is None
 
-    def leave(self) -> None:
-        """Stop waiting because the runtime is closing: unanswered calls stay open in the store (R6, D10)."""
+    def leave(self, why: str = "the runtime was closed", code: str = "runtime_closed") -> None:
+        """Stop waiting: unanswered calls stay open in the store (R6, D10)."""
         if not self._answered.done():
-            why = "the runtime was closed before this batch was answered"
+            why += " before this batch was answered"
             if self.resumable:
                 why += "; it is in the store, and `rt.turn(conversation, resume=True)` takes it up again"
-            self._answered.set_exception(KeepholdError(why, code="runtime_closed"))
+            self._answered.set_exception(KeepholdError(why, code=code))
+
+    async def _leave_caller(self, ended: Sequence[Handle]) -> None:
+        """Give calls that are ended a moment to end before their caller continues."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CANCEL_GRACE_SECS):
+                await all_stopped(ended)
+
+    def interrupt(self) -> list[Handle]:
+        """R9: nobody waits for it any more. Calls that a crash would end are ended, those that have not started or can
+        be started again are released, and the others keep running. The batch stays open in the store, to be resumed.
+        Returns those that are being ended."""
+        self._interrupted = True
+        if not self.opened or self._released is not None or self._registry.closing:
+            return []  # `_begin` sees to it, if the store has it; closing does by itself (R6)
+        open_calls = [call for call in self._calls if self._is_open(call)]
+        for call in open_calls:
+            call.withdraw()
+        made = [call.made for call in open_calls if call.made is not None and self._registry.runs(call.made)]
+        again = [each for each in made if _starts_again(each)]
+        lost = [each for each in made if each not in again and not each.stateful and not survives_crash(each)]
+        self._actions.interrupt(lost, INTERRUPTED)
+        self._released = asyncio.get_running_loop().create_task(self._actions.release(again))
+        return lost
+
+    async def released(self) -> None:
+        """Wait until an interrupted batch can be resumed."""
+        if self._released is not None:
+            await asyncio.shield(self._released)
 
     async def _check_launched(self, calls: Iterable[ActiveCall]) -> None:
         """Refuse spawns by another name whose arguments are wrong: like those that `read_call` refuses, they make no
@@ -386,12 +432,14 @@ class Batch:
                 call.named = named
                 self._named[named.uid] = self._named.get(named.uid, 0) + 1
         self._lanes.begin()
+        if self._interrupted:
+            self.interrupt()
         if not self._calls:
             self._answered.set_result(None)
 
     def _start(self, call: ActiveCall) -> None:
         parsed = call.parsed
-        if not self._is_open(call):
+        if not self._is_open(call) or self._released is not None:
             return
         begun = parsed.position in self._begun
         if self._cancelled and not begun:
@@ -412,7 +460,7 @@ class Batch:
 
     def _answer(self, call: ActiveCall, reply: Reply) -> None:
         position = call.parsed.position
-        if self._replies[position] is not None:
+        if self._replies[position] is not None or self._released is not None:
             return
         self._replies[position] = self._suggesting(call, reply)
         self._left -= 1
@@ -444,7 +492,7 @@ class Batch:
             asyncio.get_running_loop().call_at(self._park_at, self._stop_waiting, call)
 
     def _stop_waiting(self, call: ActiveCall) -> None:
-        done = self._answered.done() or self._registry.closing
+        done = self._answered.done() or self._registry.closing or self._released is not None
         if not done and self._is_open(call) and call.made is not None and call.made.parked:
             self._registry.run_soon(self.promote_to_handle(call.made))
 
@@ -534,6 +582,12 @@ def _may_be_over_at_once(handle: Handle) -> bool:
     tool = handle.tool
     lost_with_us = tool.on_crash == "fail" and tool.retry.policy == "never" and tool.source in ("python", "builtin")
     return not handle.stateful and isinstance(handle.state, Running) and lost_with_us and tool.result == "unattended"
+
+
+def _starts_again(handle: Handle) -> bool:
+    """As `waits_for_resume`, of a handle that runs or waits here."""
+    parks = handle.run is not None and handle.run.is_parking
+    return isinstance(handle.decided, Pending) or (handle.tool.source == "builtin" and not parks)
 
 
 def _once(parsed: ParsedCall) -> ToolError | None:

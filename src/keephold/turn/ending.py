@@ -7,7 +7,8 @@ as `abort`. A cancelled turn treats `inquire` and `await` as `abort`, too.
 The model has to learn the results of the handles that the end waited for. The caller of `end` gets them and may let the
 model respond again; otherwise they are queued as notifications.
 
-When a runtime closes, calls that would not survive end, and the others are released for the next runtime (R6).
+An exception that leaves a turn's block does not end the turn: calls that a crash would end are aborted, the others stay
+(R9). When a runtime closes, calls that would not survive end, and the others are released for the next runtime (R6).
 """
 
 import asyncio
@@ -23,14 +24,14 @@ from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle, Watcher
 from keephold.handles.registry import Registry
 from keephold.handles.state import EndedBy, Failure, Pending, Stopped, name
-from keephold.handles.waits import Wait, all_of
+from keephold.handles.waits import all_stopped
 from keephold.store.base import HandleQuery
 from keephold.tools.run import FORCE_SECS, Run
 from keephold.turn.admission import Admission
-from keephold.turn.batch import Batch
+from keephold.turn.batch import INTERRUPTED, Batch
 from keephold.turn.inquiry import Inquiry
 from keephold.turn.inquiry_service import Inquiries, InquiryFailed
-from keephold.turn.recovery import Recovery
+from keephold.turn.recovery import Recovery, survives_crash
 from keephold.turn.replies import Replies, encode
 
 ROUNDS = 3
@@ -114,12 +115,7 @@ class Ender:
             await self._cancel_parked(conversation, turn)
         live = self._sort(conversation, cancelled)
         self._end([*live.at_once, *live.unasked], "cancel" if cancelled else "turn_end")
-        try:
-            answer = await self._wait_and_ask(conversation, turn, list(live.waited), list(live.asked))
-        except asyncio.CancelledError:  # T5: from now on the end waits for no handle
-            if not self._registry.closing:  # else closing ends or releases them (R6)
-                self._end([*live.waited, *live.asked], "cancel")
-            raise
+        answer = await self._wait_and_ask(conversation, turn, list(live.waited), list(live.asked))
         await _all_over([*live.at_once, *live.unasked])
         if self._cut_short and not cancelled:
             await self._cancel_parked(conversation, turn)
@@ -268,6 +264,20 @@ class Ender:
         if self._asking is not None:
             self._asking.cancel()
 
+    def interrupt(self, conversation: str) -> list[Handle]:
+        """R9: abort the handles that a crash would end, and return them. Their policies are not asked."""
+        live = [handle for handle in self._registry.live(conversation) if handle.active]
+        lost = [each for each in live if not survives_crash(each) and not (each.stateful and _kept(each))]
+        self._admission.end_all(lost, INTERRUPTED, "turn_end")
+        return lost
+
+    async def interrupted(self, handles: Sequence[Handle]) -> None:
+        """Wait until these interrupted handles have stopped, but not for a store that cannot write."""
+        grace = max((handle.tool.spawn.abort_grace_ms for handle in handles), default=0) / 1000
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace + _CLOSE_SECS):
+                await _all_over(handles)
+
     def _end(self, handles: Sequence[Handle], ended_by: EndedBy) -> None:
         why = "Aborted: the turn was cancelled." if ended_by == "cancel" else "Aborted at the end of the turn."
         self._admission.end_all(handles, Failure(why, "aborted"), ended_by)
@@ -370,18 +380,6 @@ class _Over(Watcher):
             self.event.set()
 
 
-async def all_stopped(handles: Sequence[Handle]) -> None:
-    """Wait until all of these ended handles have stopped."""
-    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    everyone = {handle.uid for handle in handles}
-    wait = Wait([all_of(handles)], lambda _: None if over.done() else over.set_result(None), already_handled=everyone)
-    wait.begin()
-    try:
-        await over
-    finally:
-        wait.cancel()
-
-
 _CLOSE_SECS = FORCE_SECS + 1
 """How many seconds closing waits for calls beyond the longest of their graces."""
 
@@ -466,17 +464,10 @@ async def _completed(handle: Handle, recovery: Recovery) -> bool:
 
 
 def _survives(handle: Handle, registry: Registry, batches: Collection[Batch]) -> bool:
-    """Return whether the next runtime can resume it: a `replay` call, one whose process is kept (R7), an `external` one
-    that has its key, one that may be repeated, is between two attempts or being parked, or one of an open batch that
-    can be started again (B9)."""
+    """Return whether the next runtime can resume it, also as a call of an open batch that can be started again (B9)."""
     if not registry.store.durable:
         return False
-    run, tool = handle.run, handle.tool
-    if tool.on_crash == "replay" or handle.next_attempt_at is not None or (run is not None and run.is_parking):
+    if survives_crash(handle):
         return True
-    if run is not None and (run.kept or (tool.on_crash == "external" and run.has_key)):
-        return True
-    if tool.retry.policy == "idempotent" and handle.attempt < tool.retry.max_attempts:
-        return True
-    anew = isinstance(handle.decided, Pending) or tool.source == "builtin"
+    anew = isinstance(handle.decided, Pending) or handle.tool.source == "builtin"
     return anew and any(batch.resumable and batch.waits_for(handle) for batch in batches)

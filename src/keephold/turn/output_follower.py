@@ -7,7 +7,6 @@ screen again instead.
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
-from typing import TYPE_CHECKING
 
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle, Watcher
@@ -15,9 +14,6 @@ from keephold.tools.base import SupportsScreen
 from keephold.turn import attach_protocol as frames
 from keephold.turn.attach_protocol import Frame
 from keephold.turn.settle import printed
-
-if TYPE_CHECKING:
-    from keephold.tools.run import Run
 
 CHUNK = 1 << 16
 """Bytes of output in a frame, and how many may wait to be taken by the client."""
@@ -40,7 +36,6 @@ class Following(Watcher):
         self._screen = screen
         self._changed = asyncio.Event()
         self._sent: tuple[object, ...] = ()
-        self._run: Run | None = None
         self._closing = False
 
     async def so_far(self) -> AsyncGenerator[Frame, None]:
@@ -60,8 +55,7 @@ class Following(Watcher):
         try:
             while True:
                 self._changed.clear()
-                self._listen()
-                now = handle.state, handle.parked, handle.driver
+                now = handle.state, handle.parked, handle.driver, handle.ready
                 if self._sent != now:
                     self._sent = now
                     yield frames.STATE, status_of(handle, self._offset)
@@ -78,8 +72,6 @@ class Following(Watcher):
                 await self._changed.wait()
         finally:
             handle.unwatch(self)
-            if self._run is not None:
-                self._run.listeners.remove(self._changed.set)
         yield frames.END, status_of(handle, self._offset)
 
     def close(self) -> None:
@@ -101,10 +93,11 @@ class Following(Watcher):
     def handle_changed(self, handle: Handle) -> None:
         self._changed.set()
 
-    def _listen(self) -> None:
-        if self._run is None and self._handle.run is not None:
-            self._run = self._handle.run
-            self._run.listeners.append(self._changed.set)
+    def printed(self, handle: Handle) -> None:
+        self._changed.set()
+
+    def became_ready(self, handle: Handle) -> None:
+        self._changed.set()
 
     def _whole_screen(self, screen: SupportsScreen) -> Frame:
         self._offset = printed(self._handle)

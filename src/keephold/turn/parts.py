@@ -13,7 +13,7 @@ from keephold.durable.deferred import ResolveOutcome, read_resolution
 from keephold.errors import KeepholdError
 from keephold.handles.handle import HandleInfo
 from keephold.handles.registry import Registry
-from keephold.handles.view import Handles
+from keephold.handles.view import Conditions, Handles, conditions
 from keephold.limits import Limits
 from keephold.tools.toolbox import Offers, Toolbox
 from keephold.turn import send_input
@@ -121,11 +121,18 @@ class Parts:
         await self.lifecycle.open()
 
     async def wait(
-        self, conversation: str, all: Sequence[str], any: Sequence[str], timeout: float | None
+        self,
+        conversation: str,
+        all: Sequence[str],
+        any: Sequence[str],
+        timeout: float | None,
+        output: Conditions = (),
+        ready: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Wait as `await` does (A2, A3), with values instead of texts."""
+        """Wait as `await` does (A2, A3, A9), with values instead of texts."""
         await self.ready()
-        waited = await Handles(self.registry, conversation).wait(all=all, any=any, timeout=timeout)
+        handles, patterns = Handles(self.registry, conversation), conditions(output)
+        waited = await handles.wait(all=all, any=any, output=patterns, ready=ready, timeout=timeout)
         return self.replies.values(waited)
 
     async def send(

@@ -187,6 +187,7 @@ class Replies:
             waited.handles,
             lambda view: encode(self._waited(waited, self.entries(stopped, view))),
             shown=stopped,
+            ready=[h for h in waited.handles if h.ready],
             asked=[h for h in waited.handles if waited.needs_input and isinstance(h.state, Waiting)],
         )
 
@@ -231,17 +232,19 @@ class Replies:
         answer: dict[str, Any] = {"completed": completed, "pending": []}
         if len(completed) < len(waited.handles):
             live = (handle for handle in waited.handles if handle.active)
-            answer["pending"] = [self._pending(handle, waited.needs_input) for handle in live]
+            answer["pending"] = [self._pending(handle, waited) for handle in live]
         if waited.timed_out:
             answer["timed_out"] = True
         if waited.needs_input:
             answer["needs_input"] = True
         return answer
 
-    def _pending(self, handle: Handle, needs_input: bool) -> dict[str, Any]:
+    def _pending(self, handle: Handle, waited: Waited) -> dict[str, Any]:
         state = handle.state
-        entry: dict[str, Any] = {"id": handle.id, "state": name(state), **_parked(handle)}
-        if needs_input:
+        entry: dict[str, Any] = {"id": handle.id, "state": name(state), **_parked(handle), **_ready(handle)}
+        if (lines := waited.matched.get(handle.uid)) is not None and not handle.withheld:
+            entry["matched"] = "\n".join(lines)
+        if waited.needs_input:
             behind = handle.behind()
             if isinstance(state, Waiting):
                 entry["question"] = state.question
@@ -270,7 +273,7 @@ class Replies:
                 if state.deliberate:  # its output is not in the result (C7)
                     self._add_content(entry, handle, view, limit)
         elif not isinstance(state, Pending):
-            entry |= _parked(handle)
+            entry |= _parked(handle) | _ready(handle)
             if handle.progress is not None:
                 entry["progress"] = handle.progress
             self._add_content(entry, handle, view, limit)
@@ -333,6 +336,7 @@ class Replies:
         code: str | None = None,
         shown: Sequence[Handle],
         asked: Sequence[Handle] = (),
+        ready: Sequence[Handle] = (),
     ) -> Reply:
         same = all(handle.tool.output.dispatch == handle.tool.output.model for handle in handles)
         try:
@@ -344,6 +348,7 @@ class Replies:
         cursors = tuple((h.uid, _end(h, h.output)) for h in shown if h.output is not None and not h.withheld)
         showed: list[Any] = [(h.uid, state, _questions(h)) for h in shown if (state := name(h.state)) != "pending"]
         showed += [(handle.uid, "asked", _questions(handle)) for handle in asked]
+        showed += [(handle.uid, "ready", 0) for handle in (*shown, *ready) if handle.ready]
         return Reply(dispatch, model, is_error, code, cursors, tuple(showed))
 
 
@@ -372,6 +377,11 @@ def _parked(handle: Handle) -> dict[str, Any]:
         return {}
     deadline = handle.parking.deadline
     return {"parked": True} if deadline is None else {"parked": True, "deadline": time_of_day(deadline)}
+
+
+def _ready(handle: Handle) -> dict[str, Any]:
+    """Return the field that a reply adds for a handle that is ready (A9)."""
+    return {"ready": True} if handle.ready else {}
 
 
 def _not_shown(error: Exception) -> str:

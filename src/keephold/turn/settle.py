@@ -35,9 +35,8 @@ class Settle(Watcher):
         handle.watch(self)
         self._check()
         if self._done is not None and handle.run is not None:
-            handle.run.listeners.append(self._output)
             if printed(handle) > since:
-                self._output()
+                self.printed(handle)
             self._tick()
 
     def stopped(self, handle: Handle) -> None:
@@ -53,7 +52,7 @@ class Settle(Watcher):
         if not isinstance(self._handle.state, Running) or self._handle.reading:
             self._finish("waiting_for_input" if self._handle.active else "exited")
 
-    def _output(self) -> None:
+    def printed(self, handle: Handle) -> None:
         if self._handle.run is not None and self._handle.run.typing:
             return  # the echo of the first half: the program's reaction to the whole is still to come
         self._heard = self._loop.time()
@@ -81,8 +80,6 @@ class Settle(Watcher):
             if timer is not None:
                 timer.cancel()
         self._handle.unwatch(self)
-        if self._handle.run is not None and self._output in self._handle.run.listeners:
-            self._handle.run.listeners.remove(self._output)
         done(because)
 
 

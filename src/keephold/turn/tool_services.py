@@ -13,6 +13,7 @@ from keephold.errors import ToolError
 from keephold.handles.handle import Handle, OnStop
 from keephold.handles.state import EndedBy, Failure, Ok, Reply, Stopped
 from keephold.handles.view import Handles
+from keephold.handles.waits import all_stopped
 from keephold.text import to_json
 from keephold.tools.base import Tool
 from keephold.tools.toolbox import One
@@ -20,7 +21,6 @@ from keephold.tools.waiting import WaitToolHost, wait_tools
 from keephold.tools.waiting.agents import Agents
 from keephold.tools.waiting.measure import Measure
 from keephold.tools.workflow.expressions import Expressions
-from keephold.turn.ending import all_stopped
 from keephold.turn.replies import CANCELLED, Replies
 from keephold.turn.tool_call import ToolCall
 

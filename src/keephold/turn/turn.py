@@ -13,6 +13,7 @@ from keephold.durable.lineage import root_of
 from keephold.errors import KeepholdError, ToolError, TurnFailed
 from keephold.handles.handle import Handle, HandleInfo
 from keephold.handles.state import Failure, Reply
+from keephold.handles.view import Conditions
 from keephold.ids import check_conversation, is_plain
 from keephold.store.base import (
     Answers,
@@ -27,6 +28,7 @@ from keephold.store.base import (
     TakenBack,
     TurnBegan,
     TurnEnded,
+    TurnReleased,
 )
 from keephold.store.endings import FAILED, STOPPED
 from keephold.tools.toolbox import Tools
@@ -67,7 +69,11 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class Turn:
-    """One turn. Use it as an async context manager; leaving the block ends it, an exception or `cancel` cancels it."""
+    """One turn. Use it as an async context manager.
+
+    Leaving the block ends the turn. An exception that leaves the block interrupts the turn, like a crash of the
+    process: `rt.turn(conversation, resume=True)` continues it. `cancel` cancels it.
+    """
 
     def __init__(
         self, parts: "Parts", conversation: str, id: str, *, resume: bool = False, tools: Tools | None = None
@@ -94,7 +100,11 @@ class Turn:
         self._batch: Batch | None = None
         self._batches = 0
         self._trace_left: Callable[[], None] | None = None
+        self._unanswered: Batch | None = None
+        """The batch whose caller was cancelled: it can be resumed, until another batch is run."""
         self._cancelled = False
+        self.interrupted = False
+        """Whether an exception has left its block: it is open in the store, and another turn can resume it."""
         self._abandoned = False
         """The caller of `end` was cancelled."""
         self._handed: list[Notified] = []
@@ -116,9 +126,10 @@ class Turn:
         if before is None and not is_plain(self.conversation):
             await self._check_name()
         if before is not None:
-            if before.owner is not None and registry.store.alive(before.owner):
-                raise self._open_elsewhere()
-            if before.owner is not None:
+            ours = before.owner == registry.store.owner  # interrupted here, and the store could not write that
+            if before.owner is not None and not ours:
+                if registry.store.alive(before.owner):
+                    raise self._open_elsewhere()
                 await parts.recovery.take_first(before.owner, self.conversation)
             if self._resume:
                 self.id, self._batches, self.resumed = before.turn, before.batches, True
@@ -176,12 +187,10 @@ class Turn:
             await self._parts.recovery.abandon(before.batch)
 
     async def _never_entered(self, began: "asyncio.Future[None]") -> None:
-        """End a turn whose `async with` was cancelled while it was entered."""
+        """Interrupt a turn whose `async with` was cancelled while it was entered."""
         await asyncio.wait((began,))
         if not began.cancelled() and began.exception() is None:
-            self.cancel()
-            with contextlib.suppress(KeepholdError):  # the runtime was closed
-                await self._finish(may_speak=False)
+            await self._interrupt()
 
     def _open_elsewhere(self) -> KeepholdError:
         return KeepholdError(
@@ -195,21 +204,59 @@ class Turn:
             self._trace_left()
         if self._parts.lifecycle.closing:
             return  # unfinished work stays in the store, for a turn that resumes it (R6)
-        if kind is not None:
-            self.cancel()
-        await self._finish(may_speak=False)
+        try:
+            if kind is None or self._cancelled:
+                await self._finish(may_speak=False)
+                return
+        except asyncio.CancelledError:
+            await self._interrupted_now()
+            raise
+        await self._interrupted_now()
+
+    async def _interrupted_now(self) -> None:
+        """Interrupt the turn, unless it has ended."""
+        if not self._is_open or self._parts.lifecycle.closing:
+            return
+        leaving = asyncio.ensure_future(self._interrupt())
+        try:
+            await asyncio.shield(leaving)
+        except asyncio.CancelledError:
+            await asyncio.wait([leaving])  # not for long: handles that end are waited for within bounds
+            raise
+
+    async def _interrupt(self) -> None:
+        """Lose no more than a crash (R9): end what a crash would end, and leave the turn open to be resumed."""
+        registry, batch = self._parts.registry, self._batch
+        self.interrupted = True
+        if batch is not None:  # another task waits for it
+            batch.interrupt()
+            batch.leave("the turn was interrupted", "turn_ended")
+        with contextlib.suppress(KeepholdError):
+            await registry.write((), keep=False)  # a batch that is being registered is visible then
+        for each in (batch, self._unanswered):
+            if each is not None:
+                await each.released()
+        await self._ender.interrupted(self._ender.interrupt(self.conversation))
+        with contextlib.suppress(KeepholdError):
+            await registry.write((TurnReleased(self.conversation, self.id),), keep=False)
+        self._forget()
 
     async def run(self, calls: Sequence[ToolCall], *, park_after: float | None = None) -> list[Response]:
         """Run one batch. Every call gets exactly one response, in order; errors of tools do not raise here.
 
         A parked one-shot call keeps the batch waiting; after `park_after` seconds it is answered as a handle instead.
+
+        Cancelling this interrupts the batch: calls that a crash would end are aborted, and `resume` waits for the
+        others. If you run another batch or end the turn instead, the others are cancelled.
         """
         self._check_ready()
         if self.unfinished is not None:
-            raise KeepholdError(
-                "the batch that was open when this turn was interrupted comes first: await turn.resume()",
-                code="batch_open",
-            )
+            if self._unanswered is None:
+                raise KeepholdError(
+                    "the batch that was open when this turn was interrupted comes first: await turn.resume()",
+                    code="batch_open",
+                )
+            self._give_up_unanswered()
         wrong = calls if isinstance(calls, ToolCall) else next((c for c in calls if not isinstance(c, ToolCall)), None)
         if wrong is not None:
             raise TypeError(f"turn.run takes a list of keephold.ToolCall(id, name, arguments), not {wrong!r:.80}")
@@ -226,12 +273,17 @@ class Turn:
         return await self._answer(calls, batch, batch.run())
 
     async def resume(self, *, park_after: float | None = None) -> list[Response]:
-        """Answer the unfinished batch of a resumed turn. Finished calls are answered as recorded, queued ones are run,
-        and interrupted ones follow their tool's `on_crash`."""
+        """Answer the unfinished batch of a resumed turn, or one that was interrupted. Finished calls are answered as
+        recorded, queued ones are run, and interrupted ones follow their tool's `on_crash`."""
         self._check_ready()
+        if self._unanswered is not None:
+            await self._parts.registry.write((), keep=False)  # the store has it by then, or never
+            await self._unanswered.released()
+            if not self._unanswered.opened:
+                self.unfinished = None
         if self.unfinished is None:
             raise KeepholdError("this turn has no unfinished batch; see turn.unfinished", code="no_open_batch")
-        unfinished, self.unfinished = self.unfinished, None
+        unfinished, self.unfinished, self._unanswered = self.unfinished, None, None
         batch = self._make_batch(unfinished.calls, unfinished.number, park_after)
         resumed = batch.resume(self._parts.recovery.claim, unfinished.uids)
         return await self._answer(unfinished.calls, batch, resumed)
@@ -256,6 +308,11 @@ class Turn:
             replies = await running
             if batch.opened:  # else the store has nothing of it, and there may be no room to record that
                 carried = await self._record(calls, replies, batch.number)
+        except asyncio.CancelledError:
+            if not self._cancelled:
+                uids = tuple(None if handle is None else handle.uid for handle in batch.made)
+                self.unfinished, self._unanswered = OpenBatch(batch.number, tuple(calls), uids), batch
+            raise
         finally:
             self._batch = None
             self._parts.batches.discard(batch)
@@ -268,10 +325,17 @@ class Turn:
         return _responses(calls, replies, carried, [note_on(batch, at) for at in range(len(calls))])
 
     async def wait(
-        self, *, all: Sequence[str] = (), any: Sequence[str] = (), timeout: float | None = None
+        self,
+        *,
+        all: Sequence[str] = (),
+        any: Sequence[str] = (),
+        output: Conditions = (),
+        ready: Sequence[str] = (),
+        timeout: float | None = None,
     ) -> dict[str, Any]:
-        """Wait for handles of this conversation as `await` does, with values instead of texts."""
-        return await self._parts.wait(self.conversation, all, any, timeout)
+        """Wait for handles of this conversation as `await` does, with values instead of texts. `output` has patterns by
+        id."""
+        return await self._parts.wait(self.conversation, all, any, timeout, output, ready)
 
     async def send(self, id: str, input: Any = msgspec.UNSET, *, keys: Sequence[str] = ()) -> dict[str, Any]:
         """Send a handle of this conversation input or keys as the user, or answer its open question; None closes its
@@ -323,8 +387,14 @@ class Turn:
         if self.failed is not None:
             raise TurnFailed(f"the turn has failed ({self.failed.message}); end it and open another")
 
+    def _give_up_unanswered(self) -> None:
+        """Cancel what is left of an interrupted batch, because the turn continues without it (B7)."""
+        if self._unanswered is not None:
+            self._unanswered.cancel()
+            self._unanswered = self.unfinished = None
+
     def _check_not_ended(self) -> None:
-        if self._ending is not None:
+        if self._ending is not None or self.interrupted:
             raise KeepholdError("the turn has ended; open another with rt.turn()", code="turn_ended")
 
     def _check_entered(self) -> None:
@@ -371,6 +441,7 @@ class Turn:
             self._check_entered()
             if self._batch is not None:
                 self._batch.cancel()  # no call of a turn runs after its end (T4)
+            self._give_up_unanswered()
             self._ending = asyncio.create_task(self._end(may_speak))
         ending = self._ending
         try:
@@ -383,8 +454,12 @@ class Turn:
                     code="runtime_closed",
                 ) from None
             self._abandoned = True
-            self.cancel()
-            await asyncio.wait([ending])  # not for long: a cancelled end waits for no handle
+            if not self._cancelled:
+                ending.cancel()  # the turn stays open (R9)
+            await asyncio.wait([ending])  # not for long: neither it nor the end of a cancelled turn waits for a handle
+            if ending.cancelled() and not self._parts.lifecycle.closing:
+                self._ending, self._abandoned = None, False
+                self._ender.interrupt(self.conversation)
             raise
 
     def _leave(self) -> None:
@@ -393,8 +468,7 @@ class Turn:
             self._ending.cancel()
 
     async def _end(self, may_speak: bool) -> Ending:
-        parts, registry = self._parts, self._parts.registry
-        over = True
+        registry, over = self._parts.registry, True
         try:
             ending = await self._ender.round(self.conversation, self.id, cancelled=self._cancelled, may_speak=may_speak)
             over = not ending.again or self._cancelled
@@ -406,16 +480,24 @@ class Turn:
                 self.ending = ending
             else:
                 self._ending = None
+        except asyncio.CancelledError:
+            over = registry.closing  # else it was interrupted, and can be ended again
+            raise
         finally:
             if over:
-                parts.turns.discard(self)
-                if not registry.conversation(self.conversation).live:  # a kept workflow still has steps to run
-                    parts.offers.forget(self.conversation)
-                registry.turn_ended(self.conversation)
-                parts.approvals.forget(self.conversation)
-                parts.inquiries.forget(self.conversation, self.id)
-                parts.notifications.forget(self.conversation)
+                self._forget()
         return ending
+
+    def _forget(self) -> None:
+        """Remove the turn from the parts of the runtime: it is open here no more."""
+        parts, conversation = self._parts, self.conversation
+        parts.turns.discard(self)
+        if not parts.registry.conversation(conversation).live:  # a kept workflow still has steps to run
+            parts.offers.forget(conversation)
+        parts.registry.turn_ended(conversation)
+        parts.approvals.forget(conversation)
+        parts.inquiries.forget(conversation, self.id)
+        parts.notifications.forget(conversation)
 
     def _final_ops(self, ending: Ending, taken: bool, over: bool) -> list[Op]:
         """Return the operations of the turn's end.

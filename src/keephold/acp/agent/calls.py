@@ -316,7 +316,8 @@ class SessionCalls(Watcher):
             shown.status = "in_progress"
             if fields:
                 self._send(tool_call_update(shown.id, fields))
-            self._listen(shown, handle)
+            if handle.output is not None and shown.sent < 0:  # printed before it was followed
+                self._printed(shown)
 
     def show_note(self, shown: ShownCall, note: str) -> None:
         if not shown.over:
@@ -336,16 +337,10 @@ class SessionCalls(Watcher):
 
     # Output
 
-    def _listen(self, shown: ShownCall, handle: Handle, again: bool = True) -> None:
-        if shown.run is not None or handle.uid not in self._by_uid:
-            return
-        if handle.run is not None:
-            shown.run, shown.listener = handle.run, lambda: self._printed(shown)
-            handle.run.listeners.append(shown.listener)
-            if handle.output is not None:
-                self._printed(shown)
-        elif again:  # the client sees that it runs before it starts
-            self._loop.call_soon(self._listen, shown, handle, False)
+    def printed(self, handle: Handle) -> None:
+        shown = self._by_uid.get(handle.uid)
+        if shown is not None:
+            self._printed(shown)
 
     def _printed(self, shown: ShownCall) -> None:
         if shown.terminal is not None or shown.due is not None or shown.over or shown.handle is None:
@@ -416,9 +411,6 @@ class SessionCalls(Watcher):
         if shown.due is not None:
             shown.due.cancel()
             shown.due = None
-        if shown.run is not None and shown.listener in shown.run.listeners:
-            shown.run.listeners.remove(shown.listener)
-        shown.run = shown.listener = None
 
     # Followed conversations
 

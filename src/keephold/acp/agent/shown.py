@@ -1,8 +1,7 @@
 """One tool call that a client knows: its question, and its end in words and as data."""
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -16,16 +15,13 @@ from keephold.turn.prompts import AskQuestion, DeliverResult, Prompt, RunTool
 from keephold.turn.replies import Replies
 from keephold.turn.tool_call import ToolCall
 
-if TYPE_CHECKING:
-    from keephold.tools.run import Run
-
 
 class ShownCall:
     """One tool call that the client knows."""
 
     __slots__ = (
-        "action", "asked", "conversation", "diffs", "due", "handle", "handle_id", "id", "kind", "label", "listener",
-        "note", "question", "renamed", "run", "sent", "status", "terminal", "title", "tool",
+        "action", "asked", "conversation", "diffs", "due", "handle", "handle_id", "id", "kind", "label", "note",
+        "question", "renamed", "sent", "status", "terminal", "title", "tool",
     )  # fmt: skip
 
     def __init__(self, id: str, call: ToolCall, described: CallDescription, conversation: str) -> None:
@@ -45,9 +41,6 @@ class ShownCall:
         self.diffs: list[dict[str, Any]] = []
         self.terminal: str | None = None
         """The client's terminal that shows its output; empty while it is being made."""
-        self.run: Run | None = None
-        """The run whose output `listener` listens to."""
-        self.listener: Callable[[], None] | None = None
         self.sent = float("-inf")
         self.due: asyncio.TimerHandle | None = None
         """The timer for its next output."""

@@ -200,6 +200,12 @@ def attempted(t: Tables, op: base.Attempted) -> None:
         t.put(t.journals, op.uid, kept)
 
 
+def readied(t: Tables, op: base.Readied) -> None:
+    record = own(t, op.uid, op.fence)
+    t.save(record)
+    record.ready = record.attempt
+
+
 def journaled(t: Tables, op: base.Journaled) -> None:
     own(t, op.uid, op.fence)
     journal = t.journals.get(op.uid)
@@ -432,6 +438,14 @@ def turn_ended(t: Tables, op: base.TurnEnded) -> bool:
     return True
 
 
+def turn_released(t: Tables, op: base.TurnReleased) -> None:
+    known = t.conversations.get(op.conversation)
+    if known is not None and known.turn is not None and known.turn.turn == op.turn and known.turn.owner == t.owner:
+        t.set_turn(known, replace(known.turn, owner=NOBODY))
+        turns = t.history.turns[op.conversation]
+        t.put(turns, op.turn, replace(turns[op.turn], owner=NOBODY))
+
+
 def opened(t: Tables, op: base.Opened) -> None:
     known = t.conversations.get(op.conversation)
     turn = None if known is None else known.turn
@@ -655,6 +669,7 @@ as the two have that are in every call (reading the clock would take a tenth of 
 OPERATIONS: dict[type, tuple[Callable[[Tables, Any], Any], str | None]] = {
     base.TurnBegan: (turn_began, TELLS),
     base.TurnEnded: (turn_ended, TELLS),
+    base.TurnReleased: (turn_released, BESIDES),
     base.Opened: (opened, BESIDES),
     base.Registered: (registered, COMES),
     base.Retried: (retried, TELLS),
@@ -665,6 +680,7 @@ OPERATIONS: dict[type, tuple[Callable[[Tables, Any], Any], str | None]] = {
     base.Counted: (counted, BESIDES),
     base.Released: (released, TELLS),
     base.Attempted: (attempted, TELLS),
+    base.Readied: (readied, TELLS),
     base.Journaled: (journaled, TELLS),
     base.Wrote: (wrote, BESIDES),
     base.WaitOpened: (wait_opened, TELLS),

@@ -28,7 +28,7 @@ from keephold.store.memory.notification_queue import Queue
 
 _CHANGING = (
     "state", "owner", "fence", "attempt", "next_attempt_at", "parking", "cursor", "output", "id", "stateful",
-    "arguments", "resources", "progress", "priority", "metadata", "allowed", "deaths", "standing",
+    "arguments", "resources", "progress", "priority", "metadata", "allowed", "deaths", "standing", "ready",
 )  # fmt: skip
 _ABSENT: Any = object()
 

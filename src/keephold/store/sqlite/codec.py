@@ -76,7 +76,7 @@ def record(row: Row) -> Record:
     """A row of the query `records`."""
     (uid, id, tool, conversation, turn, batch, position, call_id, stateful, state, arguments, kind, priority, metadata,
      progress, resources, owner, fence, attempt, next_attempt_at, deaths, standing, retry_of, parking, cursor, kept,
-     allowed) = row  # fmt: skip
+     allowed, ready) = row  # fmt: skip
     return Record(
         uid=uid,
         id=id,
@@ -98,6 +98,7 @@ def record(row: Row) -> Record:
         fence=fence,
         attempt=attempt,
         next_attempt_at=next_attempt_at,
+        ready=ready,
         deaths=deaths,
         standing=standing,
         retry_of=retry_of,

@@ -22,6 +22,7 @@ import apsw
 from keephold.errors import KeepholdError
 from keephold.forking import leak_in_children
 from keephold.store.sqlite.listing import compare
+from keephold.store.sqlite.lock_holders import stopped_writer
 from keephold.store.sqlite.processes import SUFFIXES, Bell, Turnstile, owners_of
 from keephold.store.sqlite.sql import APPLICATION_ID, SQL, migrations
 
@@ -84,7 +85,8 @@ def explained(path: Path) -> Iterator[None]:
             f"store `{path}` is damaged ({error}); restore it from a backup, or name another file"
         ) from error
     except apsw.BusyError as error:
-        raise unusable(f"store `{path}` is locked by another program; end that program's transaction") from error
+        locked = f"store `{path}` is locked by another program; end that program's transaction"
+        raise unusable(stopped_writer(path) or locked) from error
     except apsw.Error as error:
         raise unusable(f"store `{path}` cannot be opened: {error}") from error
     except UnicodeEncodeError as error:

@@ -216,6 +216,11 @@ def attempted(tx: Transaction, op: base.Attempted) -> None:
     tx.touched.add(op.uid)
 
 
+def readied(tx: Transaction, op: base.Readied) -> None:
+    tx.run(SQL["make_ready"], (tx.own(op.uid, op.fence).number,))
+    tx.touched.add(op.uid)
+
+
 def journaled(tx: Transaction, ops: list[base.Journaled]) -> None:
     """Write journal lines of any calls. If one is refused, the writer finds out which by writing them one by one."""
     before = tx.total_changes()
@@ -489,6 +494,10 @@ def turn_ended(tx: Transaction, op: base.TurnEnded) -> bool:
     return bool(tx.changes())
 
 
+def turn_released(tx: Transaction, op: base.TurnReleased) -> None:
+    tx.run(SQL["release_turn"], (NOBODY, op.conversation, op.turn, tx.owner))
+
+
 def opened(tx: Transaction, op: base.Opened) -> None:
     tx.run(SQL["count_batch"], (op.batch, op.conversation, op.turn))
     if tx.changes():
@@ -627,6 +636,7 @@ def _one_line(tx: Transaction, op: Journaled) -> None:
 _WRITE: dict[type, Callable[[Transaction, Any], Any]] = {
     base.TurnBegan: turn_began,
     base.TurnEnded: turn_ended,
+    base.TurnReleased: turn_released,
     base.Opened: opened,
     base.Registered: registered,
     base.Retried: retried,
@@ -637,6 +647,7 @@ _WRITE: dict[type, Callable[[Transaction, Any], Any]] = {
     base.Counted: counted,
     base.Released: released,
     base.Attempted: attempted,
+    base.Readied: readied,
     base.Journaled: _one_line,
     base.Wrote: wrote,
     base.WaitOpened: wait_opened,

@@ -10,7 +10,8 @@
 - `Turnstile`: two locked files at which the writers of all processes queue. SQLite has no queue for its write lock: a
   waiting process sleeps and tries again, and a busy process, which is awake when its own transaction ends, takes the
   lock every time. So a writer takes the gate, then the turn, leaves the gate, writes, and leaves the turn. The next
-  writer stands in the gate, and the busy one has to queue behind it.
+  writer stands in the gate, and the busy one has to queue behind it. A process that is stopped there (SIGSTOP) is
+  passed. That is safe: the turnstile makes writers take turns, and SQLite's own lock excludes them.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ from pathlib import Path
 from keephold.errors import KeepholdError
 from keephold.forking import Descriptor, close_in_children
 from keephold.store.base import Heard
+from keephold.store.sqlite.lock_holders import advice, stopped_holder
 
 _NEW = ".new-"
 
@@ -241,6 +243,8 @@ class Bell:
 
 PATIENCE = 5.0
 """Seconds that a writer waits for the others."""
+_LOOK_SECS = 0.05
+"""Seconds between two looks at the process that is waited for."""
 
 
 class Turnstile:
@@ -265,13 +269,13 @@ class Turnstile:
         self.leave()
 
     def enter(self) -> None:
-        """Wait for the turn, for at most `PATIENCE`."""
+        """Wait for the turn, for at most `PATIENCE`, or pass a process that is stopped."""
         if self.enter_now():
             return
         gate, until = self._gate, time.monotonic() + PATIENCE
-        self._wait(gate, until)
+        self._wait(gate, "-gate", until)
         try:
-            self._wait(self._turn, until)
+            self._wait(self._turn, "-turn", until)
         finally:
             fcntl.flock(gate, fcntl.LOCK_UN)
 
@@ -294,21 +298,29 @@ class Turnstile:
         """Let the next writer in."""
         fcntl.flock(self._turn, fcntl.LOCK_UN)
 
-    def _wait(self, lock: int, until: float) -> None:
+    def _wait(self, lock: int, end: str, until: float) -> None:
         """Poll, because nothing would end a blocking `flock` if the other process is stopped in the middle."""
-        pause = 0.00005
+        pause, look = 0.00005, time.monotonic() + _LOOK_SECS
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                if time.monotonic() > until:
-                    raise KeepholdError(
-                        f"another process has been writing to `{self._path}` for {PATIENCE:g} s; wait, or end it",
-                        code="store_unavailable",
-                    ) from None
+                now = time.monotonic()
+            if now > look or now > until:
+                look, holder = now + _LOOK_SECS, stopped_holder(f"{self._path}{end}")
+                if holder is not None and self._path.exists():  # making the store is for one process at a time
+                    return
+                if now > until:
+                    raise self._not_free(holder)
             time.sleep(pause)
             pause = min(pause * 1.5, 0.001)
+
+    def _not_free(self, stopped: str | None) -> KeepholdError:
+        who = f"another process has been writing to `{self._path}` for {PATIENCE:g} s; wait, or end it"
+        if stopped is not None:
+            who = f"process {stopped} was stopped while it made `{self._path}`; {advice(stopped)}"
+        return KeepholdError(who, code="store_unavailable")
 
     def close(self) -> None:
         while self._files:

@@ -37,6 +37,10 @@ SELECT turn, owner, batches, open_batch FROM turns WHERE conversation = ? AND en
 -- End the turn, and with it its open batch.
 UPDATE turns SET ended_at = ?, open_batch = NULL, carried = NULL WHERE conversation = ? AND turn = ? AND ended_at IS NULL;
 
+-- name: release_turn
+-- Give up an open turn of this process.
+UPDATE turns SET owner = ? WHERE conversation = ? AND turn = ? AND owner = ? AND ended_at IS NULL;
+
 -- name: begin_turn
 -- Open the turn, owned by this process.
 INSERT INTO turns (conversation, turn, owner, began_at) VALUES (?, ?, ?, ?)
@@ -155,6 +159,10 @@ WHERE number = ?6;
 -- name: count_deaths
 -- Set how many deaths count against a call, and its standing (R8).
 UPDATE handles SET deaths = ?, standing = ? WHERE uid = ? AND fence = ? AND stopped_at IS NULL;
+
+-- name: make_ready
+-- The current attempt of a call is ready (A9).
+UPDATE handles SET ready = attempt WHERE number = ?;
 
 -- name: copy_journal
 -- Copy the journal of a call for the handle that repeats it.

@@ -4,7 +4,7 @@
 -- The columns of a handle, for all queries that return handles; they add WHERE and ORDER BY.
 SELECT h.uid, h.id, h.tool, h.conversation, h.turn, h.batch, h.position, h.call_id, h.stateful, h.state, h.arguments,
     h.kind, h.priority, h.metadata, h.progress, h.resources, h.owner, h.fence, h.attempt, h.next_attempt_at,
-    h.deaths, h.standing, h.retry_of, h.parking, h.cursor, o.kept, h.allowed
+    h.deaths, h.standing, h.retry_of, h.parking, h.cursor, o.kept, h.allowed, h.ready
 FROM handles h LEFT JOIN outputs o ON o.handle = h.number
 
 -- name: where_uid

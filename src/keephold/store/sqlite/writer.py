@@ -39,6 +39,7 @@ from keephold.store.base import (
 )
 from keephold.store.sqlite import opening
 from keephold.store.sqlite.events import write_events
+from keephold.store.sqlite.lock_holders import stopped_writer
 from keephold.store.sqlite.opening import StoreFiles
 from keephold.store.sqlite.operations import write, write_group
 from keephold.store.sqlite.sql import SQL
@@ -329,7 +330,9 @@ class Writer:
             self._place.reconnect()
             raise
         except BaseException as error:  # on the loop's thread that may be Ctrl-C
-            why = sentence(self._path, error)
+            why = (stopped_writer(self._path) if isinstance(error, apsw.BusyError) else None) or sentence(
+                self._path, error
+            )
             try:
                 self._place.reconnect()
                 happened = evidence is not None and self._happened(evidence)

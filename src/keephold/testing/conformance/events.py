@@ -23,6 +23,7 @@ from keephold.store.base import (
     Notified,
     Parking,
     QueuedNotification,
+    Readied,
     Registered,
     Released,
     Responded,
@@ -80,6 +81,7 @@ class EventChecks(Suite):
         assert stepped == [of(1, "stepped", kind="step", name="a", ok=True)]
         again = await self.since(store, Attempted(uid(1), 1, 2, NOON + 5))
         assert again == [of(1, "attempt", attempt=2, next_at=NOON + 5)]
+        assert await self.since(store, Readied(uid(1), 1)) == [of(1, "ready")]
         assert await self.since(store, Emitted(uid(1), "built", {"n": 1}, NOON)) == [
             ("process.event", "main", uid(1), {"type": "built", "sequence": 1})
         ]
@@ -87,7 +89,7 @@ class EventChecks(Suite):
         assert over == [of(1, "stopped", ok=False, ended_by="timeout", code="crashed")]
         events = await store.events(uid=uid(1))
         assert types(events)[0] == "handle.created" and types(events)[-1] == "handle.stopped"
-        assert len(events) == 7 and "handle.stepped" not in types(events), "steps are in the journal"
+        assert len(events) == 8 and "handle.stepped" not in types(events), "steps are in the journal"
         assert b"result" not in str(events).encode() and "input" not in str(events), "no value is in an event"
 
     async def check_L1_a_handle_changes_hands(self, store: Browse) -> None:

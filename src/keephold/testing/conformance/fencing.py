@@ -27,6 +27,7 @@ from keephold.store.base import (
     Op,
     Parked,
     Parking,
+    Readied,
     Record,
     Registered,
     Released,
@@ -275,6 +276,19 @@ class FencingChecks(Suite):
         assert await store.journal(of) == entries
         assert await store.journal(other) == []
 
+    async def check_A9_a_call_is_ready_in_the_attempt_that_said_so(self, store: Browse) -> None:
+        of = await self.begin(store, 1)
+        assert (await self.found(store, of)).ready == 0
+        await self.commit(store, Attempted(of, 1, 2, None))
+        await self.commit(store, Readied(of, 1))
+        await self.commit(store, Readied(of, 1))
+        found = await self.found(store, of)
+        assert (found.attempt, found.ready) == (2, 2), found
+        await self.commit(store, Attempted(of, 1, 3, None))
+        assert (await self.found(store, of)).ready == 2
+        await self.end(store, of)
+        await self.refused(store, "already_stopped", Readied(of, 1))
+
     async def check_E3_the_same_entry_twice_is_refused(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         await self.commit(store, Journaled(of, 1, "step", "a", b"1", b"1"))
@@ -293,6 +307,7 @@ def fenced(of: str, fence: int) -> list[Op]:
         Rewritten(of, fence, {"env": "elsewhere"}),
         Released(of, fence),
         Attempted(of, fence, 5, NOON),
+        Readied(of, fence),
         Journaled(of, fence, "step", "fenced", b"", b""),
         WaitOpened(of, fence, "key-fenced", "event", "e", "secret-1"),
         Parked(of, fence, Parking(), NOON),

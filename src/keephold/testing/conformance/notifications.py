@@ -116,11 +116,12 @@ class QueueChecks(Suite):
         assert (await store.notifications("main"))[1].carriers == CARRIERS
 
     async def check_N3_a_reply_takes_back_what_it_showed_and_no_more(self, store: Browse) -> None:
-        kinds = ("tool.content", "tool.waiting", "tool.stopped", "custom.kind")
+        kinds = ("tool.content", "tool.waiting", "tool.ready", "tool.stopped", "custom.kind")
         left: dict[Shown, tuple[str, ...]] = {
-            "running": ("tool.waiting", "tool.stopped", "custom.kind"),
-            "waiting": ("tool.stopped", "custom.kind"),
-            "asked": ("tool.content", "tool.stopped", "custom.kind"),
+            "running": ("tool.waiting", "tool.ready", "tool.stopped", "custom.kind"),
+            "waiting": ("tool.ready", "tool.stopped", "custom.kind"),
+            "asked": ("tool.content", "tool.ready", "tool.stopped", "custom.kind"),
+            "ready": ("tool.content", "tool.waiting", "tool.stopped", "custom.kind"),
             "stopped": (),
         }
         for respond in (False, True):

@@ -23,6 +23,7 @@ from keephold.store.base import (
     TakenDown,
     TurnBegan,
     TurnEnded,
+    TurnReleased,
 )
 from keephold.testing.conformance.handles import NESTED
 from keephold.testing.conformance.suite import DAY, NOON, Suite, uid
@@ -30,6 +31,19 @@ from keephold.testing.conformance.suite import DAY, NOON, Suite, uid
 
 class TurnChecks(Suite):
     """One open turn a conversation, one open batch in it."""
+
+    async def check_R9_a_released_turn_is_as_a_dead_ones(self, store: Browse) -> None:
+        await self.commit(store, TurnBegan("main", "t1", NOON), Opened("main", "t1", 1, ()))
+        await self.commit(store, TurnReleased("main", "t0"), TurnReleased("unheard of", "t1"))
+        assert await store.turn("main") == OpenTurn("t1", store.owner, 1, Opened("main", "t1", 1, ()))
+        await self.commit(store, TurnReleased("main", "t1"))
+        left = await store.turn("main")
+        assert left is not None and (left.turn, left.batch) == ("t1", Opened("main", "t1", 1, ())), left
+        assert left.owner is not None and not store.alive(left.owner), left
+        (row,) = await store.turns("main")
+        assert row.owner == left.owner and row.ended_at is None, row
+        await self.commit(store, TurnBegan("main", "t1", NOON, "t1", left.owner))
+        await self.refused(store, "turn_open", TurnBegan("main", "t1", NOON, "t1", left.owner))  # one is first
 
     async def check_B1_one_open_turn_a_conversation(self, store: Browse) -> None:
         await self.commit(store, TurnBegan("main", "t1", NOON))

@@ -1,4 +1,4 @@
-"""`await`: block until handles have stopped (A)."""
+"""`await`: block until handles have stopped, have printed a line or are ready (A)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,14 +6,15 @@ from typing import Any
 
 from keephold.errors import ToolError
 from keephold.handles.state import Reply
-from keephold.handles.view import Waited
+from keephold.handles.view import Waited, conditions
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.function import tool
 
 DESCRIPTION = (
     "Block until stateful tool handles reach completion. Use `any` to wait for the first handle to finish, `all` to "
-    "wait for every handle to finish, or both to combine conditions. Use it for tools that you started in the "
+    "wait for every handle to finish, or both to combine conditions. For a program that keeps running, such as a "
+    "server, use `output` to wait for a line that it prints, or `ready`. Use it for tools that you started in the "
     "background; never poll in a loop. Returns `completed` with results, and `pending`; early, with `needs_input`, if "
     "all that is pending needs your input."
 )
@@ -31,22 +32,53 @@ PARAMETERS: dict[str, Any] = {
             **_IDS,
             "description": "Handle IDs. Returns when every one of these handles reaches 'stopped'.",
         },
+        "output": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "id": {"type": "string", "description": "Handle ID."},
+                    "pattern": {
+                        "type": "string",
+                        "description": "Regular expression (RE2 syntax), matched against one line of output at a time.",
+                    },
+                },
+                "required": ["id", "pattern"],
+                "additionalProperties": False,
+            },
+            "description": "Returns when each of these handles has printed a line that matches its pattern, or has "
+            "stopped. Output that was printed earlier counts. `matched` in the reply is the line.",
+        },
+        "ready": {
+            **_IDS,
+            "description": "Handle IDs. Returns when each of these handles is ready, as its tool defines it, or has "
+            "stopped.",
+        },
         "timeout_secs": {
             "type": "integer",
             "description": "Maximum seconds to wait. If exceeded, returns with current handle states. "
             "Omit for no timeout.",
         },
     },
-    "anyOf": [{"required": ["any"]}, {"required": ["all"]}],
+    "anyOf": [{"required": [name]} for name in ("any", "all", "output", "ready")],
 }
 
 
 _ENTRY = {"type": "object", "properties": {"id": {"type": "string"}, "state": {"type": "string"}}, "required": ["id"]}
+_PENDING = {
+    **_ENTRY,
+    "properties": {
+        "id": {"type": "string"},
+        "state": {"type": "string"},
+        "matched": {"type": "string", "description": "The line that matched."},
+        "ready": {"type": "boolean"},
+    },
+}
 RETURNS: dict[str, Any] = {
     "type": "object",
     "properties": {
         "completed": {"type": "array", "items": _ENTRY, "description": "Those that have stopped, with their results."},
-        "pending": {"type": "array", "items": _ENTRY},
+        "pending": {"type": "array", "items": _PENDING},
         "timed_out": {"type": "boolean"},
         "needs_input": {"type": "boolean", "description": "All that are pending wait for you."},
     },
@@ -59,12 +91,24 @@ def await_tool(show: Callable[[Waited], Reply]) -> Tool:
 
     @tool(name="await", description=DESCRIPTION, parameters=PARAMETERS, scheduling="synchronising")
     async def await_(
-        call: Call, any: list[str] | None = None, all: list[str] | None = None, timeout_secs: float | None = None
+        call: Call,
+        any: list[str] | None = None,
+        all: list[str] | None = None,
+        output: list[dict[str, str]] | None = None,
+        ready: list[str] | None = None,
+        timeout_secs: float | None = None,
     ) -> Reply:
-        if not any and not all:
+        if not any and not all and not output and not ready:
             raise ToolError("At least one handle ID required", code="invalid_arguments")
-        timeout = call.handles.within(timeout_secs)
-        return show(await call.handles.wait(all=all or (), any=any or (), timeout=timeout, on_progress=call.pass_on))
+        waited = await call.handles.wait(
+            all=all or (),
+            any=any or (),
+            output=conditions(output),
+            ready=ready or (),
+            timeout=call.handles.within(timeout_secs),
+            on_progress=call.pass_on,
+        )
+        return show(waited)
 
     bounds = {"timeout_secs": {"minimum": 0, "maximum": _LONGEST}}
     return replace(

@@ -11,7 +11,7 @@ import logging
 import os
 import termios
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -79,14 +79,14 @@ class KeptChild:
         """The leader's pid; 0 until it is started."""
         self.total = total
         """Bytes of its output that were reported."""
-        self.seen = 0
-        """How far the runtime before has read its output, if it was taken back."""
         self.stalled = ""
         """Why its output cannot be stored now, so that it waits; empty: it can."""
+        self.answered = 0
+        """The output up to here was read by an earlier runtime, which replied to the requests in it."""
         self._link = link
         self._hooks = hooks
         self._slot = -1
-        self._descriptors: list[int] = []
+        self._descriptors: dict[str, int] = {}
         self._number = 0  # of the last input
         self._untaken: deque[tuple[int, int]] = deque()  # numbers and sizes of input that the keeper may not have yet
         self._sent = 0
@@ -169,7 +169,8 @@ class KeptChild:
             _close(descriptors)
             return
         if isinstance(report, protocol.Running):
-            self.pid, self._slot, self._descriptors, self.seen = report.pid, report.slot, descriptors, report.seen
+            self.pid, self._slot, self.answered = report.pid, report.slot, report.answered
+            self._descriptors = dict(zip(report.descriptors, descriptors, strict=True))
             return
         if self._held is not None:
             self._held.append(report)
@@ -218,8 +219,8 @@ class KeptChild:
 
     def _close(self) -> None:
         self._over = True
-        descriptors, self._descriptors = self._descriptors, []
-        _close(descriptors)
+        descriptors, self._descriptors = self._descriptors, {}
+        _close(descriptors.values())
         self._link.gone(self)
 
 
@@ -239,7 +240,7 @@ class KeptProcess(KeptChild):
         """Raise the error that writing this would raise (C6)."""
         if not self._stdin or self._over:
             raise input_closed()
-        unread = self._waiting + self._in_pipe(1)
+        unread = self._waiting + self._in_pipe("input", os.O_WRONLY)
         if unread + len(data) > UNREAD_LIMIT:
             raise input_not_read(unread, len(data))
 
@@ -255,22 +256,20 @@ class KeptProcess(KeptChild):
 
         If so, its earlier output is reported first.
         """
-        if not self._stdin or not self.started or self._waiting or self._in_pipe(1):
+        pipe = self._descriptors.get("input")
+        if not self._stdin or pipe is None or self._waiting or self._in_pipe("input", os.O_WRONLY):
             return False
-        reading = reading_pipe(self.pid, f"pipe:[{os.fstat(self._descriptors[1]).st_ino}]")
+        reading = reading_pipe(self.pid, f"pipe:[{os.fstat(pipe).st_ino}]")
         if not reading:
             return reading
-        return not (self._in_pipe(0) or self._busy())
+        return not (self._in_pipe("output", os.O_RDONLY) or self._busy())
 
-    def _in_pipe(self, which: int) -> int:
+    def _in_pipe(self, which: str, end: int) -> int:
         """Return how many bytes are in the pipe of its output or input."""
-        if len(self._descriptors) <= which:
-            return 0
         # The descriptor is only a path: it keeps neither end open, so that nobody misses the other's end.
         try:
-            end = os.O_WRONLY if which else os.O_RDONLY
             opened = os.open(f"/proc/self/fd/{self._descriptors[which]}", end | os.O_NONBLOCK)
-        except OSError:  # the other end is closed
+        except (KeyError, OSError):  # it is closed
             return 0
         try:
             return int.from_bytes(fcntl.ioctl(opened, termios.FIONREAD, b"\0" * 4), "little")
@@ -284,11 +283,10 @@ class KeptPty(KeptChild):
     def __init__(self, uid: str, link: Link, hooks: Hooks, total: int) -> None:
         super().__init__(uid, link, hooks, total)
         self._taken = 0  # bytes that were sent since the terminal was last seen empty
-        self._pressing = False
 
     @property
     def _master(self) -> int | None:
-        return self._descriptors[0] if self._descriptors else None
+        return self._descriptors.get("master")
 
     def resize(self, rows: int, cols: int) -> None:
         """Resize the terminal; the program gets SIGWINCH. The keeper notes it where it happens in the output."""
@@ -329,7 +327,6 @@ class KeptPty(KeptChild):
         if self.interrupts(data):
             self._taken = 0
         self._taken += len(data) + len(later)
-        self._pressing = bool(later)
         self._input(data, later, cause)
 
     def check_room(self, data: bytes) -> None:
@@ -344,12 +341,6 @@ class KeptPty(KeptChild):
         unread = waiting + min(max(0, self._taken - waiting), HOLDS)
         if unread + len(data) > UNREAD_LIMIT:
             raise input_not_read(unread, len(data))
-
-    @property
-    def typing(self) -> bool:
-        """Whether keys are still to be pressed after the text of the last input."""
-        self._pressing = self._pressing and self._waiting > 0
-        return self._pressing
 
     def interrupts(self, data: bytes) -> bool:
         """Whether typing this discards input that was typed before and not read."""
@@ -387,6 +378,6 @@ class KeptPty(KeptChild):
                 os.close(slave)
 
 
-def _close(descriptors: list[int]) -> None:
+def _close(descriptors: Iterable[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)

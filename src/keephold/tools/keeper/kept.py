@@ -219,26 +219,31 @@ class Kept:
         self.peer, self.fence = peer, fence
         self._number = 0
         self._sent()
-        total = self._spool.total
-        seen, self._seen, self._told = self._seen, total, total
+        answered, total = self._seen, self._spool.total
+        self._seen = self._told = total
         self._spool.bound = total + self._ahead
         self._cancel_timer()
         self._change_record(until=None)
-        self.introduce(seen)
+        self.introduce(answered)
         self._release()
 
-    def introduce(self, seen: int = 0) -> None:
-        """Tell the runtime about the process, and pass its descriptors; `seen` is how far the one before has read."""
+    def introduce(self, answered: int = 0) -> None:
+        """Tell the runtime about the process, and pass its descriptors."""
         assert self.peer is not None
-        child, (rows, cols) = self._child, self._size
+        child = self._child
         if isinstance(child, Process):
-            descriptors = child.paths()
+            passed = child.paths()
         else:
-            descriptors = [] if child.master is None else [os.dup(child.master)]
+            passed = {} if child.master is None else {"master": os.dup(child.master)}
         report = protocol.Running(
-            uid=self.uid, pid=child.pid, slot=self.slot, total=self._told, seen=seen, rows=rows, cols=cols
+            uid=self.uid,
+            pid=child.pid,
+            slot=self.slot,
+            total=self._told,
+            answered=answered,
+            descriptors=tuple(passed),
         )
-        self.peer.send(report, descriptors)
+        self.peer.send(report, list(passed.values()))
         self._tell()
 
     def detach(self) -> None:

@@ -106,16 +106,15 @@ class Welcome(_Message, tag="welcome"):
 
 
 class Running(_Message, tag="running"):
-    """The process runs and belongs to this runtime. Descriptors: the terminal's master; or the ends of its pipes, as
-    paths: that of stdout, and that of stdin if it takes input."""
+    """The process runs and belongs to this runtime. `descriptors` names those that come along: the `master` of its
+    terminal; or the pipes of its `output` and its `input`, as far as they are open, as paths."""
 
     pid: int
     slot: int
     total: int = 0
-    seen: int = 0
-    """How far the runtime before has read its output."""
-    rows: int = 0
-    cols: int = 0
+    answered: int = 0
+    """The output up to here was read by an earlier runtime."""
+    descriptors: tuple[str, ...] = ()
 
 
 class Failed(_Message, tag="failed"):
@@ -258,8 +257,11 @@ class Connection:
                 break
             frame = bytes(memoryview(received)[_HEAD.size : _HEAD.size + size])
             del received[: _HEAD.size + size]
+            descriptors = [self._descriptors.popleft() for _ in range(count)]
             try:
-                self._on_frame(frame, [self._descriptors.popleft() for _ in range(count)])
+                self._on_frame(frame, descriptors)
+            except msgspec.ValidationError:  # a message of another version, which has other means as well
+                _close(descriptors)
             except msgspec.DecodeError:
                 return False
         return True

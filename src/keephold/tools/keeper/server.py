@@ -5,12 +5,12 @@ runs and no runtime is connected. SIGTERM ends all its processes, and then itsel
 """
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import signal
 import socket
 import struct
-from functools import partial
 from pathlib import Path
 
 from keephold.errors import ToolError
@@ -77,7 +77,7 @@ class Keeper:
         self.mark = self._guard.mark
         self._kept: dict[str, Kept] = {}
         self._slots = list(range(SLOTS - 1, -1, -1))
-        self._runtimes: set[_Runtime] = set()
+        self.runtimes: set[_Runtime] = set()
         self._ending = False
         self._loop = asyncio.get_running_loop()
         self._listening = listening
@@ -90,18 +90,18 @@ class Keeper:
             accepted, _ = self._listening.accept()
         except OSError:  # nobody, or no descriptor is available
             return False
-        _, uid, _ = struct.unpack("3i", accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        pid, uid, _ = struct.unpack("3i", accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid not in (os.geteuid(), 0):
             accepted.close()
         else:
-            self._runtimes.add(_Runtime(self, accepted))
+            self.runtimes.add(_Runtime(self, accepted, pid))
         return True
 
     # Requests of runtimes
 
     def settle(self) -> None:
         """Handle all requests that were sent before."""
-        for runtime in list(self._runtimes):
+        for runtime in list(self.runtimes):
             runtime.catch_up()
 
     def start(self, runtime: "_Runtime", request: protocol.Start) -> None:
@@ -153,7 +153,7 @@ class Keeper:
 
     def left(self, runtime: "_Runtime") -> None:
         """A runtime is gone."""
-        self._runtimes.discard(runtime)
+        self.runtimes.discard(runtime)
         for kept in list(self._kept.values()):
             if kept.peer is runtime:
                 kept.detach()
@@ -167,7 +167,7 @@ class Keeper:
 
     def _rest(self) -> None:
         """Exit if nobody needs a keeper; one who connects at this moment does."""
-        if self._kept or (self._runtimes and not self._ending):
+        if self._kept or (self.runtimes and not self._ending):
             return
         Path(self.path).unlink(missing_ok=True)
         if not self._ending and self._accept():
@@ -183,7 +183,7 @@ class Keeper:
     def close(self) -> None:
         self._loop.remove_reader(self._listening)
         self._listening.close()
-        for runtime in list(self._runtimes):
+        for runtime in list(self.runtimes):
             runtime.close()
         self._guard.close()
         self.page.close()
@@ -192,10 +192,32 @@ class Keeper:
 class _Runtime:
     """The connection of one runtime."""
 
-    def __init__(self, keeper: Keeper, accepted: socket.socket) -> None:
+    def __init__(self, keeper: Keeper, accepted: socket.socket, pid: int) -> None:
         self._keeper = keeper
-        self._connection = Connection(accepted, self._heard, partial(keeper.left, self))
-        self.send, self.close = self._connection.send, self._connection.close
+        self._loop = asyncio.get_running_loop()
+        self._connection = Connection(accepted, self._heard, self._lost)
+        self.send = self._connection.send
+        self._pidfd = -1
+        # A child that the runtime forked may hold the socket open when the runtime is dead.
+        with contextlib.suppress(OSError):
+            self._pidfd = os.pidfd_open(pid)
+            self._loop.add_reader(self._pidfd, self._died)
+
+    def _died(self) -> None:
+        self.catch_up()
+        self._lost()
+
+    def _lost(self) -> None:
+        if self in self._keeper.runtimes:
+            self.close()
+            self._keeper.left(self)
+
+    def close(self) -> None:
+        self._connection.close()
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
 
     def catch_up(self) -> None:
         while self._connection.receive():

@@ -1,0 +1,108 @@
+"""The search for a pattern in output that grows (A9).
+
+Lines are searched as `rendering.py` shows them. The last line counts before it is finished, because a prompt has no
+line end.
+
+A search reads the handle's output by offset and looks at each byte a bounded number of times: once while its line is
+read, and again with the part of an unfinished line that each later piece continues. It does not take the event loop
+for itself: a long output is searched in steps, and after a slow step the others come first.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from keephold.handles.output import Output
+from keephold.handles.patterns import Pattern
+from keephold.handles.rendering import WIDTH, Lines
+
+LONGEST_LINE = 4096
+"""Characters of an unfinished line that are searched again when it continues; of a longer line, the last ones."""
+_SLOW_SECS = 0.02
+_SHARE = 9
+"""After a slow step the search pauses for this many times as long as it took."""
+_SHOWN = 1000
+"""Characters of a matched line that are shown."""
+_BEFORE = 200
+"""Of a longer line, the part from this many characters before the match."""
+
+
+class Search:
+    """Searches one output for a pattern, and calls `looked` when a line matches, or when a search that was behind has
+    seen all there is."""
+
+    __slots__ = ("_cut", "_later", "_line", "_lines", "_looked", "_offset", "_output", "_pattern", "matched")
+
+    def __init__(
+        self, pattern: Pattern, output: Callable[[], Output | None], looked: Callable[[], None], start: int = 0
+    ) -> None:
+        """`output` returns the output, once there is one; `start` is the offset of the first line."""
+        self._pattern = pattern
+        self._output = output
+        self._looked = looked
+        self._offset = start
+        self._lines = Lines()
+        self._line = ""
+        """The finished rows of the unfinished line."""
+        self._cut = False
+        """The unfinished line has lost its beginning."""
+        self._later: asyncio.Handle | None = None
+        self.matched: str | None = None
+        """The line, once one matches."""
+
+    @property
+    def behind(self) -> bool:
+        """Whether output is left to be searched."""
+        return self._later is not None
+
+    def printed(self) -> None:
+        """Search new output: all of it now, unless that takes long."""
+        if self._later is None and self.matched is None:
+            self._step()
+
+    def cancel(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+
+    def _step(self) -> None:
+        was_behind, self._later = self._later is not None, None
+        output, began = self._output(), time.thread_time()
+        if output is not None and output.total > self._offset:
+            piece = output.read(self._offset, self._offset + self._pattern.step)
+            if piece.missing:  # the line before the gap has no end, and the one behind it no beginning
+                self._lines, self._line, self._cut = Lines(), "", False
+            cols = WIDTH if output.timeline is None else output.timeline.cols(piece.start)
+            self._offset = piece.end
+            self._look(piece.data, cols)
+            took = time.thread_time() - began
+            if self.matched is None and (output.total > self._offset or took > _SLOW_SECS):
+                self._continue(took)
+        if self.matched is not None or (was_behind and self._later is None):
+            self._looked()
+
+    def _continue(self, took: float) -> None:
+        loop = asyncio.get_running_loop()
+        slow = took > _SLOW_SECS
+        self._later = loop.call_later(_SHARE * took, self._step) if slow else loop.call_soon(self._step)
+
+    def _look(self, data: bytes, cols: int) -> None:
+        text, cut = self._line + self._lines.feed(data, cols), self._cut
+        whole = text + self._lines.unfinished
+        searched = whole.removesuffix("\n").encode()  # nothing is printed behind the line end yet
+        if whole and (found := self._pattern.find(searched, int(cut))) is not None:
+            self.matched = _line_of(searched, *found)
+        _, ended, self._line = text.rpartition("\n")
+        self._cut = len(self._line) > LONGEST_LINE or (cut and not ended)
+        self._line = self._line[-LONGEST_LINE:]
+
+
+def _line_of(text: bytes, start: int, end: int) -> str:
+    """Return the line of a match, or the part of a long one that begins a little before it."""
+    begin = text.rfind(b"\n", 0, start) + 1
+    until = text.find(b"\n", end)
+    line = text[begin : len(text) if until < 0 else until].decode(errors="replace")
+    if len(line) <= _SHOWN:
+        return line
+    at = max(0, len(text[begin:start].decode(errors="replace")) - _BEFORE)
+    return f"{'…' if at else ''}{line[at : at + _SHOWN]}{'…' if at + _SHOWN < len(line) else ''}"

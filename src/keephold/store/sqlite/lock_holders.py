@@ -1,0 +1,51 @@
+"""Which process holds a lock, and whether it runs. Read from /proc; where that does not tell, nobody is found.
+
+/proc/locks names the process that took a lock, unless that is in a pid namespace which cannot be seen from here. Files
+are compared by their inode alone: some file systems show another device there than `stat` does.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+WRITE_BYTE = 120
+"""The byte of the `-shm` file that SQLite locks for the time of a write transaction."""
+
+
+def stopped_holder(file: str, byte: int | None = None) -> str | None:
+    """Return pid and command of the stopped process that holds the lock of a file: that of `flock`, or the record lock
+    on this byte. None if it runs, or nobody is found."""
+    with contextlib.suppress(OSError, ValueError):
+        inode = str(os.stat(file).st_ino)  # noqa: PTH116
+        for line in Path("/proc/locks").read_text().splitlines():
+            _, kind, _, how, *rest = line.split()
+            if how != "WRITE" or len(rest) != 4 or rest[1].rpartition(":")[2] != inode:
+                continue
+            pid, _, first, last = rest
+            found = kind == "FLOCK" if byte is None else kind == "POSIX" and first == last == str(byte)
+            if found and _is_stopped(pid):
+                return f"{pid} (`{_command(pid)}`)"
+    return None
+
+
+def stopped_writer(store: Path) -> str | None:
+    """Say which process was stopped in the middle of a transaction, so that nobody else can write."""
+    holder = stopped_holder(f"{store}-shm", WRITE_BYTE)
+    return None if holder is None else f"process {holder} was stopped while it wrote to `{store}`; {advice(holder)}"
+
+
+def advice(holder: str) -> str:
+    """Say how to continue or end a stopped process."""
+    pid = holder.partition(" ")[0]
+    return f"continue it with `kill -CONT {pid}`, or end it with `kill -9 {pid}`"
+
+
+def _is_stopped(pid: str) -> bool:
+    state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    return state in (b"T", b"t")
+
+
+def _command(pid: str) -> str:
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+    said = " ".join(words).strip()
+    return "".join(each if each.isprintable() else " " for each in said)[:80]
