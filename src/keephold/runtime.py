@@ -47,6 +47,7 @@ from keephold.turn.ending import end_calls, release_waiting
 from keephold.turn.inquiry import Inquire, Inquiry
 from keephold.turn.inquiry_service import TIMEOUT_SECS, Inquiries
 from keephold.turn.notifications import Notifications
+from keephold.turn.output_elsewhere import SearchElsewhere
 from keephold.turn.parts import Lifecycle, Parts
 from keephold.turn.permission import Permission
 from keephold.turn.prompt_queue import PromptQueue
@@ -172,6 +173,7 @@ class Runtime:
         self.admission = Admission(self.registry, self.toolbox, questions, self.permission, self.replies, self._guard)
         self.recovery = Recovery(self.registry, self.toolbox, self.durability, self.admission)
         self.relay = Relay(self.registry, self.approvals)
+        self.registry.output_elsewhere = SearchElsewhere(self.registry)
         self.actions = Actions(
             self.registry,
             self.durability,

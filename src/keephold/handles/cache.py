@@ -20,6 +20,7 @@ from keephold.handles.clock import Clock
 from keephold.handles.disk import Room
 from keephold.handles.gate import Gate, GateQueue
 from keephold.handles.handle import Handle, HandleInfo
+from keephold.handles.matching import OutputElsewhere
 from keephold.handles.observing import CommitObserver, Meter, Traces
 from keephold.handles.output import Output
 from keephold.handles.question import Question
@@ -106,6 +107,7 @@ class Cache:
         """Called once with the uid and the final state of a handle, in the process that wrote it."""
         self.meter: Meter | None = None
         self.traces: Traces | None = None
+        self.output_elsewhere: OutputElsewhere | None = None
         self.archive: Callable[[Sequence[Record]], Awaitable[None]] | None = None
         """Gets the records that the store is about to delete; if it raises, none is deleted (W8)."""
         self.shorter: Mapping[Status, float] = {}
@@ -335,6 +337,10 @@ class Cache:
         """Whether this runtime runs the handle, or will: then memory is ahead of the store."""
         return handle.owner == self.store.owner and (handle.active or handle.lingering)
 
+    def runs_elsewhere(self, handle: Handle) -> bool:
+        """Whether another process runs the handle."""
+        return handle.active and handle.owner is not None and handle.owner != self.store.owner
+
     def live(self, conversation: str | None = None) -> list[Handle]:
         """Return the handles that this runtime runs or will run, and stopped ones that linger."""
         chosen = self._conversations.values() if conversation is None else [self.conversation(conversation)]
@@ -419,9 +425,14 @@ class Cache:
 
     def run_soon(self, work: Any) -> None:
         """Run a coroutine in the background; closing waits for it."""
-        task = asyncio.get_running_loop().create_task(work)
+        self.task(work)
+
+    def task(self, work: Any) -> "asyncio.Task[None]":
+        """Like `run_soon`, for work that may be cancelled."""
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
+        return task
 
     def _task_done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)

@@ -11,10 +11,14 @@ for itself: a long output is searched in steps, and after a slow step the others
 import asyncio
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
-from keephold.handles.output import Output
+from keephold.handles.output import Output, Piece
 from keephold.handles.patterns import Pattern
 from keephold.handles.rendering import WIDTH, Lines
+
+if TYPE_CHECKING:
+    from keephold.handles.handle import Handle
 
 LONGEST_LINE = 4096
 """Characters of an unfinished line that are searched again when it continues; of a longer line, the last ones."""
@@ -31,7 +35,7 @@ class Search:
     """Searches one output for a pattern, and calls `looked` when a line matches, or when a search that was behind has
     seen all there is."""
 
-    __slots__ = ("_cut", "_later", "_line", "_lines", "_looked", "_offset", "_output", "_pattern", "matched")
+    __slots__ = ("_cut", "_later", "_line", "_lines", "_looked", "_output", "_pattern", "matched", "offset")
 
     def __init__(
         self, pattern: Pattern, output: Callable[[], Output | None], looked: Callable[[], None], start: int = 0
@@ -40,7 +44,8 @@ class Search:
         self._pattern = pattern
         self._output = output
         self._looked = looked
-        self._offset = start
+        self.offset = start
+        """Output before this one is searched."""
         self._lines = Lines()
         self._line = ""
         """The finished rows of the unfinished line."""
@@ -68,15 +73,11 @@ class Search:
     def _step(self) -> None:
         was_behind, self._later = self._later is not None, None
         output, began = self._output(), time.thread_time()
-        if output is not None and output.total > self._offset:
-            piece = output.read(self._offset, self._offset + self._pattern.step)
-            if piece.missing:  # the line before the gap has no end, and the one behind it no beginning
-                self._lines, self._line, self._cut = Lines(), "", False
-            cols = WIDTH if output.timeline is None else output.timeline.cols(piece.start)
-            self._offset = piece.end
-            self._look(piece.data, cols)
+        if output is not None and output.total > self.offset:
+            piece = output.read(self.offset, self.offset + self._pattern.step)
+            self._take(piece, WIDTH if output.timeline is None else output.timeline.cols(piece.start))
             took = time.thread_time() - began
-            if self.matched is None and (output.total > self._offset or took > _SLOW_SECS):
+            if self.matched is None and (output.total > self.offset or took > _SLOW_SECS):
                 self._continue(took)
         if self.matched is not None or (was_behind and self._later is None):
             self._looked()
@@ -85,6 +86,24 @@ class Search:
         loop = asyncio.get_running_loop()
         slow = took > _SLOW_SECS
         self._later = loop.call_later(_SHARE * took, self._step) if slow else loop.call_soon(self._step)
+
+    def _take(self, piece: Piece, cols: int) -> None:
+        if piece.missing:  # the line before the gap has no end, and the one behind it no beginning
+            self._lines, self._line, self._cut = Lines(), "", False
+        self.offset = piece.end
+        self._look(piece.data, cols)
+
+    async def feed(self, data: bytes, start: int, missing: int = 0) -> None:
+        """Search output of another process, from the offset `start`; `missing` bytes are lost there."""
+        end = start + len(data) + missing
+        while self.offset < end and self.matched is None:
+            began, size = time.thread_time(), self._pattern.step
+            part = data[self.offset - start :][:size]
+            self._take(Piece(part, self.offset, end if missing else self.offset + len(part), missing), WIDTH)
+            took = time.thread_time() - began
+            await asyncio.sleep(_SHARE * took if took > _SLOW_SECS else 0)
+        if self.matched is not None:
+            self._looked()
 
     def _look(self, data: bytes, cols: int) -> None:
         text, cut = self._line + self._lines.feed(data, cols), self._cut
@@ -95,6 +114,16 @@ class Search:
         _, ended, self._line = text.rpartition("\n")
         self._cut = len(self._line) > LONGEST_LINE or (cut and not ended)
         self._line = self._line[-LONGEST_LINE:]
+
+
+class OutputElsewhere(Protocol):
+    """Searches the output of handles that other processes run."""
+
+    async def look(self, handle: "Handle", search: Search) -> None:
+        """Search the output so far. Raises `ToolError` if the other process cannot be followed."""
+
+    async def follow(self, handle: "Handle", search: Search) -> None:
+        """Search the output that follows, until a line matches or the handle has stopped."""
 
 
 def _line_of(text: bytes, start: int, end: int) -> str:

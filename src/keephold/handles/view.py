@@ -10,9 +10,10 @@ import msgspec
 
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle, HandleInfo
+from keephold.handles.matching import Search
 from keephold.handles.observing import NOTHING
 from keephold.handles.patterns import Pattern, compiled
-from keephold.handles.waits import Group, Wait, groups_of
+from keephold.handles.waits import Group, OutputCondition, Wait, groups_of
 
 if TYPE_CHECKING:
     from keephold.handles.registry import Registry
@@ -216,6 +217,46 @@ class Handles:
         woke: "_Times | None" = None,
     ) -> Waited:
         """`woke` gets the times at which this coroutine could have resumed."""
+        elsewhere = [
+            (handle, group.search)
+            for group in groups
+            if isinstance(group, OutputCondition)
+            for handle in group.handles
+            if self._registry.runs_elsewhere(handle)
+        ]
+        if elsewhere:
+            return await self._wait_elsewhere(groups, timeout, handles, on_progress, elsewhere)
+        return await self._wait_here(groups, timeout, handles, on_progress, woke)
+
+    async def _wait_elsewhere(
+        self,
+        groups: Sequence[Group],
+        timeout: float | None,
+        handles: tuple[Handle, ...],
+        on_progress: Callable[[Handle], None] | None,
+        elsewhere: Sequence[tuple[Handle, Search]],
+    ) -> Waited:
+        """Wait while the output of other processes is followed."""
+        registry = self._registry
+        found = registry.output_elsewhere
+        assert found is not None
+        for handle, search in elsewhere:
+            await found.look(handle, search)
+        tasks = [registry.task(found.follow(handle, search)) for handle, search in elsewhere]
+        try:
+            return await self._wait_here(groups, timeout, handles, on_progress)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _wait_here(
+        self,
+        groups: Sequence[Group],
+        timeout: float | None,
+        handles: tuple[Handle, ...],
+        on_progress: Callable[[Handle], None] | None,
+        woke: "_Times | None" = None,
+    ) -> Waited:
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
 

@@ -42,38 +42,23 @@ class Group:
 class OutputCondition(Group):
     """Satisfied when a line of the handle's output matches, or when the handle has stopped (A9)."""
 
-    __slots__ = ("pattern", "search")
+    __slots__ = ("_then", "search")
 
     def __init__(self, handle: Handle, pattern: Pattern) -> None:
         super().__init__((handle,))
-        self.pattern = pattern
-        self.search: Search | None = None
-        """While its wait lasts, and after that if it has matched."""
+        self.search = Search(pattern, lambda: handle.output, self._looked)
+        self._then: Callable[[], None] | None = None
 
-    def begin(self, looked: Callable[[], None]) -> None:
-        """Search the output so far; call `looked` when a later search has found something or has caught up."""
-        (handle,) = self.handles
-        search = self.search = Search(self.pattern, lambda: handle.output, lambda: self._looked(looked))
-        search.printed()
+    def begin(self, then: Callable[[], None]) -> None:
+        """Search the output so far; call `then` when the search has found something or has caught up."""
+        self._then = then
+        self.search.printed()
 
-    def _looked(self, then: Callable[[], None]) -> None:
-        if self.matched is not None:
+    def _looked(self) -> None:
+        if self.search.matched is not None:
             self.need = 0
-        then()
-
-    @property
-    def matched(self) -> str | None:
-        """The line that matched."""
-        return None if self.search is None else self.search.matched
-
-    @property
-    def behind(self) -> bool:
-        """Whether output is left to be searched, so that nobody knows whether the handle needs anything."""
-        return self.search is not None and self.search.behind
-
-    def cancel(self) -> None:
-        if self.search is not None:
-            self.search.cancel()
+        if self._then is not None:
+            self._then()
 
 
 class ReadyCondition(Group):
@@ -184,7 +169,7 @@ class Wait(Watcher):
             handle.unwatch(self)
         self._of = {}
         for condition in self._conditions:
-            condition.cancel()
+            condition.search.cancel()
 
     def stopped(self, handle: Handle) -> None:
         groups = self._of.pop(handle, None)
@@ -192,7 +177,7 @@ class Wait(Watcher):
             for group in groups:
                 group.count(handle)
                 if isinstance(group, OutputCondition):
-                    group.cancel()
+                    group.search.cancel()
             self.settled.append(handle)
             self._check()
 
@@ -202,7 +187,7 @@ class Wait(Watcher):
 
     def printed(self, handle: Handle) -> None:
         for condition in self._conditions:
-            if condition.search is not None and handle in condition.handles:
+            if handle in condition.handles:
                 condition.search.printed()
 
     def _looked(self) -> None:
@@ -225,8 +210,8 @@ class Wait(Watcher):
         lines: dict[str, tuple[str, ...]] = {}
         for condition in self._conditions:
             (handle,) = condition.handles
-            if condition.matched is not None and handle.active:
-                lines[handle.uid] = (*lines.get(handle.uid, ()), condition.matched)
+            if condition.search.matched is not None and handle.active:
+                lines[handle.uid] = (*lines.get(handle.uid, ()), condition.search.matched)
         return lines
 
     @property
@@ -270,7 +255,7 @@ class Wait(Watcher):
 
     def _keeps_going(self, handle: Handle) -> bool:
         groups = self._of.get(handle, ())
-        if self._conditions and any(isinstance(group, OutputCondition) and group.behind for group in groups):
+        if self._conditions and any(isinstance(group, OutputCondition) and group.search.behind for group in groups):
             return True
         return any(not group.satisfied for group in groups) and not handle.blocked_on_caller(self._already_handled)
 

@@ -79,7 +79,7 @@ class Relay:
 
     def elsewhere(self, handle: Handle) -> bool:
         """Return whether another process runs the handle."""
-        return handle.active and handle.owner is not None and handle.owner != self._registry.store.owner
+        return self._registry.runs_elsewhere(handle)
 
     # Forwarding
 

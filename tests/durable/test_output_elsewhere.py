@@ -1,0 +1,134 @@
+"""Waiting for a line, or for readiness, where another process runs the handle, and after a crash (A9, M3, R1)."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.durable.lives import power_cut, stored_in, until
+from tests.turn.calls import TALKING, call, fetch, reply, spawn
+
+import keephold
+from keephold import Call, Runtime, ToolError
+from keephold.store.base import Done, Failed, Notified, Op, Readied
+
+
+@keephold.tool(actions=TALKING, on_turn_end="keep", ready="^up$")
+async def echo(call: Call) -> str:
+    """Print what it is sent, until that is `bye`."""
+    call.emit("hello\n")
+    while (line := await call.input()) != "bye":
+        call.emit(f"{line}\n")
+    return "over"
+
+
+async def kept(rt: Runtime) -> None:
+    async with rt.turn("main") as turn:
+        await turn.run([spawn("echo", "e")])
+
+
+async def test_A9_a_line_that_another_process_prints_ends_the_wait(tmp_path: Path) -> None:
+    store = stored_in(tmp_path)
+    async with Runtime([echo], store=store) as one, Runtime([echo], store=store) as two:
+        await kept(one)
+        before = await two.wait(output={"e": "hel+o"}, timeout=0, conversation="main")
+        assert before["pending"] == [{"id": "e", "state": "running", "matched": "hello"}]
+        waiting = asyncio.ensure_future(two.wait(output={"e": "^now$"}, conversation="main"))
+        await until(lambda: bool(one.streams._clients))
+        await one.send("e", "later", conversation="main")
+        assert not waiting.done()
+        await one.send("e", "now", conversation="main")
+        assert (await waiting)["pending"] == [{"id": "e", "state": "running", "matched": "now"}]
+        await until(lambda: not one.streams._clients)
+        waiting = asyncio.ensure_future(two.wait(output={"e": "never"}, conversation="main"))
+        await until(lambda: bool(one.streams._clients))
+        await one.send("e", "bye", conversation="main")
+        assert [entry["id"] for entry in (await waiting)["completed"]] == ["e"]
+
+
+async def test_A9_a_wait_elsewhere_that_times_out_leaves_no_connection(tmp_path: Path) -> None:
+    store = stored_in(tmp_path)
+    async with Runtime([echo], store=store) as one, Runtime([echo], store=store) as two:
+        await kept(one)
+        assert (await two.wait(output={"e": "never"}, timeout=0.01, conversation="main"))["timed_out"]
+        await until(lambda: not one.streams._clients)
+        await one.send("e", "bye", conversation="main")
+
+
+async def test_A9_that_a_handle_is_ready_is_known_to_every_process(tmp_path: Path) -> None:
+    store = stored_in(tmp_path)
+    async with Runtime([echo], store=store) as one, Runtime([echo], store=store) as two:
+        await kept(one)
+        waiting = asyncio.ensure_future(two.wait(ready=["e"], conversation="main"))
+        await one.send("e", "up", conversation="main")
+        assert (await waiting)["pending"] == [{"id": "e", "state": "running", "ready": True}]
+        assert (await two.handle("e", conversation="main")).ready
+        async with two.turn("main") as turn:
+            assert (await reply(turn, fetch("echo", "e")))["ready"] is True
+        await one.send("e", "bye", conversation="main")
+        assert not (await two.handle("e", conversation="main")).ready
+
+
+async def test_A9_without_a_socket_the_refusal_names_what_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = stored_in(tmp_path)
+    async with Runtime([echo], store=store) as one, Runtime([echo], store=store) as two:
+        await kept(one)
+        monkeypatch.setattr(two.registry.store, "stream", lambda _: None)
+        with pytest.raises(ToolError, match="`ready`, `any` or `all`") as refused:
+            await two.wait(output={"e": "x"}, conversation="main")
+        assert refused.value.code == "owner_not_answering"
+        await one.send("e", "bye", conversation="main")
+
+
+@keephold.tool(actions=TALKING, on_crash="replay", ready="^up$")
+async def again(call: Call) -> str:
+    """Be up in the second attempt."""
+    call.emit(f"attempt {call.attempt}\n")
+    await call.durable().run_json("begin", None, _begin)
+    if call.attempt > 1:
+        call.emit("up\n")
+    await asyncio.sleep(600)
+    return "over"
+
+
+async def _begin(_: object) -> None:
+    return None
+
+
+async def test_B9_an_await_of_a_line_works_again_after_a_crash(tmp_path: Path) -> None:
+    store = stored_in(tmp_path)
+    one = Runtime([again], store=store)
+    await one.open()
+    turn = await one.turn("main").__aenter__()
+    await turn.run([spawn("again", "a")])
+    asked = asyncio.ensure_future(turn.run([call("await", output={"a": "^up$"}, ready=["a"])]))
+    await until(lambda: any(handle.watchers for handle in one.registry.live("main")))
+    copy = power_cut(store)
+    async with Runtime([again], store=copy) as two, two.turn("main", resume=True) as resumed:
+        (response,) = await resumed.resume()
+        assert '"matched":"up"' in response.result and '"ready":true' in response.result
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    turn.cancel()
+    await turn.__aexit__(None, None, None)
+    await one.close()
+
+
+async def test_N1_ready_is_written_with_its_notification(tmp_path: Path) -> None:
+    """In one commit: a crash can lose both, but never one of them."""
+    commits: list[Sequence[Op]] = []
+
+    def seen(ops: Sequence[Op], done: Done, failed: Failed) -> tuple[Sequence[Op], Done, Failed]:
+        commits.append(ops)
+        return ops, done, failed
+
+    async with Runtime([echo], store=stored_in(tmp_path)) as rt:
+        rt.registry.observe_commits(seen)
+        await kept(rt)
+        await rt.send("e", "up", conversation="main")
+        await rt.wait(ready=["e"], conversation="main")
+        await rt.send("e", "bye", conversation="main")
+    (together,) = [ops for ops in commits if isinstance(ops[0], Readied)]
+    assert [type(op) for op in together] == [Readied, Notified]
