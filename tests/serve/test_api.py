@@ -82,7 +82,7 @@ async def test_L1_every_operation_answers_in_the_shape_that_it_describes(tmp_pat
             "waiters": (f"/api/handles/{uid}/waiters", None),
             "apply": (f"/api/handles/{uid}/apply", {"input": "one"}),
             "answer": (f"/api/handles/{asking}/answer", {"answer": "yes", "question": "sure"}),
-            "wait": ("/api/wait", {"all": [uid], "timeout": 0}),
+            "wait": ("/api/wait", {"all": [uid], "output": [{"id": uid, "pattern": "."}], "timeout": 0}),
             "requests": ("/api/requests", None),
             "request": (f"/api/requests/{need}", None),
             "decide": (f"/api/requests/{need}", body),

@@ -307,3 +307,28 @@ async def test_A7_a_wait_that_is_over_watches_nothing(clock: VirtualClock, secs:
         await turn.wait(output={"s": "listening"}, timeout=secs)
         (handle,) = rt.registry.live("main")
         assert not handle.watchers
+
+
+@pytest.mark.parametrize(
+    ("given", "suggested"),
+    [
+        ({"output": [on("s", "started (")]}, {"output": [on("s", r"started \(")]}),
+        ({"output": [on("t", "up")]}, {"output": [on("s", "up")]}),
+        ({"output": {"t": "up"}, "timeout_secs": 5}, {"output": [on("s", "up")], "timeout_secs": 5}),
+        ({"output": [{"id": "s"}]}, {"output": [on("s", "(?i)ready|listening|started")]}),
+        ({"output": "up", "all": ["s"]}, {"all": ["s"], "output": [on("s", "up")]}),
+        ({"ready": ["s"]}, {"output": [on("s", "(?i)ready|listening|started")]}),
+        ({"ready": "t"}, {"ready": ["r"]}),
+    ],
+)
+async def test_C9_a_wrong_condition_is_answered_with_a_call_that_works(
+    clock: VirtualClock, given: dict[str, Any], suggested: dict[str, Any]
+) -> None:
+    async with opened(clock, [server, READY]) as (_, turn):
+        calls = [spawn("server", "s", lines=UP)] if "t" not in str(given.get("ready")) else []
+        await replies(turn, *calls or [spawn("ready_server", "r", lines=UP)])
+        (response,) = await turn.run([call("await", **given)])
+        text = response.model.rpartition("\nTry: await ")[2]
+        assert json.loads(text) == {"timeout_secs": 60, **suggested}, response.model
+        (again,) = await turn.run([call("await", **json.loads(text))])
+        assert not again.is_error, again.result

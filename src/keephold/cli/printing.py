@@ -129,6 +129,7 @@ def state_words(fact: dict[str, Any], now: float) -> str:
     words = [
         fact["state"],
         "parked" if fact["parked"] else "",
+        "ready" if fact.get("ready") else "",
         f"attempt {fact['attempt']}" if fact["attempt"] > 1 else "",
         "" if following is None else f"next {relative(following, now)}",
         "owner gone" if fact["owner"] == "gone" else "",

@@ -112,9 +112,16 @@ class Stored:
     async def retry(self, uid: str) -> dict[str, Any]:
         return dict(await self._control.retry(uid))
 
-    async def wait_for(self, facts: Sequence[dict[str, Any]], *, any: bool, timeout: float | None) -> dict[str, Any]:
-        uids = [fact["uid"] for fact in facts]
-        return dict(await self._control.wait(all=() if any else uids, any=uids if any else (), timeout=timeout))
+    async def wait_for(
+        self,
+        *,
+        all: Sequence[str] = (),
+        any: Sequence[str] = (),
+        output: Sequence[dict[str, str]] = (),
+        ready: Sequence[str] = (),
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        return dict(await self._control.wait(all=all, any=any, output=output, ready=ready, timeout=timeout))
 
     async def complete(self, key: str, resolution: dict[str, Any]) -> dict[str, Any]:
         return await self._control.complete(key, resolution)

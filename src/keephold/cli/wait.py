@@ -1,4 +1,4 @@
-"""`keephold wait`: wait until handles of any process have stopped (A2, A3, L3)."""
+"""`keephold wait`: wait until handles of any process have stopped, printed a line or are ready (A2, A3, A9, L3)."""
 
 import asyncio
 import math
@@ -29,9 +29,29 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: float | 
     return value
 
 
+def _conditions(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
+    read = []
+    for value in values:
+        id, equals, pattern = value.partition("=")
+        if not (id and equals and pattern):
+            raise click.BadParameter(f"{value!r} is not ID=REGEX, such as server='listening on'", context, parameter)
+        read.append((id, pattern))
+    return tuple(read)
+
+
 @click.command()
-@click.argument("ID", nargs=-1, required=True)
-@click.option("--any", "any_of_them", is_flag=True, help="Wait until one of them has stopped. Default: all.")
+@click.argument("ID", nargs=-1)
+@click.option("--any", "any_of_them", is_flag=True, help="Wait until one of the IDs has stopped. Default: all.")
+@click.option(
+    "--output",
+    metavar="ID=REGEX",
+    multiple=True,
+    callback=_conditions,
+    help="Wait until a line of the handle's output matches (RE2 syntax), or it has stopped. May be repeated.",
+)
+@click.option("--ready", metavar="ID", multiple=True, help="Wait until the handle is ready, or has stopped.")
 @click.option("--timeout", metavar="SECS", type=float, callback=_seconds, help="Wait at most this long; 0 only looks.")
 @conversation_option
 @where_options
@@ -41,23 +61,37 @@ def wait(
     context: click.Context,
     id: tuple[str, ...],
     any_of_them: bool,
+    output: tuple[tuple[str, str], ...],
+    ready: tuple[str, ...],
     timeout: float | None,
     conversation: str | None,
     where: Where,
     as_json: bool,
 ) -> None:
-    """Wait until the handles of these IDs, or uids, have stopped.
+    """Wait until the handles of these IDs, or uids, have stopped. With --output and --ready, wait for more.
 
     For each handle, one line is printed: how it ended, and the last line of its result or output. --json prints the
     whole result.
     """
 
+    named = tuple(dict.fromkeys((*id, *(each for each, _ in output), *ready)))
+    if not named:
+        raise click.UsageError("Name a handle: ID, --output ID=REGEX or --ready ID.")
+
     async def wait(controls: "Controls") -> dict[str, Any]:
-        facts = await controls.find(id, conversation)
+        facts = await controls.find(named, conversation)
+        uids = {each: fact["uid"] for each, fact in zip(named, facts, strict=True)}
+        stops = [uids[each] for each in dict.fromkeys(id)]
         live = [fact for fact in facts if fact["state"] != "stopped"]
         async with _reporting_lost_owners(controls, live):
             with progress(f"waiting for {_named(live)}"):
-                waited = await controls.wait_for(facts, any=any_of_them, timeout=timeout)
+                waited = await controls.wait_for(
+                    all=() if any_of_them else stops,
+                    any=stops if any_of_them else (),
+                    output=[{"id": uids[each], "pattern": pattern} for each, pattern in output],
+                    ready=[uids[each] for each in ready],
+                    timeout=timeout,
+                )
         if not as_json:
             await _add_output(controls, facts, waited["completed"])
         return waited
@@ -123,7 +157,9 @@ def _named(facts: list[dict[str, Any]]) -> str:
 def _line(entry: dict[str, Any]) -> str:
     id = one_line(entry["id"])
     if entry["state"] != "stopped":
-        return f"{id}: {entry['state']}{', parked' if 'parked' in entry else ''}"
+        details = "".join(f", {word}" for word in ("parked", "ready") if word in entry)
+        matched = f": {entry['matched']}" if "matched" in entry else ""
+        return one_line(f"{id}: {entry['state']}{details}{matched}", terminal_width() or _WIDTH)
     how, result = "error" if entry["is_error"] else entry.get("ended_by", "ok"), _last_line(entry["result"])
     return one_line(f"{id}: {how}: {result}" if result else f"{id}: {how}", terminal_width() or _WIDTH)
 

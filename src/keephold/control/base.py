@@ -47,8 +47,16 @@ class Controls(Protocol):
     async def retry(self, uid: str) -> dict[str, Any]:
         """Repeat a call that was stopped with code `crash_loop`: `{"id", "uid", "retry_of"}` of the new handle."""
 
-    async def wait_for(self, facts: Sequence[dict[str, Any]], *, any: bool, timeout: float | None) -> dict[str, Any]:
-        """Wait until all of them, or any, have stopped, and return the answer of `await`."""
+    async def wait_for(
+        self,
+        *,
+        all: Sequence[str] = (),
+        any: Sequence[str] = (),
+        output: Sequence[dict[str, str]] = (),
+        ready: Sequence[str] = (),
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        """Wait for handles, by uid, however long that takes, and return the answer of `await`."""
 
     async def requests(self) -> list[dict[str, Any]]:
         """Return the open requests to the user, oldest first."""

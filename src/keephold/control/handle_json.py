@@ -60,6 +60,7 @@ class HandleGlance(Shape, kw_only=True):
     stateful: bool
     state: Literal["pending", "running", "waiting", "stopped"]
     parked: bool
+    ready: bool
     owner: Owner
     attempt: int
     next_attempt_at: MaybeSeconds
@@ -201,6 +202,7 @@ def info_of(record: Record) -> HandleInfo:
         attempt=record.attempt,
         next_attempt_at=record.next_attempt_at,
         parked=is_parked(record),
+        ready=record.ready == record.attempt and not isinstance(record.state, Stopped),
         deadline=record.parking.deadline if record.parking is not None and is_parked(record) else None,
         output_bytes=record.output.total if record.output is not None else 0,
     )

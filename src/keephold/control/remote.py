@@ -353,12 +353,19 @@ class RemoteControl(Requests):
     async def retry(self, uid: str) -> Any:
         return await self.post(f"/api/handles/{_part(uid)}/retry", {})
 
-    async def wait_for(self, facts: Sequence[dict[str, Any]], *, any: bool, timeout: float | None) -> dict[str, Any]:
-        uids = [fact["uid"] for fact in facts]
+    async def wait_for(
+        self,
+        *,
+        all: Sequence[str] = (),
+        any: Sequence[str] = (),
+        output: Sequence[dict[str, str]] = (),
+        ready: Sequence[str] = (),
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _WAIT_SECS if until is None else min(_WAIT_SECS, max(0.0, until - time.monotonic()))
-            waited = await self.wait(all=() if any else uids, any=uids if any else (), timeout=left)
+            waited = await self.wait(all=all, any=any, output=output, ready=ready, timeout=left)
             if "timed_out" not in waited or (until is not None and time.monotonic() >= until):
                 return waited
 
@@ -367,10 +374,13 @@ class RemoteControl(Requests):
         *,
         all: Sequence[str] = (),
         any: Sequence[str] = (),
+        output: Sequence[dict[str, str]] = (),
+        ready: Sequence[str] = (),
         timeout: float | None = None,
         conversation: str | None = None,
     ) -> dict[str, Any]:
-        body = {"all": list(all), "any": list(any), "timeout": timeout, "conversation": conversation}
+        ids = {"all": list(all), "any": list(any), "output": list(output), "ready": list(ready)}
+        body = {**ids, "timeout": timeout, "conversation": conversation}
         given = {name: value for name, value in body.items() if value not in (None, [])}
         waited: dict[str, Any] = await self.post("/api/wait", given, timeout=None)
         return waited

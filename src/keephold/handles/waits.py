@@ -72,7 +72,8 @@ class ReadyCondition(Group):
 
 def ready_of(handle: Handle) -> Group:
     """The handle is ready or has stopped. Raises `ToolError` if its tool does not say when it is ready."""
-    if handle.active and handle.tool.spawn.ready is None:
+    known = not getattr(handle.tool.runtime, "absent", False)  # else the process that runs it knows
+    if handle.active and known and handle.tool.spawn.ready is None:
         raise ToolError(
             f"Handle `{handle.id}` cannot become ready: tool `{handle.tool.name}` has no `spawn.ready` setting. Wait "
             f'for a line that it prints with `output`: {{"{handle.id}": "<regex>"}}.',

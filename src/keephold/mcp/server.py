@@ -55,7 +55,8 @@ ANSWER_WITHIN_SECS = 45.0
 
 SEVERAL = """\
 Start several, then call `await` with {"all": [ids]} or {"any": [ids]} and `timeout_secs`: it returns when they have \
-finished. Do not poll in a loop."""
+finished. For a program that keeps running, such as a server, {"output": [{"id": id, "pattern": regex}]} waits until \
+it prints a line. Do not poll in a loop."""
 INSTRUCTIONS = """\
 Results outlive this connection: ask again by id. Long output is cut; `read_output` reads the rest. A call that lasts \
 is answered with its id and `"state":"running"`: call `await` with that id, again if it times out."""

@@ -248,6 +248,9 @@ def nearest(name: str, offered: list[str]) -> list[str]:
 class _Absent:
     """A runtime for tools that this process does not have."""
 
+    absent = True
+    """Nothing is known of the tool's settings."""
+
     def start(self, invocation: Invocation, sink: Sink) -> Live:
         raise ToolError(f"this runtime has no tool `{invocation.tool.name}`", code="unknown_tool")
 

@@ -11,7 +11,8 @@ Only the model's view of a reply has it, as the last line of a text or as `try` 
 
 import difflib
 import logging
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 
 from keephold.errors import ToolError, WrongArguments
 from keephold.handles.handle import Handle
+from keephold.handles.patterns import compiled
 from keephold.handles.question import Question, answer_fits, select_options
 from keephold.handles.state import Reply, Running, Waiting
 from keephold.ids import check_id, made_id
@@ -36,9 +38,13 @@ Suggested = tuple[str, dict[str, Any]]
 _MOST = 800
 """Bytes of the arguments of a suggestion."""
 _IDS = ("id", "handleId", "taskId")
-_LISTS = ("any", "all", "handleIds")
+_LISTS = ("any", "all", "ready", "handleIds")
+_LINE = "(?i)ready|listening|started"
+"""A pattern for the line of a server that is ready, where none was given."""
 _OTHER_NAMES = frozenset(("id", "ids", "handle", "handles", "handleid", "handleids", "taskid", "taskids"))
 """Names under which models send the ids of handles, in lower case and without `_` and `-`."""
+_CONDITIONS = 8
+_LONGEST_TEXT = 100
 _MEANT: Mapping[str, Action] = {
     **dict.fromkeys(("start", "run", "launch"), "spawn"),
     **dict.fromkeys(("get", "read", "status"), "fetch"),
@@ -183,6 +189,10 @@ class _Suggestion:
             return self._described(tool)
         if tool.name == "create_task" and code == "batch_rejected":  # which ids of tasks are free is not known here
             return ("get_task", {"taskId": self._sent["taskId"]}) if has(self._tools, "get_task") else None
+        if tool.name == "await" and self._names and (self._sent.get("output") or code == "invalid_arguments"):
+            conditions = self._conditions()
+            if conditions:
+                return self._waiting(tool, self._named_or_near(), conditions)
         if tool.source == "builtin" or tool.launching is not None:
             if code in (*_MISSING, *_LOOK):
                 return self._instead_of_missing(tool)
@@ -231,26 +241,52 @@ class _Suggestion:
             return (listing, {})
         return self._example()
 
+    def _conditions(self) -> list[dict[str, str]]:
+        """Return what was probably meant by the `output` of an `await`, and by `ready` for tools that have none."""
+        given = self._sent.get("output")
+        if isinstance(given, dict) and not given.keys() & {"id", "pattern"}:
+            given = [{"id": id, "pattern": pattern} for id, pattern in given.items()]
+        entries = given if isinstance(given, list) else [{"pattern": given} if isinstance(given, str) else given]
+        ready = self._sent.get("ready")
+        for id in ready if isinstance(ready, list) else ():
+            if isinstance(id, str) and id in self._names and self._names[id].tool.spawn.ready is None:
+                entries = [*entries, {"id": id}]
+        named = self._named_or_near()[0]
+        made = []
+        for each in entries[:_CONDITIONS]:
+            if isinstance(each, dict):
+                id = each.get("id")
+                made.append({"id": id if id in self._names else named, "pattern": _pattern(each.get("pattern"))})
+        return made
+
     def _named_or_near(self) -> list[str]:
         """Return the ids of the call that are there, else the nearest or newest that is."""
         given = [self._sent[name] for name in _IDS if isinstance(self._sent.get(name), str)]
         for name in _LISTS:
             given += [id for id in self._sent.get(name) or () if isinstance(id, str)]
+        lines = self._sent.get("output")
+        for each in lines if isinstance(lines, list) else ():
+            given += [each["id"]] if isinstance(each, dict) and isinstance(each.get("id"), str) else []
         known = [id for id in dict.fromkeys(given) if id in self._names]
         if known or not self._names:
             return known
         near = [id for each in given[:5] for id in difflib.get_close_matches(each[:100], list(self._names)[-200:], 1)]
         return near[:1] or [max(self._names.values(), key=_lasting).id]
 
-    def _waiting(self, tool: Tool, known: list[str]) -> Suggested | None:
+    def _waiting(self, tool: Tool, known: list[str], conditions: Sequence[dict[str, str]] = ()) -> Suggested | None:
         match tool.name:
             case "await":
                 ids: dict[str, Any] = {
                     name: kept
-                    for name in ("any", "all")
-                    if (kept := [id for id in self._sent.get(name) or () if id in known])
+                    for name in ("any", "all", "ready")
+                    if (kept := [id for id in self._sent.get(name) or () if id in known and self._may(name, id)])
                 }
-                given = {**(ids or {"all": known}), "timeout_secs": self._sent.get("timeout_secs", 60)}
+                ids |= {"output": list(conditions)} if conditions else {}
+                ready = bool(self._sent.get("ready")) and all(self._may("ready", id) for id in known)
+                given = {
+                    **(ids or {"ready" if ready else "all": known}),
+                    "timeout_secs": self._sent.get("timeout_secs", 60),
+                }
             case "read_output":
                 rest = {name: value for name, value in self._sent.items() if name not in ("id", "call_id")}
                 given = {"id": known[0], **rest}
@@ -260,6 +296,10 @@ class _Suggestion:
                 given = {**self._sent, "handleIds": known}
         made = self._tools.check(tool, None).mended(given, _MOST)
         return None if made is None else (tool.name, made)
+
+    def _may(self, name: str, id: str) -> bool:
+        """Whether a handle may be named there: only some can become ready."""
+        return name != "ready" or self._names[id].tool.spawn.ready is not None
 
     def _on_handle(self, tool: Tool, action: Action, id: Any, code: str) -> Suggested | None:
         """Return the same action on the handle if it can take it, else a look at the handle or at another one."""
@@ -337,6 +377,17 @@ def _with_ids(tool: Tool, sent: dict[str, Any]) -> dict[str, Any]:
             value = value[0]
         made[name] = value
     return made
+
+
+def _pattern(given: Any) -> str:
+    """Return the pattern if it is one; else the text that it was probably meant to be."""
+    if not isinstance(given, str) or not given:
+        return _LINE
+    try:
+        compiled(given)
+    except ValueError:
+        return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", given[:_LONGEST_TEXT])
+    return given
 
 
 def _new(tool: Tool, id: Any) -> bool:

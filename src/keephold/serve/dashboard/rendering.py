@@ -296,7 +296,9 @@ def _asked(question: dict[str, Any]) -> list[Any]:
 def mark(fact: dict[str, Any]) -> tuple[str, str]:
     """Return the icon and the label of a handle's state."""
     if fact["state"] != "stopped":
-        return ("parked", "parked") if fact["parked"] else (fact["state"], fact["state"])
+        if fact["parked"]:
+            return "parked", "parked"
+        return fact["state"], "ready" if fact["state"] == "running" and fact.get("ready") else fact["state"]
     if fact["ended_by"] in ENDS:
         return ("failed" if fact["ended_by"] in ("timeout", "crash") else "ended"), ENDS[fact["ended_by"]]
     return ("done", "done") if fact["ok"] else ("failed", "failed")

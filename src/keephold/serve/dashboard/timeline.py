@@ -136,6 +136,8 @@ def _moment(event: Fact, *, asked: bool) -> Moment | None:
             return Moment(at, "waiting", "Asked", str(data.get("question") or ""))
         case "handle.parked":
             return Moment(at, "parked", "Parked", "waits for an outside result")
+        case "handle.ready":
+            return Moment(at, "running", "Ready")
         case "handle.attempt":
             return Moment(
                 at, "running", f"Attempt {data.get('attempt')}", "after a pause" if data.get("next_at") else ""

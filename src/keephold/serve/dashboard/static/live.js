@@ -7,7 +7,7 @@
 import { morph } from "./morph.js";
 
 const EVENTS = [
-  "handle.created", "handle.running", "handle.waiting", "handle.stopped", "handle.parked", "handle.attempt",
+  "handle.created", "handle.running", "handle.waiting", "handle.stopped", "handle.parked", "handle.ready", "handle.attempt",
   "handle.changed", "handle.stepped", "key.opened", "key.resolved", "key.revoked", "turn.began", "turn.ended",
   "notification.queued", "notification.delivered", "notification.removed", "conversation.said", "conversation.forgotten", "process.event",
   "requests", "reset",
