@@ -25,7 +25,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 async def test_A9_wait_for_a_line_and_for_readiness_from_another_process(place: Place, tmp_path: Path) -> None:
     script = ["sh", "-c", SERVER]
-    dev = keephold.command(script, name="dev", cwd=tmp_path, ready="^listening", actions=("spawn", "abort"))
+    dev = keephold.command(script, name="dev", cwd=str(tmp_path), ready="^listening", actions=("spawn", "abort"))
     os.mkfifo(tmp_path / "go")
     async with Runtime([dev], store=f"sqlite:///{tmp_path}/work.db") as rt, rt.turn("main") as turn:
         await turn.run([spawn("dev", "d")])

@@ -255,7 +255,7 @@ class _Suggestion:
         made = []
         for each in entries[:_CONDITIONS]:
             if isinstance(each, dict):
-                id = each.get("id")
+                id = str(each.get("id"))
                 made.append({"id": id if id in self._names else named, "pattern": _pattern(each.get("pattern"))})
         return made
 
