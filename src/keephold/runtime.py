@@ -118,6 +118,7 @@ class Runtime:
         if store is None:
             store = (loaded.store_url if loaded else None) or "memory:"
         opened = open_store(store) if isinstance(store, str) else store
+        self._guard.spool = opened.directory
         retention = loaded.store.retention_secs if loaded else None
         if retention is None:
             retention = _RETENTION_STORED if opened.durable else _RETENTION_MEMORY
@@ -540,6 +541,7 @@ class Runtime:
             if self._conversations is not None:
                 await self._conversations.close()
             self.expressions.close()
+            await self._guard.leave_kept()
             self._guard.close()
             if self._emulators is not None:
                 self._emulators.release()

@@ -3,6 +3,7 @@ progress line on stderr if that is a terminal."""
 
 import asyncio
 import os
+import socket
 import sys
 import time
 import unicodedata
@@ -121,8 +122,14 @@ async def _show_progress(what: str) -> None:
         click.echo(f"\r\x1b[K{line[: (terminal_width() or 80) - 1]}", nl=False, err=True)
 
 
+def _kept_words(kept: dict[str, Any], now: float) -> str:
+    where = "" if kept["host"] == socket.gethostname() else f" on {kept['host']}"
+    return f"kept{where}" if kept["until"] is None else f"kept{where}, ends {relative(kept['until'], now)}"
+
+
 def state_words(fact: dict[str, Any], now: float) -> str:
-    """Return a handle's state with its details: `running, parked`, `running, attempt 2, owner gone`."""
+    """Return a handle's state with its details: `running, parked`, `running, attempt 2, owner gone`, `running, kept on
+    box`."""
     if fact["state"] == "stopped":
         return f"stopped, {'ok' if fact['ok'] else 'error' if fact['ended_by'] == 'self' else fact['ended_by']}"
     following = fact["next_attempt_at"]
@@ -132,6 +139,7 @@ def state_words(fact: dict[str, Any], now: float) -> str:
         "ready" if fact.get("ready") else "",
         f"attempt {fact['attempt']}" if fact["attempt"] > 1 else "",
         "" if following is None else f"next {relative(following, now)}",
-        "owner gone" if fact["owner"] == "gone" else "",
+        "owner gone" if fact["owner"] == "gone" and not fact.get("kept") else "",
+        _kept_words(fact["kept"], now) if fact.get("kept") else "",
     ]
     return ", ".join(filter(None, words))

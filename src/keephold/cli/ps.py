@@ -62,7 +62,7 @@ async def _list(
     if len(states) > 1:
         found.sort(key=lambda fact: fact["uid"])  # a uid begins with the time
     listed = found[:limit]
-    orphans = [fact for fact in listed if fact["owner"] == "gone"]
+    orphans = [fact for fact in listed if fact["owner"] == "gone" and not fact.get("kept")]
     return listed, more or len(found) > limit, await _notes(controls, orphans), controls.place
 
 
@@ -94,7 +94,8 @@ def _show(listed: Sequence[dict[str, Any]], notes: Sequence[str]) -> None:
     head, *cells = table(rows, shrinking=(0, 1, 2, 3))
     click.echo("  ".join(head).rstrip())
     for row, fact in zip(cells, listed, strict=True):
-        colour = "red" if fact["owner"] == "gone" or fact["ok"] is False else _COLOURS.get(fact["state"])
+        lost = fact["owner"] == "gone" and not fact.get("kept")
+        colour = "red" if lost or fact["ok"] is False else _COLOURS.get(fact["state"])
         row[2] = click.style(row[2], fg=colour)
         click.echo("  ".join(row).rstrip())
     for note in notes:

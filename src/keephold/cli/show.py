@@ -106,6 +106,8 @@ def _facts(found: dict[str, Any], now: float) -> Iterator[tuple[str, Any]]:
         if at is not None:
             yield title.removesuffix("_at").replace("_", " "), f"{time_of_day(at)} ({relative(at, now)})"
     yield from _ownership(found)
+    if found.get("kept"):
+        yield from _kept(found["kept"], now)
     for title, usual in (("attempt", 1), ("kind", "tool"), ("priority", 0), ("resources", []), ("metadata", {})):
         if found[title] != usual:
             yield title, found[title]
@@ -154,8 +156,16 @@ def _ownership(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "owner", "nobody: it waits for its completion from outside"
     elif found["owner"] == "alive":
         yield "owner", "a process that lives"
-    elif found["owner"] == "gone":
+    elif found["owner"] == "gone" and not found.get("kept"):
         yield "owner", "gone, and no other process has resumed it"
+
+
+def _kept(kept: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:
+    if kept["until"] is None:
+        yield "kept", f"on {kept['host']}: its process survives the one that runs it"
+    else:
+        yield "kept", f"on {kept['host']}, without a runtime since {time_of_day(kept['since'])}"
+        yield "", f"until {time_of_day(kept['until'])} ({relative(kept['until'], now)}), then it is ended"
 
 
 def _end(found: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -87,7 +87,7 @@ def _lines(fact: Fact, now: float) -> Iterator[tuple[str, Any]]:
         yield "arguments", fact["arguments"]
     if fact["deadline"]:
         yield "deadline", time_of_day(fact["deadline"])
-    if fact["owner"] == "gone":
+    if fact["owner"] == "gone" and not fact.get("kept"):
         yield "owner", "gone, and no other process has resumed it"
     said = latest(fact, "")
     if said:

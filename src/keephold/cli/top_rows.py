@@ -35,7 +35,7 @@ def rank(fact: Fact) -> int:
         return _OVER
     if fact["state"] == "waiting" or fact.get("request"):
         return _NEEDS_YOU
-    if fact["owner"] == "gone":
+    if fact["owner"] == "gone" and not fact.get("kept"):
         return _ORPHANED
     if fact["parked"]:
         return _PARKED

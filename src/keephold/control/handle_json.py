@@ -17,6 +17,7 @@ from keephold.handles.question import Question, question_key
 from keephold.handles.state import Failure, Outcome, Progress, Running, Stopped, Waiting
 from keephold.store.base import Allowed, Entry, Kind, ProcessEvent, Record, Store, WaitRow
 from keephold.text import as_text, plain, printable, time_of_day
+from keephold.tools.keeper.record import read_record
 
 Seconds = Annotated[float, msgspec.Meta(description="Seconds since 1970.")]
 MaybeSeconds = Annotated[float | None, msgspec.Meta(description="Seconds since 1970.")]
@@ -48,6 +49,15 @@ class OpenQuestion(Shape):
     secret: bool
 
 
+class KeptBy(Shape):
+    """A process that survives its runtime. `since` and `until` are null while a runtime has it: since when none has it,
+    and when it will be ended unless one comes."""
+
+    host: str
+    since: MaybeSeconds
+    until: MaybeSeconds
+
+
 class HandleGlance(Shape, kw_only=True):
     """A handle in a list. Responses of a server always have the fields from `here` on."""
 
@@ -62,6 +72,7 @@ class HandleGlance(Shape, kw_only=True):
     parked: bool
     ready: bool
     owner: Owner
+    kept: KeptBy | None
     attempt: int
     next_attempt_at: MaybeSeconds
     priority: int
@@ -186,6 +197,17 @@ def owner_of(store: Store, record: Record) -> Owner:
     return "alive" if store.alive(record.owner) else "gone"
 
 
+def kept_by(store: Store, record: Record) -> KeptBy | None:
+    """Return who keeps the process of a call that runs; None if it ends with its runtime (R7)."""
+    if store.directory is None or record.owner is None or not record.stateful or isinstance(record.state, Stopped):
+        return None
+    found = read_record(store.directory, record.uid)
+    if found is None or found.exit is not None:
+        return None
+    since = None if found.until is None else found.until - found.keep_secs
+    return KeptBy(found.host, since, found.until)
+
+
 def info_of(record: Record) -> HandleInfo:
     """Describe a stored handle as `Handle.info` describes one that runs."""
     return info_in(
@@ -225,6 +247,7 @@ def glance(store: Store, record: Record) -> HandleGlance:
         **{name: getattr(info, name) for name in _AS_IN_INFO},
         stateful=record.stateful,
         owner=owner_of(store, record),
+        kept=kept_by(store, record),
         ok=info.ok if info.outcome is not None else None,
         code=error.code if error else None,
         message=_short(masked(error.message)) if error else None,

@@ -379,6 +379,11 @@ class Output:
         self._stored = True
         return self._described(self._path)
 
+    @property
+    def has_file(self) -> bool:
+        """Whether it needs its file."""
+        return self._path is not None
+
     def _take_in(self) -> None:
         """Bring a small output of a file that was followed into memory. The caller removes the file, once the
         description is stored."""

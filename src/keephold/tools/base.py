@@ -17,7 +17,7 @@ import msgspec
 from keephold.errors import ConfigError
 from keephold.handles.patterns import compiled
 from keephold.handles.question import Question
-from keephold.handles.state import Outcome
+from keephold.handles.state import Failure, Outcome
 from keephold.store.rows import CARRIERS, Carrier, Kind
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from keephold.durable.deferred import Pending
     from keephold.durable.keys import Key
     from keephold.handles.handle import Handle
+    from keephold.handles.output import Output
     from keephold.handles.view import Handles
     from keephold.store.base import Entry, Op
     from keephold.tools.guard import Guard
@@ -385,8 +386,44 @@ class SupportsRecordedInput(Protocol):
 class SupportsApply(Protocol):
     """A live call whose `apply` takes more than `input`: it gets all the arguments instead of `write`."""
 
-    def apply(self, arguments: Mapping[str, Any]) -> None:
-        """Like `Live.write`: if it raises `ToolError`, nothing was written."""
+    def apply(self, arguments: Mapping[str, Any], cause: bytes) -> None:
+        """Like `Live.write`: if it raises `ToolError`, nothing was written. `cause` names the call that sends it."""
+
+
+class SupportsReturn(Protocol):
+    """A tool's runtime whose processes may outlive the `Runtime` (R7)."""
+
+    async def take_back(self, invocation: Invocation, sink: "KeepingSink") -> "SupportsKeeping":
+        """Take back the process of a call that an earlier runtime started. The sink gets its end if it has ended."""
+
+
+class SupportsKeeping(Live, Protocol):
+    """A live call whose process may be kept."""
+
+    kept: bool
+    """Whether its process runs on without this runtime."""
+
+    def let_go(self) -> None:
+        """Forget the process, which runs on: another runtime takes it back. The sink gets nothing more."""
+
+
+class KeepingSink(Sink, Protocol):
+    """The sink of a call whose output another process writes."""
+
+    def spooled(self) -> "Output":
+        """Return the call's output."""
+
+    def followed(self, total: int) -> None:
+        """The other process has written that many bytes of output in all."""
+
+    def crashed(self, error: Failure, *, exit_code: int | None = None, signal: int | None = None) -> None:
+        """Like `stop`: the process was lost because no runtime had it."""
+
+    def when_stored(self, then: Callable[[], None]) -> None:
+        """Call `then` when the store has the end of the call."""
+
+    def lost(self) -> None:
+        """Another runtime has taken the process."""
 
 
 class SupportsGuard(Protocol):

@@ -12,18 +12,21 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, cast
 
 from keephold.content import described, file_block
 from keephold.errors import ToolError
 from keephold.handles.question import Question
 from keephold.handles.state import Failure, Ok, Outcome, PrintedOutput, error_of
 from keephold.text import strip_controls
-from keephold.tools.base import Invocation, Sink
+from keephold.tools.base import Invocation, KeepingSink, Sink
 from keephold.tools.child import as_json, as_text, ending, remove
+from keephold.tools.keeper.children import KeptProcess
+from keephold.tools.keeping import Keeping
 from keephold.tools.process import Exit, Process
 from keephold.tools.program import Program
-from keephold.tools.wire import Asks, Ends, Lines, Whole, Wire, WireState, answer_line
+from keephold.tools.wire import WHOLE_LIMIT, Asks, Ends, Lines, Whole, Wire, WireState, answer_line
 
 ROUNDS = 8
 """Number of times that a one-shot command may ask (C8)."""
@@ -52,6 +55,12 @@ class Command(Program):
         call.run()
         return call
 
+    async def take_back(self, invocation: Invocation, sink: KeepingSink) -> "_Call":
+        """Take back the call's process (`SupportsReturn`). Raises `KeepholdError` if its keeper does not answer."""
+        call = _Call(self, invocation, sink)
+        await call.take_back()
+        return call
+
 
 class _Call:
     """One call of a command: the current process, if any, and the answers to earlier ones."""
@@ -61,7 +70,9 @@ class _Call:
         self._invocation = invocation
         self._sink = sink
         self._takes_input = invocation.stateful and (command.stdin or command.wire)
-        self._process: Process | None = None
+        self.kept = invocation.stateful and invocation.tool.on_crash == "keep"
+        self._process: Process | KeptProcess | None = None
+        self._call_file: Path | None = None
         self._answers: dict[str, Any] = {}
         self._rounds = 0
         self._questions: deque[Question] = deque()
@@ -73,7 +84,25 @@ class _Call:
 
     def run(self) -> None:
         """Start a process with the answers given so far."""
-        command, invocation = self._command, self._invocation
+        self._prepare()
+        start = self._start_kept if self.kept else self._start
+        self._process, self._call_file = self._command.launch(self._invocation, start, answers=self._answers)
+
+    async def take_back(self) -> None:
+        """Take back the process that an earlier runtime started."""
+        self._prepare()
+        process = await self._keeping().take_back()
+        if isinstance(process, KeptProcess):
+            self._process = process
+            process.begin()
+
+    def let_go(self) -> None:
+        if isinstance(self._process, KeptProcess):
+            self._process.let_go()
+            self._process = None
+
+    def _prepare(self) -> None:
+        invocation = self._invocation
         self._said: Wire | None = None
         self._stopping: asyncio.TimerHandle | None = None
         self._ended_by_us = False
@@ -81,26 +110,60 @@ class _Call:
         # A spawned command's output is shown at once, and may be one form all the same.
         self._whole = Whole((lambda _: None) if invocation.stateful else self._sink.output)
         self._file = bytearray()
+        self._lines: Lines | None = None
+
+    def _start(self, argv: list[str], env: dict[str, str], mark: str) -> Process:
+        command, invocation = self._command, self._invocation
         text = self._printed if invocation.stateful else self._whole.feed
         if command.media is not None:
             text = self._filed
         self._lines = Lines(text, self._heard) if command.wire else None
-        self._process, self._call_file = command.launch(
-            invocation,
-            lambda argv, env, mark: Process(
-                argv,
-                env=env,
-                cwd=command.cwd,
-                stdin=self._takes_input,
-                merge_stderr=invocation.stateful and not command.wire and command.media is None,
-                mark=mark,
-                on_output=text if self._lines is None else self._lines.feed,
-                on_stderr=self._sink.output if invocation.stateful else self._stderr.add,
-                on_exit=self._exited,
-                grace=invocation.tool.spawn.abort_grace_ms / 1000,
-            ),
-            answers=self._answers,
+        return Process(
+            argv,
+            env=env,
+            cwd=command.cwd,
+            stdin=self._takes_input,
+            merge_stderr=invocation.stateful and not command.wire and command.media is None,
+            mark=mark,
+            on_output=text if self._lines is None else self._lines.feed,
+            on_stderr=self._sink.output if invocation.stateful else self._stderr.add,
+            on_exit=self._exited,
+            grace=invocation.tool.spawn.abort_grace_ms / 1000,
         )
+
+    def _start_kept(self, argv: list[str], env: dict[str, str], mark: str) -> KeptProcess:
+        keeping = self._keeping()
+        return keeping.keeper.start_process(
+            self._invocation.uid,
+            argv,
+            env=env,
+            cwd=self._command.cwd,
+            stdin=self._takes_input,
+            stderr="output",
+            **keeping.options(),
+        )
+
+    def _keeping(self) -> Keeping:
+        sink = cast(KeepingSink, self._sink)
+        return Keeping(
+            self._command,
+            self._invocation,
+            sink,
+            printed=sink.followed,
+            exited=self._exited_kept,
+            closed=self._closed,
+        )
+
+    def _closed(self) -> None:
+        """The kept process was lost."""
+        self._process, self._over = None, True
+        remove(self._call_file)
+
+    def _exited_kept(self, how: Exit) -> None:
+        output = cast(KeepingSink, self._sink).spooled()
+        if output.total <= WHOLE_LIMIT:
+            self._whole.feed(output.read(0).data)
+        self._exited(how)
 
     def _printed(self, data: bytes) -> None:
         self._sink.output(data)
@@ -251,6 +314,9 @@ class _Call:
     # Requests (Live, SupportsProbe)
 
     def write(self, data: Any) -> None:
+        self.write_recorded(data, b"")
+
+    def write_recorded(self, data: Any, cause: bytes) -> None:
         name = self._invocation.tool.name
         if not self._takes_input:
             raise ToolError(
@@ -261,6 +327,8 @@ class _Call:
             raise ToolError(f"the command of `{name}` has ended and takes no more input", code="not_running")
         if data is None:
             self._process.close_stdin()
+        elif isinstance(self._process, KeptProcess):
+            self._process.write(_as_input(data, self._command.input), cause)
         else:
             self._process.write(_as_input(data, self._command.input))
 

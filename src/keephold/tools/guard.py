@@ -15,10 +15,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from keephold.errors import ToolError
 from keephold.tools import cgroups, marks
 from keephold.tools.environment import conceal, inherited
+
+if TYPE_CHECKING:
+    from keephold.tools.keeper.client import Keeper
 
 _PROGRAM = str(Path(marks.__file__).resolve())
 
@@ -28,7 +32,25 @@ class Guard:
 
     def __init__(self) -> None:
         self.mark = marks.new_runtime_mark()
+        self.spool: Path | None = None
+        """The directory of the store for output; None if the store is in memory."""
+        self._keeper: Keeper | None = None
         self._watch = _command or _Watch(self.mark)
+
+    @property
+    def keeper(self) -> "Keeper":
+        """The keepers of the store, for processes that outlive the runtime (R7)."""
+        if self._keeper is None:
+            from keephold.tools.keeper.client import Keeper  # most runtimes keep nothing
+
+            assert self.spool is not None, "a spawn of a kept tool is refused on a store in memory"
+            self._keeper = Keeper(self.spool, self.mark)
+        return self._keeper
+
+    async def leave_kept(self) -> None:
+        """Leave the kept processes to their keepers."""
+        if self._keeper is not None:
+            await self._keeper.leave()
 
     def environ(self, call_uid: str) -> dict[str, str]:
         """Return the environment entry with which every process of this call must be started."""

@@ -11,13 +11,14 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from keephold.durable.deferred import Pending, parking
 from keephold.errors import KeepholdError, ToolError
-from keephold.handles.handle import Handle, Progress
+from keephold.handles.handle import Handle, OnStop, Progress
 from keephold.handles.matching import Search
 from keephold.handles.observing import answered
+from keephold.handles.output import Output
 from keephold.handles.patterns import compiled
 from keephold.handles.question import Open, Question
 from keephold.handles.registry import Registry
@@ -37,7 +38,7 @@ from keephold.handles.timeline import Timeline
 from keephold.store.base import Attempted, Journaled, Op, Parking, Wrote
 from keephold.store.endings import clip
 from keephold.text import to_json
-from keephold.tools.base import Invocation, Live, RetryPolicy
+from keephold.tools.base import Invocation, Live, RetryPolicy, SupportsReturn
 from keephold.tools.run_timers import OutputNotifications, PausableTimeout, Probing
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Run:
         "_ready",
         "_record",
         "_released",
+        "_returning",
         "_settled",
         "_timeout",
         "content",
@@ -137,6 +139,8 @@ class Run:
         """The tool has ended; a prompt decides whether its result may be seen (P1)."""
         self._released = False
         """Nothing of the tool runs any more; reported when its result is delivered."""
+        self._returning = False
+        """Its process is being taken back."""
         self._timeout: PausableTimeout | None = None
         """The timeout of this attempt."""
         self._began = 0.0
@@ -171,6 +175,36 @@ class Run:
         else:
             self.registry.start(handle, self._begin_queued)
 
+    async def take_back(self, invocation: Invocation) -> None:
+        """Connect it to its process, which an earlier runtime started and which has run on (R7)."""
+        self._invocation = invocation
+        runtime = cast(SupportsReturn, self.handle.tool.runtime)
+        self._returning = True
+        try:
+            live = await runtime.take_back(invocation, self)
+        except KeepholdError as error:  # its keeper does not answer: as long as that lives, so may the process
+            _log.warning("the process of call %s is not taken back yet: %s", self.handle.uid, error)
+            self._next = asyncio.get_running_loop().call_later(_READ_AGAIN_SECS, self._take_back_again)
+            return
+        self._returning, self.live = False, live
+        self._set_timeout(invocation, returning=True)
+        if isinstance(self.handle.decided, Stopped):
+            return  # it had ended
+        if self.handing_over:
+            live.let_go()
+            self.released()
+        elif self._ending is not None:
+            self._end_live()
+        else:
+            self._watch_for_ready()
+            self._watch_reading()
+            self.probe_soon()
+
+    def _take_back_again(self) -> None:
+        assert self._invocation is not None
+        if not self.handing_over:
+            self.registry.run_soon(self.take_back(self._invocation))
+
     def _begin_queued(self) -> None:
         for watcher in tuple(self.handle.watchers or ()):
             watcher.started(self.handle)
@@ -183,13 +217,8 @@ class Run:
         assert self._invocation is not None
         recorded = sum(entry.kind == "ask" for entry in self._invocation.entries)  # answered before a crash
         self.questions = max(self.questions, recorded)
-        if tool.timeout_secs is not None:
-            self._began = self.registry.clock.now()
-            self._timeout = PausableTimeout(tool.timeout_secs, self._timed_out)
-            if handle.driver is not None:
-                self._timeout.pause()
-        if tool.spawn.ready is not None and not handle.ready:
-            self._watch_for_ready(tool.spawn.ready)
+        self._set_timeout(self._invocation)
+        self._watch_for_ready()
         try:
             traces = self.registry.traces
             if traces is None:
@@ -200,15 +229,30 @@ class Run:
         except Exception as error:
             self._not_started(error)
             return
+        self._watch_reading()
+
+    def _set_timeout(self, invocation: Invocation, *, returning: bool = False) -> None:
+        handle, tool, now = self.handle, invocation.tool, self.registry.clock.now()
+        if tool.timeout_secs is not None:
+            self._began, state = now, handle.decided
+            if returning and tool.source == "local" and isinstance(state, Running):
+                self._began = state.started  # a command that is kept never waits for the user, so all its time counts
+            self._timeout = PausableTimeout(max(0.0, self._began + tool.timeout_secs - now), self._timed_out)
+            if handle.driver is not None:
+                self._timeout.pause()
+
+    def _watch_reading(self) -> None:
         probe = getattr(self.live, "probe", None)  # SupportsProbe
         if probe is not None:
-            self._probing = Probing(handle, probe, self.reading)
-        if handle.watchers and self._probing is not None:
-            self._probing.when_quiet()  # somebody has waited for it since it was queued
+            self._probing = Probing(self.handle, probe, self.reading)
+        if self.handle.watchers:
+            self.probe_soon()  # somebody has waited for it since it was queued
 
-    def _watch_for_ready(self, pattern: str) -> None:
-        """Search the output of this attempt for the line that says that it is ready."""
-        handle = self.handle
+    def _watch_for_ready(self) -> None:
+        """Search the output of this attempt for the line that says that it is ready, if its tool describes one."""
+        handle, pattern = self.handle, self.handle.tool.spawn.ready
+        if pattern is None or handle.ready:
+            return
         start = 0 if handle.output is None or handle.attempt == 1 else handle.output.total
         self._ready = Search(compiled(pattern), lambda: handle.output, self._is_ready, start)
         self._ready.printed()
@@ -301,12 +345,29 @@ class Run:
         handle = self.handle
         if isinstance(handle.decided, Stopped) or not data:
             return
-        if self._probing is not None:  # a function reports by itself when it stops reading
-            self._probing.printed()
         output = self.registry.output_of(handle)
         output.append(data)
+        self._printed(output, len(data))
+
+    def spooled(self) -> Output:
+        return self.registry.output_of(self.handle)
+
+    def when_stored(self, then: Callable[[], None]) -> None:
+        self.handle.watch(OnStop(lambda _: then()))
+
+    def followed(self, total: int) -> None:
+        output = self.registry.output_of(self.handle)
+        more = total - output.total
+        if more > 0 and not isinstance(self.handle.decided, Stopped):
+            output.followed(total)
+            self._printed(output, more)
+
+    def _printed(self, output: Output, size: int) -> None:
+        handle = self.handle
+        if self._probing is not None:  # a function reports by itself when it stops reading
+            self._probing.printed()
         if self.registry.meter is not None:
-            self.registry.meter.printed(handle.tool.name, len(data))
+            self.registry.meter.printed(handle.tool.name, size)
         if output.timeline is not None:
             output.timeline.note(output.total, self.registry.clock.now())
         if self.content is not None:
@@ -385,10 +446,15 @@ class Run:
             self.registry.apply_event(self.handle, Answered(self.registry.clock.now()))
 
     def stop(self, outcome: Outcome, *, exit_code: int | None = None, signal: int | None = None) -> None:
+        self._stop(outcome, "self", exit_code, signal)
+
+    def crashed(self, error: Failure, *, exit_code: int | None = None, signal: int | None = None) -> None:
+        self._stop(error, "crash", exit_code, signal)
+
+    def _stop(self, outcome: Outcome, ended_by: EndedBy, exit_code: int | None, signal: int | None) -> None:
         handle = self.handle
         if isinstance(handle.decided, Stopped) or self.delivering:
             return
-        ended_by: EndedBy = "self"
         if self._ending is not None:
             error, ended_by = self._ending
             own = not isinstance(outcome, Failure) or outcome.code not in ("cancelled", "command_failed")
@@ -406,7 +472,7 @@ class Run:
         if handle.tool.result == "unattended":
             requested = self._ending is not None
             self.registry.end(handle, outcome, ended_by, exit_code, signal, yields=requested)
-        elif self._ending is None:
+        elif self._ending is None and ended_by != "crash":
             self.delivering = True
             self._around.deliver(handle, outcome, partial(self._delivered, outcome, exit_code, signal))
         else:  # it was ended: the reason is the outcome, and its output was never approved
@@ -467,7 +533,7 @@ class Run:
             self.write({name: value for name, value in arguments.items() if name != "eof"}, cause)
             self.write({"input": None}, cause + b":eof")
         elif apply is not None:
-            apply(arguments)
+            apply(arguments, cause)
         elif write is not None:
             write(arguments["input"], cause)
         else:
@@ -497,11 +563,17 @@ class Run:
             return
         self._close_question()
         self.handle.reading = False  # from now on nobody waits for the caller (A6)
+        if self._returning:
+            return  # `take_back` sees to it
         if self.live is None:  # its start is being written, or it is between two attempts
             self._between = False
             self.stop(Failure("Tool execution cancelled.", "cancelled"))
             self.released()
             return
+        self._end_live()
+
+    def _end_live(self) -> None:
+        assert self.live is not None
         grace = self.handle.tool.spawn.abort_grace_ms / 1000
         self._force = asyncio.get_running_loop().call_later(grace + FORCE_SECS, self.abandon)
         self.live.end(grace)
@@ -523,7 +595,12 @@ class Run:
             if self._released:
                 self.released()
         handle, output = self.handle, self.handle.output
-        if output is not None and self.registry.store.durable:
+        let_go = getattr(self.live, "let_go", None) if self.kept else None  # SupportsKeeping
+        if let_go is not None:
+            let_go()
+            self.released()
+            return
+        if output is not None and self.registry.store.durable and not self._returning:
             op = Wrote(handle.uid, handle.fence, output.keep(self.registry.store.inline_output))
             self.registry.commit((op,), lambda _: None, lambda _: None, keep=True)
         if self.live is not None:
@@ -545,6 +622,11 @@ class Run:
             return
         self.handle.lingering = True
         self.stop(Failure("The tool did not end when it was told to.", "cancelled"))
+
+    @property
+    def kept(self) -> bool:
+        """Whether its process runs on without this runtime (R7)."""
+        return self._returning or bool(getattr(self.live, "kept", False))
 
     @property
     def has_key(self) -> bool:
@@ -596,6 +678,11 @@ class Run:
         if self._probing is not None:
             self._probing.now()
 
+    def probe_soon(self) -> None:
+        """Check whether it reads its input once its output is quiet."""
+        if self._probing is not None:
+            self._probing.when_quiet()
+
     @property
     def can_probe(self) -> bool:
         return self._probing is not None
@@ -637,8 +724,8 @@ class Run:
             driven(by_person)
         if self._timeout is not None:
             (self._timeout.pause if by_person else self._timeout.resume)()
-        if handle.watchers and self._probing is not None:
-            self._probing.when_quiet()
+        if handle.watchers:
+            self.probe_soon()
         self.registry.notify_watchers(handle)
 
     @property
@@ -653,8 +740,7 @@ class Run:
         """An `await` watches it."""
         if self._answer_to is not None:
             self._around.awaited(self.handle)
-        if self._probing is not None:
-            self._probing.when_quiet()
+        self.probe_soon()
 
 
 def _is_closing(outcome: Outcome) -> bool:

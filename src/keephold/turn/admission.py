@@ -78,6 +78,22 @@ class Admission:
         if isinstance(handle.state, Pending):
             self._registry.notify_watchers(handle)
 
+    async def take_back(self, handle: Handle, invocation: Invocation) -> None:
+        """Resume a call whose process has run on (R7): it holds its names beside their holders, and does not queue."""
+        try:
+            names = self._toolbox.names(invocation)
+        except ToolError:  # of a configuration that was changed meanwhile
+            names = {}
+        if handle.tool.scheduling == "serial":
+            handle.lane = Ticket(self._registry.serial, handle, {f"serial:{handle.conversation}": 1}, lambda: None)
+            self._registry.serial.take(handle.lane)
+        if names:
+            handle.ticket = Ticket(self._registry.gate, handle, names, lambda: None)
+            self._registry.gate.take(handle.ticket)
+        await Run(self._registry, handle, self).take_back(invocation)
+        if _interactive(handle):
+            self._recheck_queue(handle)
+
     def _queue(self, handle: Handle, invocation: Invocation, names: Mapping[str, int]) -> None:
         if isinstance(handle.decided, Stopped):  # it is being ended with others, see `end_all`
             return

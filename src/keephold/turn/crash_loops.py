@@ -382,8 +382,9 @@ class CrashLoops:
 
 
 def _runs(handle: Handle) -> bool:
-    """Return whether a call can do anything now: it was started, and neither asks nor waits in its effects."""
+    """Return whether a call can end this process now: it was started, and neither asks nor waits in its effects. A kept
+    process runs in another one."""
     run = handle.run
     if run is None or handle.tool.unrecorded or (isinstance(handle.decided, Stopped) and not handle.lingering):
         return False
-    return not isinstance(handle.decided, Waiting) and not run.waits_in_effects
+    return not isinstance(handle.decided, Waiting) and not run.waits_in_effects and not run.kept

@@ -29,6 +29,7 @@ from keephold.store.base import (
     Attempted,
     Changed,
     Claimed,
+    Entry,
     HandleQuery,
     HookCalled,
     Opened,
@@ -42,6 +43,8 @@ from keephold.store.base import (
 from keephold.store.endings import end_notice, ended, gone, timed_out
 from keephold.tools.base import Invocation, Tool
 from keephold.tools.guard import reap
+from keephold.tools.keeper.record import read_record
+from keephold.tools.keeping import is_elsewhere, kept_output
 from keephold.tools.toolbox import Toolbox
 from keephold.turn.admission import Admission
 from keephold.turn.crash_loops import in_order
@@ -240,12 +243,12 @@ class Recovery:
                 if claimed is not None:
                     await self._end(claimed, record.attempt)
 
-    async def claim(self, record: Record, *, queued: bool = False) -> Record | None:
-        """Claim a dead owner's call; None if another process was first, or it has stopped. `queued`: as in
+    async def claim(self, record: Record, *, queued: bool = False, kept: bool = False) -> Record | None:
+        """Claim a dead owner's call; None if another process was first, or it has stopped. `queued`, `kept`: as in
         `Claimed`."""
         asked = TakenBack(record.conversation, ((record.uid, "asked"),))  # its question died with its process
         claimed: Record | None
-        claimed, _ = await self._registry.write((Claimed(record.uid, record.owner, queued), asked))
+        claimed, _ = await self._registry.write((Claimed(record.uid, record.owner, queued, kept), asked))
         if claimed is not None and self._registry.traces is not None:
             await self._registry.traces.taken(claimed)
         return claimed
@@ -254,6 +257,9 @@ class Recovery:
         """Claim a call, and end or park it, or return it to be run again."""
         if isinstance(record.state, Stopped):
             self._call_hook(record)
+            return None
+        if tool.on_crash == "keep" and record.stateful and not isinstance(record.state, Pending):
+            await self._take_back(record, tool)
             return None
         was_alone = record.standing == "alone"
         claimed = await self.claim(record, queued=True)
@@ -271,6 +277,21 @@ class Recovery:
         else:
             return claimed
         return None
+
+    async def _take_back(self, record: Record, tool: Tool) -> None:
+        """R7: take back a call whose process is kept, or has ended meanwhile. One on another host is left alone."""
+        directory = self._registry.store.directory
+        assert directory is not None, "only a store on disk has calls of dead processes"
+        if is_elsewhere(directory, record.uid):
+            return
+        claimed = await self.claim(record, kept=True)
+        if claimed is None:
+            return
+        found = read_record(directory, record.uid)
+        claimed.output = None if found is None else kept_output(directory, found)
+        handle = self._registry.take_over(claimed)
+        handle.tool = tool
+        await self._admission.take_back(handle, self._invocation(claimed, tool))
 
     async def end_left(self, uid: str, owner: str, error: Failure) -> None:
         """End a dead owner's call although its tool is not here, because it is aborted (C7)."""
@@ -311,7 +332,10 @@ class Recovery:
             return
         journaled = tool.on_crash == "replay" or tool.retry.policy != "never"  # else nothing in it counts
         entries = await self._durability.entries(record.uid) if journaled else ()
-        invocation = Invocation(
+        self._admission.admit(handle, self._invocation(record, tool, entries))
+
+    def _invocation(self, record: Record, tool: Tool, entries: Sequence[Entry] = ()) -> Invocation:
+        return Invocation(
             tool=tool,
             arguments=record.arguments,
             uid=record.uid,
@@ -327,7 +351,6 @@ class Recovery:
             entries=entries,
             guard=self._admission.guard,
         )
-        self._admission.admit(handle, invocation)
 
     async def retry(self, uid: str) -> Record:
         """Repeat a call that was stopped because it ended its process (R8), and return the new handle.

@@ -283,6 +283,7 @@ class KeptPty(KeptChild):
     def __init__(self, uid: str, link: Link, hooks: Hooks, total: int) -> None:
         super().__init__(uid, link, hooks, total)
         self._taken = 0  # bytes that were sent since the terminal was last seen empty
+        self._pressing = False
 
     @property
     def _master(self) -> int | None:
@@ -327,6 +328,7 @@ class KeptPty(KeptChild):
         if self.interrupts(data):
             self._taken = 0
         self._taken += len(data) + len(later)
+        self._pressing = bool(later)
         self._input(data, later, cause)
 
     def check_room(self, data: bytes) -> None:
@@ -341,6 +343,12 @@ class KeptPty(KeptChild):
         unread = waiting + min(max(0, self._taken - waiting), HOLDS)
         if unread + len(data) > UNREAD_LIMIT:
             raise input_not_read(unread, len(data))
+
+    @property
+    def typing(self) -> bool:
+        """Whether keys are still to be pressed after the text of the last input."""
+        self._pressing = self._pressing and self._waiting > 0
+        return self._pressing
 
     def interrupts(self, data: bytes) -> bool:
         """Whether typing this discards input that was typed before and not read."""

@@ -16,66 +16,27 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, cast
 
 from keephold.errors import ToolError
+from keephold.handles.output import Output
 from keephold.handles.question import Question
 from keephold.handles.state import Failure, Ok, Outcome, PrintedOutput, error_of
-from keephold.text import strip_controls
-from keephold.tools.base import Invocation, Screen, Sink
+from keephold.tools.base import Invocation, KeepingSink, Screen, Sink
 from keephold.tools.child import as_json, as_text, ending, remove
+from keephold.tools.keeper.children import KeptPty
+from keephold.tools.keeping import Keeping
 from keephold.tools.program import MAX_COLS, MAX_ROWS, Program
 from keephold.tools.session import Exit
-from keephold.tools.terminal.emulator import SupportsCells, open_emulator
+from keephold.tools.terminal.emulator import Emulator, SupportsCells, open_emulator
 from keephold.tools.terminal.emulator_worker import WorkerEmulator
 from keephold.tools.terminal.keys import as_bytes
 from keephold.tools.terminal.probe import Look, may_come_back
 from keephold.tools.terminal.pty import Pty
+from keephold.tools.terminal.recent import Recent
+from keephold.tools.terminal.restoring import Size, first_size, start_of, steps
 from keephold.tools.terminal.veil import HELD_BACK, Veil
-
-_LIMIT = 64 * 1024
-_LINE = 4096
-_PROMPT = 200
-
-_POSITIONS = re.compile(rb"\x1b\[(?:[0-9]*(?:;[0-9]*)?[Hf]|[0-9]*d)")
-"""Sequences that move the cursor to a position of the screen (CUP, HVP, VPA)."""
-
-_LEAVES = re.compile(rb"\x1b\[\?(?:1049|1047|47)l")
-"""The alternate screen is left."""
-
-
-class Recent:
-    """The last 64 KiB of a terminal's output."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-        self._total = 0
-
-    def add(self, data: bytes) -> None:
-        self._total += len(data)
-        self._data += data[-_LIMIT:]
-        if len(self._data) > 2 * _LIMIT:
-            del self._data[:-_LIMIT]
-
-    def all(self) -> bytes:
-        """Return all of it."""
-        return bytes(self._data)
-
-    def positions(self, since: int) -> bool:
-        """Whether the output from that offset on moves the cursor about the screen."""
-        length = min(self._total - since, _LIMIT)
-        if length <= 0:
-            return False
-        start = max(0, len(self._data) - length)
-        for left in _LEAVES.finditer(self._data, start):  # drawings on a screen that is gone do not count
-            start = left.end()
-        return _POSITIONS.search(self._data, start) is not None
-
-    def last_line(self) -> str:
-        """Return the last line that is not blank, as text; empty if there is none."""
-        lines = strip_controls(self._data[-_LINE:].decode(errors="replace")).split("\n")
-        return next((line.strip()[-_PROMPT:] for line in reversed(lines) if line.strip()), "")
-
 
 KEYS_AFTER = 0.1
 """Seconds between a new size and input, and, where single keys are read, between text and keys of one `apply`:
@@ -85,6 +46,9 @@ LONGEST_SECRET = 256
 QUIET, LONGEST_PAUSE = 0.1, 1.0
 """Seconds after which a quiet one-shot program is checked, and between two such checks at most."""
 
+_REPLY = re.compile(rb"\x1b?[^\x1b]+|\x1b", re.DOTALL)
+"""One of several replies. How an emulator gathers them depends on the pieces that it was fed."""
+_PIECE = 16 * 1024
 _RESTORED = 1 << 20
 """Bytes of output from which a screen is restored."""
 _LOOKS = 5  # at a prompt whose reader may only have been interrupted
@@ -101,7 +65,15 @@ class Terminal(Program):
 
     def start(self, invocation: Invocation, sink: Sink) -> "_Call":
         """Start the call's program. Raises `ToolError` if the command cannot be rendered or started."""
-        return _Call(self, invocation, sink)
+        call = _Call(self, invocation, sink)
+        call.run()
+        return call
+
+    async def take_back(self, invocation: Invocation, sink: KeepingSink) -> "_Call":
+        """Take back the call's program (`SupportsReturn`). Raises `KeepholdError` if its keeper does not answer."""
+        call = _Call(self, invocation, sink)
+        await call.take_back()
+        return call
 
 
 class _Call:
@@ -133,32 +105,131 @@ class _Call:
         self._quiet: asyncio.TimerHandle | None = None
         self._last: Screen | None = None
         """Its screen when it ended."""
-        self._pty: Pty | None = self._start(terminal, invocation)
-        self._emulator = open_emulator(  # while the program starts
-            terminal.rows, terminal.cols, self._reply, kept=self._kept, lost=self._lost
-        )
-        sink.resized(terminal.rows, terminal.cols)
-        if not invocation.stateful:
+        self.kept = invocation.stateful and invocation.tool.on_crash == "keep"
+        self._fed = 0
+        """Up to where the emulator has got a kept program's output."""
+        self._replies, self._replied = b"reply:", 0
+        """How a reply of the emulator is called, and the bytes of its replies so far."""
+        self._mute = False
+        """Its replies were sent before, by an earlier runtime."""
+        self._pty: Pty | KeptPty | None = None
+        self._call_file: Path | None = None
+        self._emulator: Emulator
+
+    def run(self) -> None:
+        """Start the program."""
+        terminal = self._terminal
+        start = self._start_kept if self.kept else self._start
+        self._pty, self._call_file = terminal.launch(self._invocation, start, env={"TERM": terminal.term})
+        self._open_emulator()  # while the program starts
+        self._sink.resized(terminal.rows, terminal.cols)
+        if not self._invocation.stateful:
             self._quiet = self._loop.call_later(QUIET, self._look_once, QUIET)
 
-    def _start(self, terminal: Terminal, invocation: Invocation) -> Pty:
-        def start(argv: list[str], env: dict[str, str], mark: str) -> Pty:
-            env.pop("COLUMNS", None)  # a program would believe them, and not learn of another size
-            env.pop("LINES", None)
-            return Pty(
-                argv,
-                env=env,
-                cwd=terminal.cwd,
-                rows=terminal.rows,
-                cols=terminal.cols,
-                mark=mark,
-                on_output=self._printed,
-                on_exit=self._exited,
-                grace=self._grace,
-            )
+    def _open_emulator(self) -> None:
+        self._emulator = open_emulator(self._rows, self._cols, self._reply, kept=self._kept, lost=self._lost)
 
-        pty, self._call_file = terminal.launch(invocation, start, env={"TERM": terminal.term})
-        return pty
+    def _start(self, argv: list[str], env: dict[str, str], mark: str) -> Pty:
+        return Pty(
+            argv,
+            env=_without_size(env),
+            cwd=self._terminal.cwd,
+            rows=self._rows,
+            cols=self._cols,
+            mark=mark,
+            on_output=self._printed,
+            on_exit=self._exited,
+            grace=self._grace,
+        )
+
+    # A program that is kept (R7)
+
+    def _start_kept(self, argv: list[str], env: dict[str, str], mark: str) -> KeptPty:
+        keeping = self._keeping()
+        return keeping.keeper.start_pty(
+            self._invocation.uid,
+            argv,
+            env=_without_size(env),
+            cwd=self._terminal.cwd,
+            rows=self._rows,
+            cols=self._cols,
+            **keeping.options(),
+        )
+
+    def _keeping(self) -> Keeping:
+        sink = cast(KeepingSink, self._sink)
+        return Keeping(
+            self._terminal, self._invocation, sink, printed=self._grown, exited=self._exited, closed=self._closed
+        )
+
+    async def take_back(self) -> None:
+        """Take back the program that an earlier runtime started, with its screen."""
+        output = cast(KeepingSink, self._sink).spooled()
+        self._open_emulator()
+        self._fed, self._mute = output.total, True  # if it has ended, nobody looks at its screen
+        pty = await self._keeping().take_back()
+        if not isinstance(pty, KeptPty):
+            return
+        start = start_of(output)
+        self._recent, self._fed = Recent(start), start
+        self._resize_emulator(first_size(output, start))
+        if start:  # its replies before that are not known, so their count is not
+            self._replies = b"reply:%d:" % self._invocation.fence
+        # Replies to the last that was read may not have been sent. If they were, their keeper ignores them.
+        await self._restore(output, max(start, pty.answered - (0 if start else _PIECE)))
+        self._emulator.screen()  # so that it has replied to all of that
+        self._mute, self._pty = False, pty
+        await self._restore(output, pty.total)
+        pty.begin()
+        self._feed()
+
+    def _resize_emulator(self, size: Size) -> None:
+        self._rows, self._cols = size
+        self._emulator.resize(*size)
+
+    async def _restore(self, output: Output, stop: int) -> None:
+        for step in steps(output, self._fed, stop):
+            if isinstance(step, Size):
+                self._resize_emulator(step)
+            else:
+                self._emulator.feed(step)
+                self._recent.add(step)
+            if isinstance(self._emulator, WorkerEmulator) and self._emulator.behind:
+                caught_up = asyncio.Event()
+                self._emulator.when_caught_up(caught_up.set)
+                await caught_up.wait()
+        self._fed = stop
+
+    def let_go(self) -> None:
+        if isinstance(self._pty, KeptPty):
+            self._pty.let_go()
+            self._closed()
+
+    def _grown(self, total: int) -> None:
+        """A kept program has printed so much."""
+        cast(KeepingSink, self._sink).followed(total)
+        self._feed()
+        self._check_prompt()
+
+    def _feed(self, *, whole: bool = False) -> None:
+        """Show the emulator the output of a kept program, unless it is behind; `whole`: all of it."""
+        output = cast(KeepingSink, self._sink).spooled()
+        while self.kept and self._fed < output.total:
+            emulator, pty = self._emulator, self._pty
+            if not whole and isinstance(emulator, WorkerEmulator) and emulator.behind:
+                if pty is not None:
+                    pty.pause()
+                    emulator.when_caught_up(self._feed_more)
+                return
+            piece = output.read(self._fed, min(output.total, self._fed + _PIECE))
+            self._fed = piece.end
+            emulator.feed(piece.data)
+            self._recent.add(piece.data)
+
+    def _feed_more(self) -> None:
+        if self._pty is not None:
+            self._feed()
+            self._pty.resume()
 
     @property
     def _grace(self) -> float:
@@ -174,6 +245,9 @@ class _Call:
             self._reveal_later = None
         if self._veil.holds:
             self._reveal_later = self._loop.call_later(HELD_BACK, self._reveal)
+        self._check_prompt()
+
+    def _check_prompt(self) -> None:
         if self._asked is not None and self._still_reads(self._asked) is False:
             self._withdraw()
 
@@ -196,9 +270,12 @@ class _Call:
         """Send a terminal's reply to a program's request, if the program reads it. While the user drives, their
         terminal replies.
         """
-        if self._pty is not None and not self._driven:
-            with contextlib.suppress(ToolError):
-                self._pty.write(data)
+        for reply in _REPLY.findall(data):
+            cause = self._replies + b"%d" % self._replied
+            self._replied += len(reply)
+            if self._pty is not None and not self._driven and not self._mute:
+                with contextlib.suppress(ToolError):
+                    self._type(self._pty, reply, b"", cause)
 
     def _kept(self) -> bytes:
         """Return the last output, from which the screen can be restored."""
@@ -214,21 +291,26 @@ class _Call:
     # Its end
 
     def _exited(self, how: Exit) -> None:
-        self._pty = None
-        remove(self._call_file)
-        self._reveal()
-        for timer in (self._keys_later, self._quiet):
-            if timer is not None:
-                timer.cancel()
-        self._keys_later = None
-        self._last = self._emulator.screen()
-        self._emulator.close()
+        self._closed()
         if self._failed is not None:
             self._sink.stop(self._failed)  # our signal is not reported
         else:
             failed = Failure(f"The command {ending(how)}.", "command_failed")
             self._sink.stop(PrintedOutput() if how.code == 0 else failed, exit_code=how.code, signal=how.signal)
         self._sink.released()
+
+    def _closed(self) -> None:
+        """Free everything; the last screen stays."""
+        self._pty = None
+        remove(self._call_file)
+        self._reveal()
+        self._feed(whole=True)
+        for timer in (self._keys_later, self._quiet):
+            if timer is not None:
+                timer.cancel()
+        self._keys_later = None
+        self._last = self._emulator.screen()
+        self._emulator.close()
 
     def end(self, grace: float) -> None:
         self._ends = True
@@ -238,9 +320,9 @@ class _Call:
     # Input
 
     def write(self, data: Any) -> None:
-        self.apply({"input": data})
+        self.apply({"input": data}, b"")
 
-    def apply(self, arguments: Mapping[str, Any]) -> None:
+    def apply(self, arguments: Mapping[str, Any], cause: bytes) -> None:
         """Perform an `apply`: resize first, then type `input`, then press `keys`."""
         pty = self._running()
         keys, size = arguments.get("keys"), arguments.get("size")
@@ -256,20 +338,28 @@ class _Call:
         pty.check_room(text + pressed)
         if (rows, cols) != (self._rows, self._cols) and (text or pressed):
             self.resize(rows, cols)  # a program may drop unread input when it is resized
-            self._press_later(text + pressed)
+            self._type(pty, b"", text + pressed, cause)
             return
         self.resize(rows, cols)
         if text and pressed and not pty.canonical:
-            pty.write(text)
-            self._press_later(pressed)
-        else:
-            pty.write(text + pressed)
+            self._type(pty, text, pressed, cause)
+        elif text or pressed:
+            self._type(pty, text + pressed, b"", cause)
+
+    def _type(self, pty: Pty | KeptPty, text: bytes, keys: bytes, cause: bytes) -> None:
+        """Type the text, and press the keys a moment later. The keeper of a program does both."""
+        if isinstance(pty, KeptPty):
+            pty.write(text, cause, keys)
+            return
+        pty.write(text)
+        if keys:
+            self._press_later(keys)
 
     def _press_later(self, keys: bytes) -> None:
         self._keys = keys
         self._keys_later = self._loop.call_later(KEYS_AFTER, self._press)
 
-    def _as_typed(self, data: Any, pty: Pty) -> bytes:
+    def _as_typed(self, data: Any, pty: Pty | KeptPty) -> bytes:
         """Return the bytes for `input` (C6): Enter is a carriage return, the end of input a character."""
         if data is None:
             return pty.eof
@@ -291,9 +381,9 @@ class _Call:
     @property
     def typing(self) -> bool:
         """Whether keys of the last `apply` are still to be pressed."""
-        return self._keys_later is not None
+        return self._keys_later is not None or (isinstance(self._pty, KeptPty) and self._pty.typing)
 
-    def _running(self) -> Pty:
+    def _running(self) -> Pty | KeptPty:
         if self._pty is None or self._ends:
             name, what = self._invocation.tool.name, "has ended" if self._pty is None else "is being ended"
             raise ToolError(f"the program of `{name}` {what} and takes no more input", code="not_running")
@@ -307,8 +397,7 @@ class _Call:
         look = self._pty.probe()
         if look.reader is not None:
             self._reveal()  # it waits, so no output is on its way
-        if self._asked is not None and self._still_reads(self._asked) is False:
-            self._withdraw()
+        self._check_prompt()
         match look.state:
             case "password":
                 self._ask(look)
@@ -359,11 +448,15 @@ class _Call:
             self._fail(outcome if isinstance(outcome, Failure) else Failure("The password was not given."))
         elif self._still_reads(prompt):  # otherwise it would be shown, or be read as something else
             secret = str(outcome.value)
-            self._veil.hide(secret)
+            self._hide(secret)
             try:
                 self._pty.write(as_text(secret) + b"\r")
             except ToolError as error:
                 self._fail(error_of(error))
+
+    def _hide(self, secret: str) -> None:
+        """Mask this in the output from now on; the keeper of a program does it where it writes the output."""
+        (self._pty if isinstance(self._pty, KeptPty) else self._veil).hide(secret)
 
     def _fail(self, error: Failure) -> None:
         """End the program of a call that has failed; this is the outcome."""
@@ -373,14 +466,17 @@ class _Call:
     # The screen, and the user who drives it
 
     def screen(self) -> Screen:
+        self._feed(whole=True)
         return self._emulator.screen() if self._last is None else self._last
 
     def painted(self) -> bytes:
         """Return the bytes that paint its screen (`SupportsCells`); nothing without colours, or after its end."""
+        self._feed(whole=True)
         emulator = self._emulator
         return emulator.painted() if self._last is None and isinstance(emulator, SupportsCells) else b""
 
     def scrollback(self, count: int) -> tuple[str, ...]:
+        self._feed(whole=True)
         return self._emulator.scrollback(count) if self._last is None else ()
 
     def draws(self, since: int) -> bool:
@@ -389,8 +485,7 @@ class _Call:
 
     def resize(self, rows: int, cols: int) -> None:
         if self._pty is not None and (rows, cols) != (self._rows, self._cols):
-            self._rows, self._cols = rows, cols
-            self._emulator.resize(rows, cols)
+            self._resize_emulator(Size(rows, cols))
             self._pty.resize(rows, cols)
             self._sink.resized(rows, cols)
 
@@ -400,12 +495,12 @@ class _Call:
         self._hide_typed(pty, data)
         pty.write(data)
 
-    def _hide_typed(self, pty: Pty, data: bytes) -> None:
+    def _hide_typed(self, pty: Pty | KeptPty, data: bytes) -> None:
         """Treat a line that the user types without echo as a password."""
         if pty.canonical and not pty.echo:
             *lines, self._unseen = (self._unseen + data).replace(b"\n", b"\r").split(b"\r")
             if len(lines) == 1 and len(lines[0]) <= LONGEST_SECRET:  # more is a paste
-                self._veil.hide(lines[0].decode(errors="replace"))
+                self._hide(lines[0].decode(errors="replace"))
             self._unseen = self._unseen[: LONGEST_SECRET + 1]
         else:
             self._unseen = b""
@@ -421,6 +516,11 @@ class _Call:
         self._driven = by_person
         if by_person and self._asked is not None:
             self._withdraw()
+
+
+def _without_size(env: dict[str, str]) -> dict[str, str]:
+    """A program would believe these variables, and not learn of another size."""
+    return {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")}
 
 
 def _size_of(size: Any) -> tuple[int, int]:

@@ -1,0 +1,411 @@
+"""R7: processes that outlive the runtime. Real programs, real kills; `make soak` kills a hundred times."""
+
+import asyncio
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import sqlite3
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.crash.kept import KeptTurn, kept_turn
+from tests.e2e.driver import until
+from tests.soak import tries
+
+import keephold
+from keephold.prompts import Answer
+from keephold.turn.prompts import Decision, Prompt
+
+PROGRAMS = {
+    "count.py": """
+        import os, sys, time
+        number = 0
+        while not os.path.exists("stop"):
+            print("line", number, flush=True)
+            number += 1
+            time.sleep(0.003)
+        sys.exit(7)
+    """,
+    "server.py": """
+        import socket
+        listening = socket.create_server(("127.0.0.1", 0))
+        with open("port.new", "w") as file:
+            file.write(str(listening.getsockname()[1]))
+        import os
+        os.rename("port.new", "port")
+        while True:
+            peer, _ = listening.accept()
+            with peer:
+                asked = peer.recv(100).decode()
+                print("request", asked, flush=True)
+                peer.sendall(b"done")
+            if asked == "end":
+                break
+    """,
+    "Makefile": """
+        TARGETS := $(shell seq 0 199)
+        .PHONY: all $(TARGETS)
+        all: $(TARGETS)
+        $(TARGETS):
+        \t@sleep 0.02; echo built $@
+    """,
+    "end.sh": "while [ ! -e end ]; do sleep 0.05; done; seq 1000; exit 5",
+    "die.sh": "while [ ! -e end ]; do sleep 0.05; done; kill -9 $$",
+    "form.sh": """while [ ! -e end ]; do sleep 0.05; done; echo '{"type":"stopped","result":{"Ok":"by form"}}'""",
+    "query.py": """
+        import os, select, sys, time, tty
+        from pathlib import Path
+        here = Path(__file__).parent
+        tty.setcbreak(0)
+        for number in range(2):
+            os.write(1, b"\\x1b[6n")
+            if number:
+                (here / "asked").touch()
+            print("reply", number, os.read(0, 100), end="\\r\\n", flush=True)
+            while not number and not (here / "ask").exists():
+                time.sleep(0.01)
+        more = os.read(0, 100) if select.select([0], [], [], 0.5)[0] else b""
+        print("reply", 2, more, flush=True)
+    """,
+    "secret.py": """
+        import getpass
+        print("hello", getpass.getpass("Secret: "), flush=True)
+        input("more? ")
+    """,
+}
+PYTHON = json.dumps(sys.executable)
+CONFIG = f"""
+[conversation.tools."*"]
+run = "unattended"
+on_crash = "keep"
+spawn.stateful = true
+
+[conversation.tools.count]
+source = "local"
+command = [{PYTHON}, "count.py"]
+
+[conversation.tools.server]
+source = "local"
+command = [{PYTHON}, "server.py"]
+
+[conversation.tools.build]
+source = "local"
+command = ["make", "-j2"]
+
+[conversation.tools.script]
+source = "local"
+command = ["sh", "{{{{ tool.arguments.file }}}}"]
+parameters.file.type = "string"
+
+[conversation.tools.short]
+source = "local"
+command = ["sh", "-c", "setsid sleep 300 & sleep 300"]
+keep_secs = 0.2
+
+[conversation.tools.cat]
+source = "local"
+command = ["cat"]
+spawn.stdin = true
+
+[conversation.tools.repl]
+source = "terminal"
+command = [{PYTHON}, "-q"]
+
+[conversation.tools.secret]
+source = "terminal"
+command = [{PYTHON}, "secret.py"]
+
+[conversation.tools.vim]
+source = "terminal"
+command = ["vim", "-u", "NONE", "-n", "text"]
+
+[conversation.tools.sh]
+source = "terminal"
+command = ["sh"]
+env.PS1 = "$ "
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    for name, text in PROGRAMS.items():
+        lines = text.removeprefix("\n").split("\n")
+        indent = len(lines[0]) - len(lines[0].lstrip(" "))
+        (tmp_path / name).write_text("\n".join(line[indent:] for line in lines).replace("\\t", "\t"))
+    return tmp_path
+
+
+def batches(turn: KeptTurn) -> int:
+    """Return how many batches the store has accepted."""
+    connection = sqlite3.connect(f"file:{turn.store}?mode=ro", uri=True)
+    try:
+        (found,) = connection.execute("SELECT count(*) FROM batches").fetchone()
+    finally:
+        connection.close()
+    return int(found)
+
+
+def ask(directory: Path, text: str) -> None:
+    port = int((directory / "port").read_text())
+    with socket.create_connection(("127.0.0.1", port)) as peer:
+        peer.sendall(text.encode())
+        assert peer.recv(100) == b"done"
+
+
+def numbers(text: str, word: str) -> list[str]:
+    return [line.split(" ")[1] for line in text.splitlines() if line.startswith(f"{word} ")]
+
+
+def test_R7_kept_processes_survive_kills_and_lose_and_repeat_nothing(directory: Path) -> None:
+    """A build, a dev server, a REPL and an editor print numbered lines and get numbered input."""
+    kills, vim = tries(3, soak=100), shutil.which("vim") is not None
+    draw = random.Random(seed := random.SystemRandom().randrange(2**32))
+    print("seed", seed)
+    with kept_turn(directory, CONFIG) as turn:
+        turn.start()
+        started = [("count", "c"), ("server", "s"), ("build", "b"), ("repl", "r"), *([("vim", "v")] if vim else [])]
+        turn.run(*[(tool, {"spawn": id}) for tool, id in started])
+        until((directory / "port").exists)
+        known = batches(turn)
+        number = 0
+        for _ in range(kills):
+            while True:  # until a kill hits
+                calls: list[tuple[str, dict[str, Any]]] = [
+                    ("handle_apply", {"id": "r", "input": f"print('in', {number})\n"}),
+                    *([("handle_apply", {"id": "v", "input": f"oin {number}", "keys": ["ESC"]})] if vim else []),
+                ]
+                turn.begin(*calls)
+                ask(directory, str(number))
+                done = turn.answers(draw.uniform(0, 0.8)) is not None
+                if done:
+                    known, number = known + 1, number + 1
+                if not done or draw.random() < 0.5:
+                    break
+            turn.kill()
+            time.sleep(draw.choice((0, 0, 0.3)))
+            accepted = batches(turn)
+            turn.start()
+            turn.run(("handle_fetch", {"id": "r"}))  # the turn is resumed
+            if accepted > known:
+                number += 1
+            else:  # the server has had its number, the others have not
+                (directory / "port").rename(directory / "port.away")
+                turn.run(*calls) if not done else None
+                number += not done
+                (directory / "port.away").rename(directory / "port")
+            known = batches(turn)
+        (directory / "stop").touch()
+        ask(directory, "end")
+        ends = turn.run(
+            ("handle_apply", {"id": "r", "input": "exit(3)\n"}),
+            *([("handle_apply", {"id": "v", "input": ":wq\r"})] if vim else []),
+            ("await", {"all": [id for _, id in started], "timeout_secs": 60}),
+        )
+        assert not json.loads(ends[-1])["pending"], ends
+        turn.close()
+        turn.leaves_nothing()
+        facts = turn.listed()
+        assert [facts[id]["state"] for _, id in started] == ["stopped"] * len(started)
+        assert {id: facts[id]["attempt"] for _, id in started} == {id: 1 for _, id in started}
+        counted = numbers(turn.output("c"), "line")
+        assert counted == [str(each) for each in range(len(counted))]
+        inputs = [str(each) for each in range(number)]
+        assert sorted(numbers(turn.output("b"), "built"), key=int) == [str(each) for each in range(200)]
+        assert numbers(turn.output("s"), "request") == [*inputs, "end"]
+        assert numbers(turn.output("r"), "in") == inputs
+        if vim:
+            assert (directory / "text").read_text().splitlines() == ["", *(f"in {each}" for each in inputs)]
+        assert codes(turn, "c", "s", "b", "r") == {"c": 7, "s": 0, "b": 0, "r": 3}
+
+
+async def test_R7_what_a_program_asks_its_terminal_is_answered_once_also_if_nobody_was_there(directory: Path) -> None:
+    tools = [keephold.terminal([sys.executable, str(directory / "query.py")], name="query", on_crash="keep")]
+    store = f"sqlite:///{directory / 'store.db'}"
+    async with keephold.Runtime(tools, store=store) as rt, rt.turn("c") as turn:
+        await turn.run([keephold.ToolCall("1", "query", {"action": "spawn", "id": "t"})])
+        await printed(rt, b"reply 0")
+    (directory / "ask").touch()
+    until((directory / "asked").exists)
+    async with keephold.Runtime(tools, store=store) as rt:
+        state = await rt.wait(all=["t"], conversation="c", timeout=20)
+        text = (await printed(rt, b"reply 2")).decode()
+        assert state["completed"][0]["state"] == "stopped"
+        replies = re.findall(r"reply \d b'(.*)'", text)
+        assert replies == [r"\x1b[1;1R", r"\x1b[2;1R", ""], text
+
+
+async def printed(rt: keephold.Runtime, wanted: bytes) -> bytes:
+    """Return the output of the handle `t` once it has that."""
+    async with asyncio.timeout(20):
+        while True:
+            uid = (await rt.handle("t", conversation="c")).uid
+            output = rt.registry.printed(uid)
+            if output is not None and wanted in (text := output.read(0).data):
+                return text
+            await asyncio.sleep(0.01)
+
+
+def codes(turn: KeptTurn, *ids: str) -> dict[str, int | None]:
+    return {id: turn.shown(id)["exit_code"] for id in ids}
+
+
+def test_R7_what_happened_while_no_runtime_was_there_is_known_to_the_next(directory: Path) -> None:
+    """Processes that end, that end by a signal, with a wire form, and those that nobody came back for."""
+    with kept_turn(directory, CONFIG) as turn:
+        turn.start()
+        ended = [("exit", "end.sh"), ("signal", "die.sh"), ("form", "form.sh")]
+        turn.run(*[("script", {"spawn": id, "file": file}) for id, file in ended], ("short", {"spawn": "short"}))
+        turn.run(("cat", {"spawn": "cat"}), ("handle_apply", {"id": "cat", "input": "before"}))
+        turn.kill()
+        assert turn.listed()["exit"]["kept"]["until"] is not None
+        (directory / "end").touch()
+        until(lambda: sum(each.exit is None for each in turn.kept()) == 1)
+        assert len(turn.processes()) == 2, "the keeper and cat"
+        turn.start()
+        (reply,) = turn.run(("await", {"all": ["exit", "signal", "form", "short"]}))
+        found = {each["id"]: each for each in json.loads(reply)["completed"]}
+        assert "exit code 5" in found["exit"]["result"] and "\n1000\n" in found["exit"]["result"]
+        assert "killed by SIGKILL" in found["signal"]["result"]
+        assert found["form"]["result"] == "by form"
+        assert "no runtime came back within 0.2 s" in found["short"]["result"]
+        facts = {id: turn.shown(id) for id in found}
+        assert {id: (fact["exit_code"], fact["signal"], fact["ended_by"]) for id, fact in facts.items()} == {
+            "exit": (5, None, "self"),
+            "signal": (None, signal.SIGKILL, "self"),
+            "form": (0, None, "self"),
+            "short": (None, signal.SIGTERM, "crash"),
+        }
+        assert facts["short"]["code"] == "crashed"
+        assert turn.listed()["cat"]["kept"] == {"host": socket.gethostname(), "since": None, "until": None}
+        (reply,) = turn.run(("handle_apply", {"id": "cat", "input": "after", "eof": True}))
+        (reply,) = turn.run(("await", {"all": ["cat"]}))
+        turn.close()
+        assert turn.output("cat") == "before\nafter\n"
+        turn.leaves_nothing()
+
+
+def test_R6_R7_a_runtime_that_closes_leaves_kept_processes_running(directory: Path) -> None:
+    with kept_turn(directory, CONFIG) as turn:
+        turn.start()
+        turn.one("cat", spawn="cat")
+        turn.one("handle_apply", id="cat", input="before")
+        before = turn.kept()[0]
+        turn.close()
+        assert turn.kept()[0].until is not None and turn.listed()["cat"]["state"] == "running"
+        turn.start()
+        reply = turn.one("handle_apply", id="cat", input="after")
+        assert (reply["state"], reply["content"]) == ("running", "after\n")
+        assert turn.kept()[0] == before
+        assert turn.one("handle_abort", id="cat")["ended_by"] == "abort"
+        turn.close()
+        turn.leaves_nothing()
+
+
+def test_R7_a_screen_after_the_return_is_that_of_a_terminal_that_was_never_interrupted(directory: Path) -> None:
+    """Also one that was resized, scrolled and left in the middle of an editor."""
+    drawn = "printf '\\033[2J\\033[5;10Hdrawn\\033[1;31m red\\033[m\\n'; seq 40; printf '\\033[?1h'\n"
+    steps: list[dict[str, Any]] = [
+        {"input": drawn},
+        {"size": {"rows": 12, "cols": 40}},
+        {"input": "seq 100 150; printf 'a long line that is wrapped at forty columns, and again'\n"},
+    ]
+    if shutil.which("vim"):
+        steps += [{"input": "vim -u NONE -n text\n"}, {"input": "ione\rtwo\rthree", "keys": ["UP"]}]
+    screens = []
+    for name in ("once", "killed"):
+        (directory / name).mkdir()
+        with kept_turn(directory / name, CONFIG) as turn:
+            turn.start()
+            turn.one("sh", spawn="t")
+            for step in steps:
+                turn.one("handle_apply", id="t", **step)
+            if name == "killed":
+                turn.kill()
+                turn.start()
+            until(lambda: turn.one("handle_fetch", id="t")["state"] == "running")
+            shown = turn.one("handle_fetch", id="t", view="screen", scrollback=30)
+            screens.append((shown["screen"], shown["content"]))
+            assert turn.one("handle_apply", id="t", size={"rows": 20, "cols": 60})["state"] == "running"
+            turn.one("handle_abort", id="t")
+            turn.close()
+            turn.leaves_nothing()
+    assert screens[0] == screens[1]
+
+
+async def test_R7_a_password_prompt_is_asked_again_and_the_password_stays_hidden(directory: Path) -> None:
+    asked, secret = asyncio.Event(), "hunter2hunter2"
+
+    async def prompter(prompt: Prompt) -> Decision:
+        asked.set()
+        return await answered
+
+    command = [sys.executable, str(directory / "secret.py")]
+    tools = [keephold.terminal(command, name="secret", on_crash="keep")]
+    store = f"sqlite:///{directory / 'store.db'}"
+    for turns in ("begin", "answer", "end"):
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        async with keephold.Runtime(tools, store=store, prompter=prompter) as rt:
+            if turns == "begin":
+                async with rt.turn("c") as turn:
+                    await turn.run([keephold.ToolCall("1", "secret", {"action": "spawn", "id": "t"})])
+                    await asyncio.wait_for(asked.wait(), 20)
+                    asked.clear()
+            elif turns == "answer":
+                await asyncio.wait_for(asked.wait(), 20)
+                assert (await rt.handle("t", conversation="c")).state == "waiting"
+                answered.set_result(Answer(secret))
+                await printed(rt, b"more? ")
+            else:
+                reply = await rt.send("t", "no\r", conversation="c")
+                state = await rt.wait(all=["t"], conversation="c")
+                assert state["completed"][0]["state"] == "stopped", reply
+                text = (await printed(rt, b"more? ")).decode()
+                assert "hello ********" in text and secret not in text
+
+
+def test_R7_a_process_on_another_host_is_left_alone(directory: Path) -> None:
+    with kept_turn(directory, CONFIG) as turn:
+        turn.start()
+        turn.one("cat", spawn="cat")
+        turn.kill()
+        (file,) = Path(f"{turn.store}-output").glob("*.kept")
+        with file.open("a") as record:
+            record.write(json.dumps({"host": "elsewhere"}) + "\n")
+        turn.start()
+        turn.run(("await", {"all": ["cat"], "timeout_secs": 0}))
+        fact = turn.listed()["cat"]
+        assert (fact["state"], fact["owner"], fact["kept"]["host"]) == ("running", "gone", "elsewhere")
+        assert "kept on elsewhere" in turn.printed("ps")
+        with file.open("a") as record:
+            record.write(json.dumps({"host": socket.gethostname()}) + "\n")
+        until(lambda: turn.listed()["cat"]["owner"] == "alive")
+        assert turn.one("handle_apply", id="cat", input="here")["content"] == "here\n"
+        turn.one("handle_abort", id="cat")
+        turn.close()
+        turn.leaves_nothing()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_R7_if_the_keeper_dies_its_processes_end_and_the_handle_says_so(directory: Path, alone: bool) -> None:
+    with kept_turn(directory, CONFIG) as turn:
+        turn.start()
+        turn.one("short" if alone else "cat", spawn="t")
+        until(turn.kept)
+        keeper = int(turn.kept()[0].keeper.split("-")[1])
+        if alone:
+            turn.kill()
+        os.kill(keeper, signal.SIGKILL)
+        if alone:
+            turn.start()
+        (reply,) = turn.run(("await", {"all": ["t"]}))
+        fact = turn.shown("t")
+        assert (fact["state"], fact["ended_by"], fact["code"]) == ("stopped", "crash", "crashed"), reply
+        turn.close()
+        turn.leaves_nothing()
