@@ -19,8 +19,10 @@ from tests.serve.serving import PATIENCE, TOKEN, Served, environment, serve, ser
 from tests.serve.streams import listening
 from tests.soak import tries
 
+from keephold.control.remote import RemoteControl
 from keephold.serve.handover import _hello
 from keephold.store.sqlite.processes import HANDOVER, owners_of
+from keephold.turn import attach_protocol as frames
 
 CONFIG = (
     LASTING
@@ -39,6 +41,15 @@ run = "unattended"
 actions = ["spawn", "fetch", "apply", "abort"]
 stdin = true
 [conversation.tools.counts.spawn.lifecycle]
+on_turn_end = "keep"
+
+[conversation.tools.types]
+source = "terminal"
+command = ["sh", "-c", "stty -echo; while read line; do echo got $line; done"]
+run = "unattended"
+[conversation.tools.types.spawn]
+actions = ["spawn", "fetch", "apply", "abort"]
+[conversation.tools.types.spawn.lifecycle]
 on_turn_end = "keep"
 """
 )
@@ -295,3 +306,47 @@ async def test_R6_if_the_new_server_dies_before_it_serves_the_old_one_answers(
                 assert (await answer).status_code == 200
                 assert (await http.get("/api/handles")).status_code == 200
         await ended(await replaced(server))
+
+
+async def test_R6_an_attached_user_and_a_reader_stay_through_replacements(tmp_path: Path) -> None:
+    """Each line that is typed arrives once, and each line that is printed is shown once, in order."""
+    with served(tmp_path, CONFIG) as server:
+        await Model(server)("types", action="spawn", id="t")
+        async with RemoteControl(server.base, TOKEN) as user, RemoteControl(server.base, TOKEN) as reader:
+            (fact,) = await user.find(("t",), None)
+            attach = frames.Want(uid=fact["uid"], want="attach", rows=24, cols=80)
+            async with user.talk(fact, attach) as driving, reader.talk(fact, follow(fact)) as reading:
+                shown = bytearray()
+                showing = [asyncio.create_task(read(driving)), asyncio.create_task(read(reading, shown))]
+                lines = itertools.count()
+                for _ in range(tries(2, soak=20)):
+                    await type_lines(driving, lines, shown)
+                    replacing = asyncio.create_task(replaced(server))
+                    while not replacing.done():
+                        await type_lines(driving, lines, shown)
+                    await replacing
+                await type_lines(driving, lines, shown)
+                last = next(lines)
+                assert shown.decode().split() == [word for number in range(last) for word in ("got", str(number))]
+                for task in showing:
+                    task.cancel()
+                await asyncio.wait(showing)
+
+
+def follow(fact: dict[str, Any]) -> frames.Want:
+    return frames.Want(uid=fact["uid"], want="follow")
+
+
+async def read(talk: frames.Talk, shown: bytearray | None = None) -> None:
+    """Read frames for ever, and keep the output."""
+    while True:
+        kind, payload = await talk.receive()
+        if kind == frames.OUTPUT and shown is not None and isinstance(payload, bytes):
+            shown += payload
+
+
+async def type_lines(talk: frames.Talk, lines: Iterator[int], shown: bytearray) -> None:
+    """Type some lines one by one, and wait until the last one is shown."""
+    for number in itertools.islice(lines, 3):
+        talk.send(frames.INPUT, f"{number}\n".encode())
+    await until(lambda: f"got {number}\r\n".encode() in shown)

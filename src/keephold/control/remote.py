@@ -2,9 +2,6 @@
 
 A refusal of the server is the same `KeepholdError` as in this process. An unreachable server and an unknown token are
 `KeepholdError`s that say what to do.
-
-Frames arrive in the body of one response; the client sends its own in requests, one after the other. The response's
-header `Keephold-Talk` gives these requests their address.
 """
 
 import asyncio
@@ -20,14 +17,15 @@ import httpx2
 import msgspec
 
 from keephold.characters import without_isolates
+from keephold.control.remote_talk import PATIENT, RemoteTalk
 from keephold.control.resolve_handle import choose
 from keephold.errors import KeepholdError
 from keephold.text import to_json
 from keephold.turn import attach_protocol as frames
 
 _TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
-PATIENT = httpx2.Timeout(None, connect=10.0)
-"""For operations without a time limit."""
+_AGAIN_SECS = 0.2
+"""When a stream that ended without an event is asked for again."""
 
 
 class Requests:
@@ -172,67 +170,6 @@ def refused(response: httpx2.Response, answered: Any) -> KeepholdError:
     )
 
 
-TALK = "Keephold-Talk"
-HEAD = 5
-"""Bytes of a frame before its payload."""
-_LAST_SECS = 2.0
-"""How long the last input may take to arrive."""
-
-
-class RemoteTalk:
-    """An exchange of frames with a handle's process, through a server."""
-
-    def __init__(self, client: httpx2.AsyncClient, response: httpx2.Response, url: str) -> None:
-        self._client = client
-        self._response = response
-        self._url = url
-        self._pieces: AsyncIterator[bytes] = response.aiter_raw()
-        self._held = bytearray()
-        self._unsent = bytearray()
-        self._sending: asyncio.Task[None] | None = None
-
-    async def receive(self) -> frames.Frame:
-        while True:
-            if len(self._held) >= HEAD:
-                size = int.from_bytes(self._held[1:HEAD])
-                if len(self._held) >= HEAD + size:
-                    kind, payload = chr(self._held[0]), bytes(self._held[HEAD : HEAD + size])
-                    del self._held[: HEAD + size]
-                    return frames.decoded(kind, payload)
-            try:
-                self._held += await anext(self._pieces)
-            except (StopAsyncIteration, httpx2.TransportError):
-                raise KeepholdError(
-                    f"the connection to the server {self._url} is lost; ask again when it is there",
-                    code="server_unreachable",
-                ) from None
-
-    def send(self, kind: frames.Kind, payload: bytes | msgspec.Struct = b"") -> None:
-        """Queue a frame; while a request is under way, frames collect for the next one, in order."""
-        if kind == frames.DETACH:
-            return  # leaving says it already
-        self._unsent += frames.frame(kind, payload)
-        if self._sending is None or self._sending.done():
-            self._sending = asyncio.create_task(self._send())
-
-    async def _send(self) -> None:
-        while self._unsent:
-            data = bytes(self._unsent)
-            self._unsent.clear()
-            try:
-                await self._client.post(f"/api/talks/{self._response.headers[TALK]}", content=data)
-            except httpx2.TransportError:
-                return  # `receive` raises the error
-
-    async def close(self) -> None:
-        """Send what is queued, and leave."""
-        if self._sending is not None:
-            await asyncio.wait((self._sending,), timeout=_LAST_SECS)
-            self._sending.cancel()
-            await asyncio.gather(self._sending, return_exceptions=True)
-        await self._response.aclose()
-
-
 _PAGE = 200
 _WAIT_SECS = 50.0
 """How long one request waits: short enough that proxies and firewalls keep the connection."""
@@ -330,18 +267,13 @@ class RemoteControl(Requests):
         return await self.get(where, offset=offset, limit=limit, from_end=from_end, pattern=pattern)
 
     def talk(self, fact: Mapping[str, Any], want: frames.Want) -> AbstractAsyncContextManager[frames.Talk]:
-        return self._talk(str(fact["uid"]), want)
+        return self._talk(want)
 
     @asynccontextmanager
-    async def _talk(self, uid: str, want: frames.Want) -> AsyncIterator[frames.Talk]:
+    async def _talk(self, want: frames.Want) -> AsyncIterator[frames.Talk]:
         """Yield the exchange of frames with the handle's process."""
-        body = to_json(want)
-        request = self.client.build_request(
-            "POST", f"/api/handles/{_part(uid)}/talk", content=body, timeout=PATIENT,
-            headers={"content-type": "application/json"},
-        )  # fmt: skip
-        response = await self.sent(request)
-        talk = RemoteTalk(self.client, response, self.url)
+        talk = RemoteTalk(self, want)
+        await talk.open()
         try:
             yield talk
         finally:
@@ -445,9 +377,14 @@ class RemoteControl(Requests):
     ) -> AsyncIterator[dict[str, Any]]:
         """Yield the store's events as they happen. Two have no `seq`, since they are not stored: `reset`, if events
         after that place are no longer kept, and `requests`, when the open requests have changed."""
-        async for event in self.stream("/api/events", after=after, conversation=conversation, uid=uid):
-            said = msgspec.json.decode(event.data)
-            yield said if "seq" in said else {"type": event.event, "data": said}
+        while True:  # a server that was replaced ends the stream, and the new one continues it
+            heard = False
+            async for event in self.stream("/api/events", after=after, conversation=conversation, uid=uid):
+                said = msgspec.json.decode(event.data)
+                heard, after = True, said.get("seq", after)
+                yield said if "seq" in said else {"type": event.event, "data": said}
+            if not heard:
+                await asyncio.sleep(_AGAIN_SECS)
 
 
 def _part(text: str) -> str:

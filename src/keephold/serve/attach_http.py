@@ -1,8 +1,10 @@
 """Frames over HTTP, for `logs -f`, `send` and `attach` with `--server` (`turn/attach_protocol.py`).
 
 `POST /api/handles/{uid}/talk` takes a `Want` without the uid and answers with frames from the handle's process, this
-one or another, or from the store. The client posts its own frames to `/api/talks/{talk}`; `talk` is the response's
-header `Keephold-Talk`. When the client disconnects, its side of the talk ends and it stops driving the terminal.
+one or another, or from the store. The client posts its own frames to `/api/talks/{talk}`; `talk` is the header
+`Keephold-Talk` of a response that lasts. When the client disconnects, its side of the talk ends and it stops driving
+the terminal. A response that ends before its last frame, in good order, comes from a server that was replaced: the
+client asks the new one.
 """
 
 import asyncio
@@ -16,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from keephold.control.remote import HEAD, TALK
+from keephold.control.remote_talk import HEAD, TALK
 from keephold.control.stored_output import talking
 from keephold.errors import KeepholdError
 from keephold.serve.operations import read_body, refusal
@@ -128,7 +130,7 @@ class _Talking(Response):
                 received = await talk.receive()  # an immediate refusal becomes an error status
                 self._talks[id] = talk
                 begun = True
-                await send({"type": "http.response.start", "status": 200, "headers": _headers(id)})
+                await send({"type": "http.response.start", "status": 200, "headers": _headers(id, self._want)})
                 while True:
                     kind, payload = received
                     await send(_part(frames.frame(kind, payload), more=kind not in _LAST))
@@ -151,12 +153,13 @@ class _Talking(Response):
             self._talks.pop(id, None)
 
 
-def _headers(id: str) -> list[tuple[bytes, bytes]]:
+def _headers(id: str, want: frames.Want) -> list[tuple[bytes, bytes]]:
+    lasts = want.want in ("follow", "attach")
     return [
         (b"content-type", b"application/octet-stream"),
         (b"cache-control", b"no-store"),
         (b"x-content-type-options", b"nosniff"),
-        (TALK.lower().encode(), id.encode()),
+        *([(TALK.lower().encode(), id.encode())] if lasts else ()),
     ]
 
 
