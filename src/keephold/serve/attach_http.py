@@ -123,34 +123,34 @@ class _Talking(Response):
             await asyncio.gather(forwarding, leaving, return_exceptions=True)
 
     async def _forward(self, send: Send) -> None:
-        id = secrets.token_urlsafe(16)
-        begun = False
+        self._begun = False
         try:
             async with talking(self._runtime.registry.store, self._record, self._want) as talk:
-                received = await talk.receive()  # an immediate refusal becomes an error status
-                self._talks[id] = talk
-                begun = True
-                await send({"type": "http.response.start", "status": 200, "headers": _headers(id, self._want)})
-                while True:
-                    kind, payload = received
-                    await send(_part(frames.frame(kind, payload), more=kind not in _LAST))
-                    if kind in _LAST:
-                        return
-                    received = await talk.receive()
+                await self._pass_frames(talk, send)
         except KeepholdError as error:
-            if begun:
-                await send(
-                    _part(
-                        frames.frame(frames.ERROR, frames.Refused(error.message, error.code)),
-                        more=False,
-                    )
-                )
+            if self._begun:
+                refused = frames.Refused(error.message, error.code)
+                await send(_part(frames.frame(frames.ERROR, refused), more=False))
             else:
                 await _refuse(error, send)
         except OSError:  # the client has left
             pass
+
+    async def _pass_frames(self, talk: frames.Talk, send: Send) -> None:
+        id = secrets.token_urlsafe(16)
+        received = await talk.receive()  # an immediate refusal becomes an error status
+        self._talks[id] = talk
+        self._begun = True
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": _headers(id, self._want)})
+            while True:
+                kind, payload = received
+                await send(_part(frames.frame(kind, payload), more=kind not in _LAST))
+                if kind in _LAST:
+                    return
+                received = await talk.receive()
         finally:
-            self._talks.pop(id, None)
+            del self._talks[id]  # before the connection ends: from now on the client's frames are refused
 
 
 def _headers(id: str, want: frames.Want) -> list[tuple[bytes, bytes]]:

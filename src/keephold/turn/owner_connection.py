@@ -1,6 +1,7 @@
 """The client's end of the attach protocol: a connection to the process that runs a handle."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -14,6 +15,8 @@ from keephold.turn import attach_protocol as frames
 
 SILENT_SECS = 5.0
 """How long the process may take to send its first frame."""
+_LEAVE_SECS = 1.0
+"""How long it may take to read the last input."""
 
 
 class OwnerAddress(NamedTuple):
@@ -83,7 +86,18 @@ async def linked(to: OwnerAddress, want: frames.Want) -> AsyncIterator[Link]:
     try:
         yield Link(to, want, reader, writer)
     finally:
+        if want.want == "attach":
+            await _leave(reader, writer)
         writer.transport.abort()
+
+
+async def _leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Wait until the process has read all input. A connection that is aborted loses what was not read yet."""
+    with contextlib.suppress(OSError):
+        async with asyncio.timeout(_LEAVE_SECS):
+            writer.write(frames.frame(frames.DETACH, b""))
+            while await reader.read(1 << 16):
+                pass
 
 
 def gone(id: str, tool: str) -> KeepholdError:
