@@ -6,6 +6,7 @@ has the time of its first byte, as in a `Timeline`. So the largest total of the 
 keeper was killed. There are at most `MOST` records: then the interval is doubled until half of them can be dropped.
 """
 
+import math
 import os
 import struct
 from collections.abc import Iterator
@@ -105,7 +106,17 @@ def _thinned(records: list[Record], interval: float) -> list[Record]:
                 near = bool(thin) and record.at - thin[-1].at < interval
                 thin.append(record._replace(at=thin.pop().at) if near else record)
         kept += thin
-    return [first, *sorted(kept, key=lambda record: (record.total, bool(record.rows)))]
+    kept.sort(key=lambda record: (record.total, bool(record.rows)))
+    return [first, *_in_order(kept)]
+
+
+def _in_order(records: list[Record]) -> list[Record]:
+    """Let no size be later than the output after it, for which it was."""
+    ordered, limit = [], math.inf
+    for record in reversed(records):
+        limit = min(limit, record.at)
+        ordered.append(record._replace(at=limit) if record.rows else record)
+    return ordered[::-1]
 
 
 def _records(data: bytes) -> Iterator[Record]:
