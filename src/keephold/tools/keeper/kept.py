@@ -282,7 +282,7 @@ class Kept:
             self._answer(protocol.Took(uid=self.uid, cause=request.cause))
             return
         try:
-            if isinstance(self._child, Pty):
+            if request.later and isinstance(self._child, Pty):
                 self._child.check_room(request.data + request.later)
             self._press()
             if request.data:
