@@ -49,7 +49,7 @@ def _terminal(argv: list[str], on_crash: OnCrash) -> keephold.Tool:
 @asynccontextmanager
 async def _opened(tool: keephold.Tool) -> AsyncIterator[tuple[keephold.Runtime, keephold.Turn]]:
     with tempfile.TemporaryDirectory() as directory:
-        async with keephold.Runtime([tool], store=f"sqlite:{directory}/store.db") as rt, rt.turn("bench") as turn:
+        async with keephold.Runtime([tool], store=f"sqlite:///{directory}/store.db") as rt, rt.turn("bench") as turn:
             yield rt, turn
 
 
@@ -124,7 +124,7 @@ async def _crowd(length: float) -> tuple[int, float, float]:
     tool = _terminal(["cat"], "keep")
     ids = [f"c{number}" for number in range(COUNT)]
     with tempfile.TemporaryDirectory() as directory:
-        store = f"sqlite:{directory}/store.db"
+        store = f"sqlite:///{directory}/store.db"
         async with keephold.Runtime([tool], store=store) as rt:
             await _ask(rt, "spawn", ids)
             await asyncio.sleep(2)

@@ -100,6 +100,14 @@ def test_R7_a_small_output_is_described_inline_and_a_large_one_by_its_file(tmp_p
         assert output.read(0).data == b"x" * size
 
 
+def test_R7_a_terminal_has_its_size_before_it_prints(tmp_path: Path) -> None:
+    Times(Files(), times_file(tmp_path, "u"), Record(0, 1000.0, 24, 80)).close()
+    made = timeline(read_times(tmp_path, "u"))
+    assert made is not None and made.started == (1000.0, 24, 80)
+    Times(Files(), times_file(tmp_path, "v"), Record(0, 1000.0)).close()
+    assert timeline(read_times(tmp_path, "v")) is None
+
+
 def test_R7_times_are_bounded_and_end_with_the_total(tmp_path: Path) -> None:
     times = Times(Files(), times_file(tmp_path, "u"), Record(0, 1000.0, 24, 80))
     for number in range(3 * MOST):

@@ -36,13 +36,15 @@ class Times:
     __slots__ = ("_at", "_count", "_files", "_first", "_interval", "_marked", "_path")
 
     def __init__(self, files: Files, path: Path, first: Record) -> None:
-        """`first` is the start, which is written with the first output."""
+        """`first` is the start. That of a command is written with its first output: without output, it needs no file."""
         self._files, self._path = files, str(path)
         self._first: Record | None = first
         self._interval = _INTERVAL
         self._count = 0
         self._marked = False
         self._at = first.at
+        if first.rows:
+            self._begin(first)
 
     def note(self, total: int, at: float) -> None:
         """Note that all output up to now ends at `total`."""
