@@ -36,7 +36,7 @@ class Times:
     __slots__ = ("_at", "_count", "_files", "_first", "_interval", "_marked", "_path")
 
     def __init__(self, files: Files, path: Path, first: Record) -> None:
-        """`first` is the start. That of a command is written with its first output: without output, it needs no file."""
+        """`first` is the start; that of a command is written with its first output, if it has any."""
         self._files, self._path = files, str(path)
         self._first: Record | None = first
         self._interval = _INTERVAL
