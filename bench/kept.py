@@ -25,6 +25,7 @@ import psutil
 
 import keephold
 from bench.rounds import Bar, Plan, Row, added, measure, seconds
+from bench.terminal import READER, OnOutput
 from bench.throughput import SIZE
 from keephold.tools.base import OutputPolicy, SpawnPolicy
 from keephold.tools.keeper.record import read_record
@@ -32,7 +33,6 @@ from keephold.tools.keeper.record import read_record
 COUNT = 200
 RESIDENT, PROCESSOR, RETURN_SECS = 25 << 20, 0.001, 2.0
 _AT_ONCE = SpawnPolicy(settle_ms=0, settle_max_ms=0)
-_READER = ["sh", "-c", "cat > /dev/null"]  # else the terminal is full after 4,095 keys, and echoes none
 OnCrash = Literal["fail", "keep"]
 
 
@@ -85,13 +85,13 @@ async def _gibibyte(on_crash: OnCrash, _: float) -> float:
 
 async def _key(on_crash: OnCrash, length: float) -> float:
     loop, times = asyncio.get_running_loop(), []
-    async with _opened(_terminal(_READER, on_crash)) as (rt, turn):
+    async with _opened(_terminal(READER, on_crash)) as (rt, turn):
         await turn.run([keephold.ToolCall("1", "terminal", {"action": "spawn", "id": "s"})])
         run = rt.registry.find("s", "bench").run
         assert run is not None
         await asyncio.sleep(0.5)  # the keeper starts
         heard: asyncio.Future[None] = loop.create_future()
-        run.listeners.append(lambda: None if heard.done() else heard.set_result(None))
+        run.handle.watch(OnOutput(lambda: None if heard.done() else heard.set_result(None)))
         until = perf_counter() + length
         while (began := perf_counter()) < until:
             heard = loop.create_future()

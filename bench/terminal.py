@@ -26,7 +26,7 @@ from keephold.tools.base import SpawnPolicy
 BYTES = 100_000_000
 IDLE = 200
 _FLOOD = ["sh", "-c", f"yes {'x' * 79} | head -c {BYTES}"]
-_READER = ["sh", "-c", "cat > /dev/null"]  # else the terminal is full after 4,095 keys, and echoes none
+READER = ["sh", "-c", "cat > /dev/null"]  # else the terminal is full after 4,095 keys, and echoes none
 _AT_ONCE = SpawnPolicy(settle_ms=0, settle_max_ms=0)
 
 
@@ -85,7 +85,9 @@ async def _our_spawn(length: float) -> float:
     return statistics.median(times)
 
 
-class _OnOutput(Watcher):
+class OnOutput(Watcher):
+    """Calls a function after each piece of output."""
+
     def __init__(self, then: Callable[[], None]) -> None:
         self._then = then
 
@@ -103,7 +105,7 @@ async def _once(rt: keephold.Runtime, turn: keephold.Turn, id: str) -> float:
         if handle.output is not None and handle.output.read(0).data.count(b"x") == 2 and not heard.done():
             heard.set_result(None)
 
-    handle.watch(_OnOutput(listen))
+    handle.watch(OnOutput(listen))
     await turn.run([keephold.ToolCall("1", "cat", {"action": "apply", "id": id, "input": "x\n"})])
     listen()
     await heard
@@ -117,7 +119,7 @@ async def _once(rt: keephold.Runtime, turn: keephold.Turn, id: str) -> float:
 
 async def _bare_key(length: float) -> float:
     loop, times = asyncio.get_running_loop(), []
-    master, pid = _spawn(_READER)
+    master, pid = _spawn(READER)
     os.set_blocking(master, False)
     heard: asyncio.Future[None] = loop.create_future()
 
@@ -140,12 +142,12 @@ async def _bare_key(length: float) -> float:
 
 async def _our_key(length: float) -> float:
     loop, times = asyncio.get_running_loop(), []
-    async with keephold.Runtime([_terminal(_READER, "reader")]) as rt, rt.turn("bench") as turn:
+    async with keephold.Runtime([_terminal(READER, "reader")]) as rt, rt.turn("bench") as turn:
         await turn.run([keephold.ToolCall("1", "reader", {"action": "spawn", "id": "s"})])
         run = rt.registry.find("s", "bench").run
         assert run is not None
         heard: asyncio.Future[None] = loop.create_future()
-        run.handle.watch(_OnOutput(lambda: None if heard.done() else heard.set_result(None)))
+        run.handle.watch(OnOutput(lambda: None if heard.done() else heard.set_result(None)))
         until = perf_counter() + min(length, 1.0)
         while (began := perf_counter()) < until:
             heard = loop.create_future()
