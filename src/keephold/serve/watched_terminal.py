@@ -235,7 +235,7 @@ class RemoteTerminal:
         async with contextlib.AsyncExitStack() as stack:
             link = await stack.enter_async_context(linked(self._to, want))
             await link.receive()  # its screen, or a refusal
-            stack.callback(asyncio.create_task(_read(link)).cancel)
+            stack.push_async_callback(_cancel, asyncio.create_task(_read(link)))
             self._link, self._driving = link, stack.pop_all()
         self._before = Size(screen.rows, screen.cols)
         self._fit(size)
@@ -268,6 +268,11 @@ class RemoteTerminal:
 
     def close(self) -> None:
         self._emulator.close()
+
+
+async def _cancel(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _read(link: Link) -> None:
