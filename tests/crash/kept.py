@@ -161,6 +161,10 @@ class KeptTurn:
                 found.append(process)
         return found
 
+    def leaves_nothing_kept(self) -> None:
+        """No process is kept any more."""
+        until(lambda: not self.kept(), PATIENCE, lambda: f"still kept: {self.kept()}")
+
     def leaves_nothing(self) -> None:
         """No process is left, nor a file of a keeper."""
         until(lambda: not self.processes(), PATIENCE, lambda: f"left behind: {self.processes()}")

@@ -163,6 +163,7 @@ def numbers(text: str, word: str) -> list[str]:
     return [line.split(" ")[1] for line in text.splitlines() if line.startswith(f"{word} ")]
 
 
+@pytest.mark.timeout(tries(120, soak=3600))
 def test_R7_kept_processes_survive_kills_and_lose_and_repeat_nothing(directory: Path) -> None:
     """A build, a dev server, a REPL and an editor print numbered lines and get numbered input."""
     kills, vim = tries(3, soak=100), shutil.which("vim") is not None
@@ -368,6 +369,27 @@ async def test_R7_a_password_prompt_is_asked_again_and_the_password_stays_hidden
                 assert state["completed"][0]["state"] == "stopped", reply
                 text = (await printed(rt, b"more? ")).decode()
                 assert "hello ********" in text and secret not in text
+
+
+def test_R7_a_kept_process_can_be_aborted_where_its_tool_is_not(directory: Path) -> None:
+    """Also one whose handle has stopped without it is ended, by the next runtime."""
+    with kept_turn(directory, CONFIG) as turn:
+        turn.start()
+        turn.run(("cat", {"spawn": "a"}), ("cat", {"spawn": "b"}), ("handle_apply", {"id": "a", "input": "before"}))
+        until(lambda: len(turn.kept()) == 2)
+        turn.kill()
+        turn.printed("abort", "a")
+        fact = turn.shown("a")
+        assert (fact["state"], fact["ended_by"], turn.output("a")) == ("stopped", "abort", "before\n")
+        assert len(turn.kept()) == 1
+        connection = sqlite3.connect(turn.store)
+        with connection:
+            connection.execute("DELETE FROM handles WHERE id = 'b'")
+        connection.close()
+        turn.start()
+        turn.leaves_nothing_kept()
+        turn.close()
+        turn.leaves_nothing()
 
 
 def test_R7_a_process_on_another_host_is_left_alone(directory: Path) -> None:

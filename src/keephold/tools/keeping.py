@@ -4,6 +4,7 @@ A kept process is a child of the keeper, and its output is in the spool at all t
 for any other: `command.py` and `terminal.py` have one child, and this file is what they do differently to get it.
 """
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ from keephold.handles.state import Failure, error_of
 from keephold.store.base import KeptOutput
 from keephold.tools.base import Invocation, KeepingSink
 from keephold.tools.keeper.children import Ended, Hooks, KeptProcess, KeptPty
-from keephold.tools.keeper.client import Elsewhere, Returned
+from keephold.tools.keeper.client import Elsewhere, Keeper, Returned
 from keephold.tools.keeper.record import KeptRecord, read_record
 from keephold.tools.keeper.times import read_times, timeline
 from keephold.tools.program import Program
 from keephold.tools.session import Exit
 
 _UNKNOWN = Exit(None, None)
+_GRACE = 2.0
+"""Seconds for a process to end by itself whose tool, and its own grace, are not known here."""
 LOST = "The process of this call was lost: {reason}."
 _NEVER_STARTED = Failure("The runtime ended before it had started the process of this call.", "crashed", transient=True)
 
@@ -48,6 +51,21 @@ def is_elsewhere(directory: Path, uid: str) -> bool:
     """Return whether the process of a call may run on another host."""
     record = read_record(directory, uid)
     return record is not None and record.exit is None and record.where == "other host"
+
+
+async def end_kept(keeper: Keeper, uid: str, fence: int) -> bool:
+    """End the process of a call, and return when it has ended; False if it may run on another host.
+
+    Raises `KeepholdError` if its keeper does not answer, or another runtime has it.
+    """
+    over = asyncio.Event()
+    hooks = Hooks(output=lambda _: None, exit=lambda _: over.set(), failed=lambda _: over.set(), displaced=over.set)
+    found = await keeper.take_back(uid, fence, hooks)
+    if isinstance(found, Returned):
+        found.child.begin()
+        found.child.end(_GRACE)
+        await over.wait()
+    return not isinstance(found, Elsewhere)
 
 
 class Keeping:

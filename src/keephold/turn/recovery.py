@@ -12,7 +12,9 @@ rather than never: one that passed while no process ran is found at the start an
 """
 
 import asyncio
+import contextlib
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,6 +34,7 @@ from keephold.store.base import (
     Entry,
     HandleQuery,
     HookCalled,
+    KeptOutput,
     Opened,
     OpenTurn,
     Record,
@@ -42,9 +45,9 @@ from keephold.store.base import (
 )
 from keephold.store.endings import end_notice, ended, gone, timed_out
 from keephold.tools.base import Invocation, Tool
-from keephold.tools.guard import reap
+from keephold.tools.guard import Guard, reap
 from keephold.tools.keeper.record import read_record
-from keephold.tools.keeping import is_elsewhere, kept_output
+from keephold.tools.keeping import end_kept, is_elsewhere, kept_output
 from keephold.tools.toolbox import Toolbox
 from keephold.turn.admission import Admission
 from keephold.turn.crash_loops import in_order
@@ -107,6 +110,7 @@ class Recovery:
         self._claiming = asyncio.Lock()
         self._reaped = set[str | None]()
         self.actions: Actions
+        self.guard: Guard
         self.leaves_calls = False
         """Whether calls are left to a runtime that has the tools of their own program (R1)."""
         self.adopts: Callable[[str], bool] = lambda conversation: True
@@ -124,6 +128,19 @@ class Recovery:
             await self.sweep()
         else:
             self._registry.run_soon(self.sweep())
+        self._registry.run_soon(self._end_unknown())
+
+    async def _end_unknown(self) -> None:
+        """End kept processes whose calls have stopped without them, and remove files that a crash has left (R7)."""
+        store = self._registry.store
+        for file in [] if store.directory is None else list(store.directory.glob("*.kept")):
+            record = await store.handle(file.stem)
+            if record is None or isinstance(record.state, Stopped):
+                kept = record is not None and record.output is not None and record.output.file is not None
+                fence = record.fence if record is not None else sys.maxsize
+                with contextlib.suppress(KeepholdError):
+                    if await end_kept(self.guard.keeper, file.stem, fence):
+                        self.guard.keeper.forget(file.stem, output=not kept)
 
     async def sweep(self) -> None:
         """Recover the calls of owners that have died, and those without an owner that need one."""
@@ -303,14 +320,33 @@ class Recovery:
         if claimed is not None and claimed.parking is not None:
             await self._release(claimed)
         elif claimed is not None:
-            await self._end(claimed, record.attempt, error, "abort")
+            output = await self._end_kept(claimed)
+            await self._end(claimed, record.attempt, error, "abort", output)
+            if output is not None:
+                self.guard.keeper.forget(uid, output=False)
+
+    async def _end_kept(self, record: Record) -> KeptOutput | None:
+        """End the process of a call, if it is kept, and return its output."""
+        directory = self._registry.store.directory
+        if directory is None or read_record(directory, record.uid) is None:
+            return None
+        await end_kept(self.guard.keeper, record.uid, record.fence)
+        found = read_record(directory, record.uid)
+        return None if found is None else kept_output(directory, found)
 
     async def _release(self, record: Record) -> None:
         """Park a call that has taken its key (`external`)."""
         (state,) = await self._registry.write((Released(record.uid, record.fence),))
         self._registry.changed_elsewhere(record.uid, state)
 
-    async def _end(self, record: Record, attempt: int, error: Failure = CRASHED, by: EndedBy = "crash") -> None:
+    async def _end(
+        self,
+        record: Record,
+        attempt: int,
+        error: Failure = CRASHED,
+        by: EndedBy = "crash",
+        output: KeptOutput | None = None,
+    ) -> None:
         """End a call with its process, unless its completion was accepted before (R4)."""
         event = Ended(self._registry.clock.now(), error, by)
         state = transition(record.state, event)
@@ -319,7 +355,7 @@ class Recovery:
         notification = notice(tool, state) if tool is not None and record.stateful else None
         if error.code == "crash_loop" and isinstance(state, Stopped):
             notification = end_notice(state)  # also if the tool's settings want no notification
-        change = Changed(record.uid, record.fence, event, state, notice=notification, yields=True)
+        change = Changed(record.uid, record.fence, event, state, output, notification, yields=True)
         _, completed = await self._registry.write((same, change))
         self._registry.changed_elsewhere(record.uid, completed or state)
 
