@@ -299,6 +299,7 @@ def test_R6_R7_a_runtime_that_closes_leaves_kept_processes_running(directory: Pa
         turn.one("handle_apply", id="cat", input="before")
         before = turn.kept()[0]
         turn.close()
+        assert turn.output("cat") == "before\n", "while no runtime is there"
         assert turn.kept()[0].until is not None and turn.listed()["cat"]["state"] == "running"
         turn.start()
         reply = turn.one("handle_apply", id="cat", input="after")

@@ -148,13 +148,12 @@ async def _keys(store: Store, record: Record) -> dict[str, str]:
 
 
 def _output(store: Store, record: Record) -> OutputSize | None:
-    """The end of what it printed. While it runs that is known to its owner alone."""
-    if record.output is None:
-        return None
+    """The end of what it printed. While it runs that is known to its owner alone, unless its process is kept."""
     from keephold.control.stored_output import stored_output
 
     output = stored_output(store, record)
-    assert output is not None
+    if output is None:
+        return None
     end = output.before(output.total, _TAIL_BYTES + LONGEST)
     output.close()
     before, tail = (part.decode(errors="replace") for part in (end[:-_TAIL_BYTES], end[-_TAIL_BYTES:]))

@@ -1,6 +1,7 @@
 """A handle's output from the process that runs it, or from the store in the same frames.
 
-If no process runs a handle, its output is complete, so following it only reads it.
+If no process runs a handle, its output is complete, so following it only reads it. A kept process may print more, for
+the runtime that takes it back.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +16,8 @@ from keephold.handles.spool import Spool
 from keephold.handles.state import Stopped, name
 from keephold.handles.timeline import asciicast
 from keephold.store.base import Record, Store
+from keephold.tools.keeper.record import read_record
+from keephold.tools.keeping import kept_output
 from keephold.turn import attach_protocol as frames
 from keephold.turn.owner_connection import gone, linked, running
 
@@ -38,8 +41,12 @@ async def talking(store: Store, record: Record, want: frames.Want) -> AsyncItera
 
 
 def stored_output(store: Store, record: Record) -> Output | None:
-    """Return the stored output of a handle; the caller closes it."""
-    return None if record.output is None else Output.restored(Spool(store.directory), record.output, record.uid)
+    """Return the stored output of a handle, or that of its kept process so far; the caller closes it."""
+    output = record.output
+    if store.directory is not None and not isinstance(record.state, Stopped):
+        kept = read_record(store.directory, record.uid)
+        output = output if kept is None else kept_output(store.directory, kept)
+    return None if output is None else Output.restored(Spool(store.directory), output, record.uid)
 
 
 class StoredOutput:
