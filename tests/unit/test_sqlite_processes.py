@@ -1,7 +1,10 @@
 """Several processes on one store: who lives, who is next to write, who hears of what, what a crash leaves behind."""
 
 import asyncio
+import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -14,8 +17,9 @@ from tests.unit.sqlite_stores import commit, end, give, line, opened, registered
 
 from keephold.errors import KeepholdError
 from keephold.store.base import Claimed, Record, Replied, Request, Requested
-from keephold.store.sqlite import opening, processes
+from keephold.store.sqlite import SqliteStore, opening, processes
 from keephold.store.sqlite.processes import Owners, Turnstile
+from keephold.store.sqlite.read_only import ReadOnlyStore
 
 pytestmark = pytest.mark.slow
 
@@ -317,6 +321,72 @@ async def test_R4_a_killed_process_leaves_all_of_a_commit_or_nothing(tmp_path: P
         told = ["handle.created", "process.event", "handle.stopped", "process.event", "handle.created"]
         assert [event.type for event in await store.events()] == (told if happened else told[:2])
         assert await store.events_range() == (1, len(told) if happened else 2)
+
+
+_KILLED = """
+async def main():
+    async with opened(path) as store:
+        await commit(store, *(registered(number) for number in range(50)))
+        say("written")
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("left", [None, 0, 20_000])
+async def test_a_store_whose_newest_changes_are_gone_is_not_taken_for_an_empty_one(
+    tmp_path: Path, left: int | None
+) -> None:
+    """A killed process leaves them in the WAL. SQLite reads a database without its WAL, and says nothing."""
+    path = tmp_path / "store.db"
+    async with child(path, _KILLED) as process:
+        assert await said(process) == ["written"]
+        await process.wait()
+    wal, aside = path.with_name("store.db-wal"), tmp_path / "aside"
+    shutil.copy(wal, aside)
+    wal.unlink() if left is None else os.truncate(wal, left)
+    for store in (SqliteStore(path), ReadOnlyStore(path)):
+        with pytest.raises(KeepholdError, match=r"store.db-wal`, which was removed or cut; put that file back"):
+            await store.open(lambda _: None)
+    shutil.copy(aside, wal)
+    async with opened(path) as whole:
+        assert await whole.handle(uid(49)) is not None
+
+
+_FULL = """
+mount -t tmpfs -o size={size} none "$1" || exit 77
+{before}
+"$2" -c "$3" "$1/store.db"
+"""
+
+_OPENS = """
+async def main():
+    try:
+        async with opened(path):
+            say("opened")
+    except KeepholdError as error:
+        say(error.message)
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "before"),
+    [("16k", ""), ("2m,nr_inodes=4", ""), ("2m", '"$2" -c "$3" "$1/store.db"; cat /dev/zero > "$1/x"')],
+)
+async def test_a_disk_that_is_full_when_a_store_is_opened_is_said_to_be_full(
+    tmp_path: Path, size: str, before: str
+) -> None:
+    """On a real small disk; mounting one needs a user namespace."""
+    body = "from keephold.errors import KeepholdError" + _OPENS
+    script = _CHILD.format(root=str(Path(__file__).parents[2]), body=body)
+    command = ["unshare", "-Urm", "sh", "-c", _FULL.format(size=size, before=before), "sh", str(tmp_path)]
+    if shutil.which("unshare") is None:
+        pytest.skip("there is no `unshare`")
+    ran = await asyncio.to_thread(subprocess.run, [*command, sys.executable, script], capture_output=True, text=True)
+    if ran.returncode:
+        pytest.skip(f"no file system can be mounted here: {ran.stderr}")
+    said = ran.stdout.splitlines()[-1]
+    assert ("full" in said or "No space left" in said) and "free some space on" in said
+    assert "may write to" not in said
 
 
 _MAKES = """

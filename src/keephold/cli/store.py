@@ -110,7 +110,7 @@ def _existing(url: str | None, *, acting: bool = False) -> "Store":
             "a `memory:` store is seen by no process but its own; name a file by --store", code="unsupported_store"
         )
     path = getattr(store, "path", None)  # of a file
-    if isinstance(path, Path) and not path.exists():
+    if isinstance(path, Path) and not path.exists() and not Path(f"{path}-wal").exists():  # else it is damaged
         raise KeepholdError(
             f"there is no store `{path}`; `keephold serve` makes one, or name another by --store", code="store_unusable"
         )

@@ -7,9 +7,11 @@ again.
 """
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
+import sys
 import threading
 import time
 from collections import Counter
@@ -25,12 +27,25 @@ from keephold.store.sqlite.listing import compare
 from keephold.store.sqlite.lock_holders import stopped_writer
 from keephold.store.sqlite.processes import SUFFIXES, Bell, Turnstile, owners_of
 from keephold.store.sqlite.sql import APPLICATION_ID, SQL, migrations
+from keephold.store.sqlite.write_errors import is_full
 
 BUSY_MS = 5000
 _MAGIC = b"SQLite format 3\0"
 _REMOTE = frozenset(
     {"9p", "afs", "ceph", "cifs", "fuse.glusterfs", "fuse.sshfs", "ncpfs", "nfs", "nfs4", "smb3", "smbfs"}
 )
+
+_ADVICE = {
+    errno.ENOSPC: "free some space on its disk",
+    errno.EDQUOT: "free some space on its disk, or have your quota raised",
+    errno.EMFILE: "let this process open more files (`ulimit -n`)",
+    errno.ENFILE: "end programs that have many files open",
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST),
+        "name a file in a directory that you may write to",
+    ),
+}
+"""What helps, by error number."""
 
 _ours: Counter[Path] = Counter()
 _inherited: set[Path] = set()
@@ -88,15 +103,13 @@ def explained(path: Path) -> Iterator[None]:
         locked = f"store `{path}` is locked by another program; end that program's transaction"
         raise unusable(stopped_writer(path) or locked) from error
     except apsw.Error as error:
-        raise unusable(f"store `{path}` cannot be opened: {error}") from error
+        why = f"the disk is full; free some space on it ({error})" if is_full(path, error) else str(error)
+        raise unusable(f"store `{path}` cannot be opened: {why}") from error
     except UnicodeEncodeError as error:
         raise unusable(f"the path of the store is not UTF-8, as SQLite wants it: {str(path)!a}") from error
     except OSError as error:
-        at = error.filename or path
-        raise unusable(
-            f"store `{path}` cannot be opened: `{at}`: {error.strerror or error}; "
-            "name a file in a directory that you may write to"
-        ) from error
+        at, advice = error.filename or path, _ADVICE.get(error.errno or 0, "see the disk and the directory it is in")
+        raise unusable(f"store `{path}` cannot be opened: `{at}`: {error.strerror or error}; {advice}") from error
 
 
 def claim(path: Path) -> None:
@@ -144,6 +157,33 @@ def _examine(path: Path) -> None:
         raise unusable(f"store `{path}` is not a SQLite database; name another file, or one that does not exist yet")
     elif int.from_bytes(header[68:72], "big") != APPLICATION_ID:
         raise unusable(f"store `{path}` is a SQLite database of another program; name another file")
+    elif _wal_is_cut(path):
+        raise unusable(
+            f"store `{path}` is incomplete: its newest changes were in `{path}-wal`, which was removed or cut; put "
+            f"that file back, restore a backup, or remove `{path}-shm` to continue with what is left"
+        )
+
+
+_INDEX = (14, 16), (16, 20), (96, 100)
+"""Where the index of a WAL says how large a page is, how many there are, and how many are in the database already."""
+
+
+def _wal_is_cut(path: Path) -> bool:
+    """Whether the WAL is shorter than its index says, which a process that was killed has left; SQLite would make a new
+    index of the rest. An index from before the machine started proves nothing: it may have reached the disk late."""
+    with contextlib.suppress(OSError):
+        index = Path(f"{path}-shm")
+        if index.stat().st_mtime < time.time() - time.clock_gettime(time.CLOCK_BOOTTIME):
+            return False
+        with index.open("rb") as file:
+            head = file.read(100)
+        if len(head) < 100 or not head[12]:
+            return False
+        size, last, written_back = (int.from_bytes(head[at:end], sys.byteorder) for at, end in _INDEX)
+        needed = 32 + last * (24 + (65536 if size == 1 else size))
+        wal = Path(f"{path}-wal")
+        return last > written_back and needed > (wal.stat().st_size if wal.exists() else 0)
+    return False
 
 
 def _check_alone(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Errors that mean that the store cannot write, and the sentences for them."""
 
 import errno
+import os
 from pathlib import Path
 
 import apsw
@@ -42,6 +43,17 @@ def sentence(path: Path, error: BaseException) -> str:
     if cause is None:
         return f"writing `{path}` failed: {said}"
     return f"{cause.format(path=path)} ({said})"
+
+
+def is_full(path: Path, error: apsw.Error) -> bool:
+    """Whether an error of SQLite means that the disk is full. Some of them say only that writing failed."""
+    if isinstance(error, apsw.FullError):
+        return True
+    try:
+        disk = os.statvfs(path.parent)
+    except OSError:
+        return False
+    return isinstance(error, apsw.IOError | apsw.CantOpenError) and not disk.f_bavail
 
 
 def lost(path: Path) -> KeepholdError:
