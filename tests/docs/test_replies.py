@@ -30,6 +30,7 @@ async def asking(call: keephold.Call) -> str:
 
 @keephold.tool(
     actions=("spawn", "fetch", "abort"),
+    ready=".",
     output=keephold.policies.OutputPolicy(model=keephold.policies.OutputView(limit=10), max_output=20),
 )
 async def flood(call: keephold.Call) -> str:
@@ -79,6 +80,9 @@ async def test_C3_A3_O4_D9_every_key_of_a_reply_is_on_the_page(tmp_path: Path) -
             ("asking", {"action": "apply", "id": "first", "input": True}),
         )
         await batch(("await", {"all": ["first", "second"]}), ("await", {"all": ["flood", "parked"], "timeout_secs": 0}))
+        await batch(
+            ("await", {"output": {"flood": "."}, "ready": ["flood"]}), ("flood", {"action": "fetch", "id": "flood"})
+        )
         await batch(
             ("read_output", {"id": "flood"}),
             ("read_output", {"id": "flood", "offset": 10}),

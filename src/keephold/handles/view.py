@@ -146,16 +146,16 @@ class Handles:
         *,
         all: Sequence[str] = (),
         any: Sequence[str] = (),
-        output: Sequence[tuple[str, Pattern]] = (),
+        output: Conditions = (),
         ready: Sequence[str] = (),
         timeout: float | None = None,
         on_progress: Callable[[Handle], None] | None = None,
     ) -> Waited:
         """Wait until every one of `all` and, if given, one of `any` has stopped (A2), and the conditions of `output`
         and `ready` hold (A9); ids are bound to handles now (S6)."""
-        ids = (*any, *all, *(id for id, _ in output), *ready)
-        found = await self._bound(ids)
-        groups = groups_of(found, all, any, output, ready)
+        patterns = conditions(output)
+        found = await self._bound((*any, *all, *(id for id, _ in patterns), *ready))
+        groups = groups_of(found, all, any, patterns, ready)
         waiting = self.wait_for(groups, timeout, tuple(dict.fromkeys(found.values())), on_progress)
         meter = self._registry.meter
         if meter is None:

@@ -13,7 +13,7 @@ from keephold.durable.deferred import ResolveOutcome, read_resolution
 from keephold.errors import KeepholdError
 from keephold.handles.handle import HandleInfo
 from keephold.handles.registry import Registry
-from keephold.handles.view import Conditions, Handles, conditions
+from keephold.handles.view import Conditions, Handles
 from keephold.limits import Limits
 from keephold.tools.toolbox import Offers, Toolbox
 from keephold.turn import send_input
@@ -131,8 +131,8 @@ class Parts:
     ) -> dict[str, Any]:
         """Wait as `await` does (A2, A3, A9), with values instead of texts."""
         await self.ready()
-        handles, patterns = Handles(self.registry, conversation), conditions(output)
-        waited = await handles.wait(all=all, any=any, output=patterns, ready=ready, timeout=timeout)
+        handles = Handles(self.registry, conversation)
+        waited = await handles.wait(all=all, any=any, output=output, ready=ready, timeout=timeout)
         return self.replies.values(waited)
 
     async def send(

@@ -6,7 +6,7 @@ from typing import Any
 
 from keephold.errors import ToolError
 from keephold.handles.state import Reply
-from keephold.handles.view import Waited, conditions
+from keephold.handles.view import Waited
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.function import tool
@@ -103,7 +103,7 @@ def await_tool(show: Callable[[Waited], Reply]) -> Tool:
         waited = await call.handles.wait(
             all=all or (),
             any=any or (),
-            output=conditions(output),
+            output=output or (),
             ready=ready or (),
             timeout=call.handles.within(timeout_secs),
             on_progress=call.pass_on,
