@@ -17,7 +17,7 @@ UNTIL_ENDED := sh -c '"$$@" & server=$$!; trap : INT; trap "kill $$server" TERM;
 	while kill -0 $$server 2>/dev/null; do wait $$server; code=$$?; done; case $$code in 130|143) ;; *) exit $$code; esac' sh
 
 .DEFAULT_GOAL := help
-.PHONY: help setup interop browser run demo docs lint style types test quick bench soak lock clean
+.PHONY: help setup interop browser run demo docs lint style types test compiled quick bench soak lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -84,14 +84,18 @@ style: setup
 types: setup
 	$(BIN)/mypy $(CODE)
 
-# What has to be fetched is side by side, and types, which take a minute of one core, beside the tests. Tests start
-# hundreds of programs of ours; where Python may not keep what it compiles, each would compile everything.
+# Types take a minute of one core: they are checked while things are fetched, and beside the tests.
 test: setup ## lint, and run all tests
-	@$(MAKE) --no-print-directory --output-sync=target -j4 style interop browser
-	$(BIN)/python -m compileall -q src tests
+	@mkdir -p build
 	@$(MAKE) --no-print-directory types >build/types.log 2>&1 & types=$$!; \
-		$(PYTEST) -n 4; tested=$$?; \
+		$(MAKE) --no-print-directory --output-sync=target -j4 style interop browser compiled && $(PYTEST) -n 4; tested=$$?; \
 		wait $$types; typed=$$?; cat build/types.log; exit $$((tested | typed))
+
+# Tests start hundreds of programs of ours; where Python may not keep what it compiles, each would compile everything.
+# The tests are collected once before each worker does it, so that one process rewrites their assertions, not four.
+compiled: setup
+	$(BIN)/python -m compileall -q src tests
+	-@$(PYTEST) --collect-only -qq >/dev/null
 
 # What a change breaks is most often found here: rules, stores, turns, configuration. No browser, no foreign program.
 quick: style ## check style, and run the tests that take less than a minute together: most mistakes are found

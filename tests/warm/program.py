@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -11,10 +12,10 @@ _SCRIPT = str(Path(sys.executable).with_name("keephold"))
 _SERVER = str(Path(__file__).with_name("server.py"))
 _IMPORT = re.compile(r"^\s*(import|from)\b.*\b(keephold|mcp)\b", re.MULTILINE)
 FOREIGN = (
-    "apsw", "cel_expr_python", "click", "h11", "httpx2", "jinja2", "jsonschema_rs", "mcp", "mcp.server",
-    "mcp.client.client", "msgspec", "opentelemetry.trace", "prometheus_client", "psutil", "pydantic", "pyghostty",
-    "rich.console", "starlette.applications", "uvicorn", "uvicorn.logging", "uvicorn.loops.auto",
-    "uvicorn.protocols.http.auto", "uvicorn.lifespan.on",
+    "anyio._backends._asyncio", "apsw", "cel_expr_python", "click", "genai_prices.data", "h11", "httpx2", "jinja2",
+    "jsonschema_rs", "mcp", "mcp.server", "mcp.client.client", "msgspec", "opentelemetry.trace", "prometheus_client",
+    "psutil", "pydantic", "pyghostty", "rich.console", "starlette.applications", "uvicorn", "uvicorn.logging",
+    "uvicorn.loops.auto", "uvicorn.protocols.http.auto", "uvicorn.lifespan.on",
 )  # fmt: skip
 """What the server imports that is not ours."""
 _EMULATOR = ["-P", "-s", "-m", "keephold.worker_process", "keephold.tools.terminal.emulator_process"]
@@ -86,12 +87,12 @@ def _environment_known(env: Mapping[str, str], usual: Mapping[str, str]) -> bool
     mine = {key for key in (*env, *usual) if key.startswith(("PYTHON", "TEXTUAL")) or key in _LOCALE}
     different = {key for key in mine - _KNOWN if env.get(key) != usual.get(key)}
     usual_locale = not different or env.get("LC_ALL") == "C.UTF-8"
-    return different <= set(_LOCALE) and usual_locale and not _hides_modules(env.get("PYTHONPATH", ""))
+    return different <= set(_LOCALE) and usual_locale and not _hides_modules(env, usual)
 
 
-def _hides_modules(path: str) -> bool:
-    """Whether a module on this path comes before one that we have imported: tests pretend so that it is missing."""
+def _hides_modules(env: Mapping[str, str], usual: Mapping[str, str]) -> bool:
+    """Whether a module on their path comes before one that we have imported: tests pretend so that it is missing."""
     imported = {"textual", "pydantic_ai", *(name.partition(".")[0] for name in FOREIGN)}
-    others = (entry for entry in path.split(os.pathsep) if entry and entry not in sys.path)
-    places = [Path(entry) for entry in others if Path(entry).is_dir()]
-    return any(entry.stem in imported for place in places for entry in place.iterdir())
+    theirs, ours = (each.get("PYTHONPATH", "").split(os.pathsep) for each in (env, usual))
+    others = [Path(entry) for entry in theirs if entry and entry not in (*ours, sysconfig.get_path("purelib"))]
+    return any(entry.stem in imported for place in others if place.is_dir() for entry in place.iterdir())
