@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-TIMEOUT = 30
+TIMEOUT = 120
 launchers: list[Path] = []
 """Where programs are that start ours warm. Not in a terminal, which they could not control."""
 
