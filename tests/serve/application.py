@@ -19,6 +19,7 @@ from keephold.mcp.server import Server
 from keephold.serve.app import App
 from keephold.serve.metrics import Prometheus
 from keephold.serve.server import SlowClientProtocol
+from keephold.store.base import Store
 from keephold.tools.base import Tool
 
 TOKEN = "token-of-the-owner-0123456789abcdef"
@@ -47,7 +48,7 @@ class Application:
 @asynccontextmanager
 async def application(
     tools: Iterable[Tool] = (),
-    store: str = "memory:",
+    store: str | Store = "memory:",
     *,
     principals: Mapping[str, str] | None = None,
     **options: Any,

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Message
+from tests.control.test_full_disk import Disk, mended
 from tests.durable.lives import approval, ok, until
 from tests.mcp.clients import connected
 from tests.serve.application import TOKEN, Application, application
@@ -22,9 +23,11 @@ import keephold
 from keephold import Key
 from keephold.control.webhooks import Completing
 from keephold.handles.clock import SystemClock
+from keephold.serve import app
 from keephold.serve.app import App
 from keephold.serve.door import HEADERS, ServeDoor
 from keephold.serve.sessions import Sessions
+from keephold.store.sqlite import SqliteStore
 
 ANN, BOB = "token-of-ann-0123456789abcdef", "token-of-bob-0123456789abcdef"
 PRINCIPALS = {"ann": ANN, "bob": BOB}
@@ -472,3 +475,19 @@ async def test_nothing_but_HTTP_is_spoken() -> None:
 
     await guard(TOKEN)({"type": "websocket", "path": "/", "headers": []}, receive, send)
     assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+async def test_R4_health_says_that_the_store_cannot_write_before_anybody_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "_CHECK_SECS", 0.0)
+    disk = Disk()
+    store = SqliteStore(tmp_path / "work.db", fault=disk)
+    async with application([idle], store=store) as served, served.client(None) as http:
+        assert (await http.get("/healthz")).status_code == 200
+        disk.full = True
+        told = await http.get("/healthz")
+        assert (told.status_code, told.json()) == (503, {"ok": False, "problem": "the store cannot write"})
+        disk.full = False
+        await mended(store)
+        assert (await http.get("/healthz")).json() == {"ok": True}

@@ -123,8 +123,6 @@ class Control:
 
         With `answers`, send it only as the answer to that question (`turn/tool_call.py`). Returns the reply of C3."""
         handle = await self._known(uid)
-        if isinstance(handle.state, Waiting):
-            self._check_writable()
         reply = await send_input.send(self.runtime.actions, handle, input, keys, secret=secret, answers=answers)
         return _decoded(reply)
 
@@ -278,6 +276,8 @@ class Control:
             else:
                 await self.answer(uid, said.get("value"), question=question_key(state.question, state.number))
         except KeepholdError as error:
+            if error.code in ("store_unavailable", "owner_not_answering"):
+                raise
             again = error.code in ("bad_answer", "invalid_arguments")
             return {"status": "again" if again else "gone", "problem": error.message}
         return {"status": "taken", "problem": None}

@@ -387,9 +387,10 @@ class Registry(Cache):
             raise
         self.conversation(handle.conversation).names[id] = handle
 
-    def when_visible(self, then: Callable[[], None]) -> None:
-        """Call `then` when everything decided so far is visible: commits finish in order."""
-        self.commit((), lambda _: then(), lambda _: then())
+    def when_visible(self, then: Callable[[], None], failed: Callable[[Exception], None] | None = None) -> None:
+        """Call `then` when everything decided so far is visible: commits finish in order. If the store cannot write at
+        present, call `failed` with the reason instead; without it, call `then` at once."""
+        self.commit((), lambda _: then(), lambda error: then() if failed is None else failed(error))
 
     async def responded(self, op: Responded) -> tuple[QueuedNotification, ...]:
         """Record the responses of a batch and move the cursors of the output they showed (C5).

@@ -1,7 +1,9 @@
 """The one ASGI application: MCP, completions, the API, terminals, metrics and the dashboard, behind one door."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -23,6 +25,10 @@ from keephold.serve.operations import refusal
 from keephold.serve.screens import Screens
 from keephold.serve.sessions import Sessions
 from keephold.serve.tracing import traced
+from keephold.store.base import TakenDown
+
+_CHECK_SECS = 1.0
+"""Seconds between two checks whether the store can write."""
 
 
 class App:
@@ -39,6 +45,8 @@ class App:
         self.sessions = Sessions()
         self._lasting: Lasting | None = None
         self._announcing = False
+        self._checked_at = float("-inf")
+        """When `/healthz` last tried to write."""
         self._posted: frozenset[str] = frozenset()
         """The ids of the open prompts of other processes."""
 
@@ -131,12 +139,21 @@ class App:
     async def _health(self, request: Request) -> Response:
         """Answer `/healthz`: 503 while the store cannot write, or the server closes. `clock_jump_secs` says by how much
         the time of day was set since the server began, if it was."""
-        trouble = self.runtime.registry.store.trouble
-        if self.runtime.closing:
-            trouble = "closing"
+        problem = "the server is closing" if self.runtime.closing else await self._store_problem()
         jump = self.runtime.upkeep.jump
-        facts = {"ok": trouble is None} | ({"clock_jump_secs": jump} if jump else {})
-        return JSONResponse(facts, 200 if trouble is None else 503, {"cache-control": "no-store"})
+        facts: dict[str, Any] = {"ok": problem is None} | ({"clock_jump_secs": jump} if jump else {})
+        if problem is not None:
+            facts["problem"] = problem
+        return JSONResponse(facts, 200 if problem is None else 503, {"cache-control": "no-store"})
+
+    async def _store_problem(self) -> str | None:
+        """Try to write, at most once a second: a full disk is not noticed otherwise until somebody needs it."""
+        registry, now = self.runtime.registry, asyncio.get_running_loop().time()
+        if now >= self._checked_at + _CHECK_SECS:
+            self._checked_at = now
+            with contextlib.suppress(KeepholdError):
+                await registry.write((TakenDown(()),), keep=False)
+        return None if registry.store.trouble is None else "the store cannot write"
 
 
 async def _unable(request: Request, error: Exception) -> Response:

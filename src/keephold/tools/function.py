@@ -222,6 +222,10 @@ class _Task:
         return durable is not None and durable.taken
 
     @property
+    def records_input(self) -> bool:
+        return self._call._journal is not None
+
+    @property
     def queued(self) -> Sequence[Question]:
         return self._call._queued or ()
 

@@ -634,6 +634,11 @@ class Run:
         return bool(getattr(self.live, "has_key", False))
 
     @property
+    def records_input(self) -> bool:
+        """Whether its input is stored before it is acknowledged (E10)."""
+        return bool(getattr(self.live, "records_input", False))
+
+    @property
     def can_park(self) -> bool:
         """Whether it is a tool that can wait for an outside result: a function that may return `Pending` (D1)."""
         return bool(getattr(self.live, "can_park", False))

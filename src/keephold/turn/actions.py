@@ -436,7 +436,8 @@ class Actions:
         self._when_visible(call, self._apply_now)
 
     def _when_visible(self, call: ActiveCall, act: Callable[[ActiveCall], None]) -> None:
-        """Act when what was decided about the handle is visible: now, or later, when a refusal is an error reply."""
+        """Act when what was decided about the handle is visible: now, or later, when a refusal is an error reply. Until
+        the store can write, nothing is done."""
 
         def later() -> None:
             try:
@@ -447,7 +448,7 @@ class Actions:
         if call.handle.decided is call.handle.state:
             act(call)
         else:
-            self._registry.when_visible(later)
+            self._registry.when_visible(later, lambda error: call.answer(error_reply(_nothing_sent(error))))
 
     def _apply_now(self, call: ActiveCall) -> None:
         parsed, handle = call.parsed, call.handle
@@ -462,6 +463,9 @@ class Actions:
             )
         if parsed.answers is not None:
             _check_asks(handle, parsed.answers)
+        stored = run.records_input or (isinstance(state, Waiting) and not parsed.backs_out)
+        if stored and (trouble := self._registry.store.trouble) is not None:
+            raise _nothing_sent(trouble)  # a crash would lose what was acknowledged (R4)
         if parsed.secret and not (isinstance(state, Waiting) and state.question.secret):
             raise ToolError(f"Handle `{handle.id}` asks for no secret now; nothing was sent", code="not_running")
         if isinstance(state, Waiting) and not parsed.backs_out:
@@ -483,7 +487,8 @@ class Actions:
             run.answer(value, parsed.cause)
         else:
             run.write(parsed.arguments, parsed.cause)
-        self._registry.when_visible(lambda: self._settle(call, since))
+        failed = (lambda error: call.answer(error_reply(_not_written(error)))) if stored else None
+        self._registry.when_visible(lambda: self._settle(call, since), failed)
 
     def _settle(self, call: ActiveCall, since: int) -> None:
         handle = call.handle
@@ -509,6 +514,19 @@ class Actions:
     async def release(self, handles: Sequence[Handle]) -> None:
         """Release calls that a resumed batch starts again (B9)."""
         await self._admission.release(handles)
+
+
+def _nothing_sent(why: object) -> ToolError:
+    return ToolError(
+        f"the store cannot write ({why}); nothing was sent, and an open question stays open", code="store_unavailable"
+    )
+
+
+def _not_written(why: object) -> ToolError:
+    return ToolError(
+        f"that was taken, and is written as soon as it can be; a crash before would lose it: {why}",
+        code="store_unavailable",
+    )
 
 
 def _check_takes_input(handle: Handle) -> None:

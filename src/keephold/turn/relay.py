@@ -157,7 +157,7 @@ class Relay:
             body = await self._asked(id, owner, msgspec.json.encode(wanted), "asks this")
         return GONE if body is None else msgspec.json.decode(body, type=Decided)
 
-    async def _asked(self, about: str, owner: str, request: bytes, what: str, longest: float = 0.0) -> bytes | None:
+    async def _asked(self, about: str, owner: str, request: bytes, what: str, longest: float = 1.0) -> bytes | None:
         """Write a request and wait for the reply; None if the owner dies. It may take `longest` once it has begun."""
         registry, store = self._registry, self._registry.store
         id, rung = secrets.token_hex(12), asyncio.Event()
@@ -174,16 +174,26 @@ class Relay:
                 rung.clear()
                 body = await store.reply(id)
                 late = asyncio.get_running_loop().time() - asked_at - SILENT_SECS
-                if body is None and late > 0:
-                    (withdrawn,) = await registry.write((RequestClosed(id, unanswered=True),), keep=False)
-                    if withdrawn:
-                        raise _silent(what)
-                elif not body and late > longest:
+                if body is None and late > 0 and await self._withdrawn(id, what):
+                    raise _silent(what)
+                if not body and late > longest:
                     raise _slow(what)
             return body
         finally:
             del self._awaited[id]
             registry.commit((RequestClosed(id),), lambda _: None, lambda _: None)
+
+    async def _withdrawn(self, id: str, what: str) -> bool:
+        """Withdraw a request; False if the owner has taken it."""
+        try:
+            (withdrawn,) = await self._registry.write((RequestClosed(id, unanswered=True),), keep=False)
+        except KeepholdError as error:
+            raise ToolError(
+                f"The process that {what} did not answer, and this cannot be withdrawn ({error.message}). It may still "
+                "be carried out: look at the state of the handle before you send it again.",
+                code=error.code,
+            ) from error
+        return bool(withdrawn)
 
     def notify(self, ids: Iterable[str] | None) -> None:
         """Check for replies to these requests, or to all of them."""
