@@ -51,6 +51,16 @@ run = "unattended"
 actions = ["spawn", "fetch", "apply", "abort"]
 [conversation.tools.types.spawn.lifecycle]
 on_turn_end = "keep"
+
+[conversation.tools.kept]
+source = "terminal"
+command = ["sh", "-c", "while read line; do echo got $line; done"]
+run = "unattended"
+on_crash = "keep"
+[conversation.tools.kept.spawn]
+actions = ["spawn", "fetch", "apply", "abort"]
+[conversation.tools.kept.spawn.lifecycle]
+on_turn_end = "keep"
 """
 )
 
@@ -308,10 +318,12 @@ async def test_R6_if_the_new_server_dies_before_it_serves_the_old_one_answers(
         await ended(await replaced(server))
 
 
-async def test_R6_an_attached_user_and_a_reader_stay_through_replacements(tmp_path: Path) -> None:
-    """Each line that is typed arrives once, and each line that is printed is shown once, in order."""
+@pytest.mark.parametrize("tool", ["types", "kept"])
+async def test_R6_an_attached_user_and_a_reader_stay_through_replacements(tmp_path: Path, tool: str) -> None:
+    """Each line that is typed arrives once, and each line that is printed is shown once, in order. A kept process (R7)
+    moves to the new server, another one stays in the first."""
     with served(tmp_path, CONFIG) as server:
-        await Model(server)("types", action="spawn", id="t")
+        await Model(server)(tool, action="spawn", id="t")
         async with RemoteControl(server.base, TOKEN) as user, RemoteControl(server.base, TOKEN) as reader:
             (fact,) = await user.find(("t",), None)
             attach = frames.Want(uid=fact["uid"], want="attach", rows=24, cols=80)
@@ -324,7 +336,9 @@ async def test_R6_an_attached_user_and_a_reader_stay_through_replacements(tmp_pa
                     replacing = asyncio.create_task(replaced(server))
                     while not replacing.done():
                         await type_lines(driving, lines, shown)
-                    await replacing
+                    before = await replacing
+                    if tool == "kept":
+                        assert await ended(before) == 0
                 await type_lines(driving, lines, shown)
                 last = next(lines)
                 printed = [line for line in shown.decode().splitlines() if line.startswith("got")]

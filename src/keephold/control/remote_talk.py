@@ -27,8 +27,10 @@ HEAD = 5
 """Bytes of a frame before its payload."""
 _TRIES, _TRY_SECS = 50, 0.1
 """How often a talk is opened again before it is lost, and the time between two tries."""
-_SOON = ("driven_by_person", "owner_not_answering")
-"""Refusals that end soon: the server that was replaced has not left the handle yet."""
+_MOVED = ("owner_not_answering", "runtime_closed")
+"""Errors of a handle that another process takes over, if one can."""
+_SOON = ("driven_by_person", *_MOVED)
+"""Refusals that end soon: the server that was replaced has not left the handle yet, or no other has taken it."""
 _LAST_SECS = 2.0
 """How long the last input may take to arrive."""
 
@@ -63,11 +65,17 @@ class RemoteTalk:
                 if len(self._held) >= HEAD + size:
                     kind, payload = chr(self._held[0]), bytes(self._held[HEAD : HEAD + size])
                     del self._held[: HEAD + size]
-                    return self._noted(frames.decoded(kind, payload))
+                    try:
+                        return self._noted(frames.decoded(kind, payload))
+                    except KeepholdError as error:
+                        if error.code not in _MOVED:
+                            raise
+                        await self._open_again(error)
+                    continue
             try:
                 self._held += await anext(self._pieces)
             except StopAsyncIteration:  # in good order, before the last frame: the server was replaced
-                await self._open_again()
+                await self._open_again(self._lost())
             except httpx2.TransportError:
                 raise self._lost() from None
 
@@ -81,23 +89,23 @@ class RemoteTalk:
                 self._want = replace(self._want, since=offset)
         return frame
 
-    async def _open_again(self) -> None:
+    async def _open_again(self, why: KeepholdError) -> None:
+        """Open it again, through the server that answers now, or raise why it ended."""
         if TALK not in self._response.headers:
-            raise self._lost()
+            raise why
         await self._response.aclose()
         self._held.clear()
-        opened = False
-        while not opened:
+        while True:
             if self._in_vain > _TRIES:
-                raise self._lost()
+                raise why
             await asyncio.sleep(_TRY_SECS if self._in_vain else 0)  # a server that is leaving ends it at once
             try:
                 await self.open()
-                opened = True
+                break
             except KeepholdError as error:
                 self._in_vain += 1
-                if error.code not in _SOON or self._in_vain > _TRIES:
-                    raise
+                if error.code not in _SOON:
+                    raise why from error
         self._send_unsent()
 
     def _lost(self) -> KeepholdError:

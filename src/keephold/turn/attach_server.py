@@ -13,7 +13,7 @@ import asyncio
 import logging
 import shlex
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from pathlib import Path
 from typing import cast
@@ -141,6 +141,12 @@ class Streams:
         for task in tuple(self._clients):
             task.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)
+
+    def leave(self, handles: Collection[Handle]) -> None:
+        """End the connections of clients that follow handles which another process runs now."""
+        for client in self._clients.values():
+            if client.following is not None and client.following.handle in handles:
+                client.following.close()
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = _Client(self, reader, writer)

@@ -411,10 +411,9 @@ async def end_calls(registry: Registry, admission: Admission, recovery: Recovery
         await _recorded(batches)
 
 
-async def release_waiting(registry: Registry) -> bool:
-    """Release the calls that only wait, and can be resumed by another process while this one lives. Return whether any
-    was."""
-    runs = [handle.run for handle in registry.live() if handle.run is not None and _only_waits(handle.run)]
+async def release_waiting(registry: Registry) -> list[Handle]:
+    """Release the calls that another process can resume while this one lives, and return them."""
+    runs = [handle.run for handle in registry.live() if handle.run is not None and _can_move(handle.run)]
     for run in runs:
         run.hand_over()
     with contextlib.suppress(TimeoutError):
@@ -423,13 +422,16 @@ async def release_waiting(registry: Registry) -> bool:
                 await run.gone()
     gone = [run.handle for run in runs if run.handle.run is None]
     await asyncio.gather(*map(registry.release, gone))
-    return bool(gone)
+    return gone
 
 
-def _only_waits(run: Run) -> bool:
-    """Return whether a call waits in its durable effects: nothing it does is cut short."""
-    replays = run.handle.tool.on_crash == "replay" and run.handle.unwritten is None
-    return replays and run.waits_in_effects and not (run.ending or run.handing_over)
+def _can_move(run: Run) -> bool:
+    """Return whether nothing of a call is cut short if another process resumes it: its process is kept (R7), or it
+    waits in its durable effects."""
+    handle = run.handle
+    if run.live is None or handle.unwritten is not None or run.ending or run.handing_over:
+        return False
+    return run.kept or (handle.tool.on_crash == "replay" and run.waits_in_effects)
 
 
 async def end_conversation(registry: Registry, admission: Admission, conversation: str, why: Failure) -> None:

@@ -31,7 +31,7 @@ class Following(Watcher):
     """Yields the changes of a handle: from an offset of its output on, or from the current screen of its terminal."""
 
     def __init__(self, handle: Handle, since: int = 0, screen: SupportsScreen | None = None) -> None:
-        self._handle = handle
+        self.handle = handle
         self._offset = since
         self._screen = screen
         self._changed = asyncio.Event()
@@ -40,7 +40,7 @@ class Following(Watcher):
 
     async def so_far(self) -> AsyncGenerator[Frame, None]:
         """Yield the output so far, and the handle's state."""
-        handle = self._handle
+        handle = self.handle
         yield frames.STATE, status_of(handle, self._offset)
         for frame in self._output(printed(handle)):
             yield frame
@@ -48,7 +48,7 @@ class Following(Watcher):
 
     async def until_stopped(self) -> AsyncGenerator[Frame, None]:
         """Yield everything until the handle has stopped. Raises `ToolError` if the runtime is closed first."""
-        handle = self._handle
+        handle = self.handle
         if self._screen is not None:
             yield self._whole_screen(self._screen)
         handle.watch(self)
@@ -100,12 +100,12 @@ class Following(Watcher):
         self._changed.set()
 
     def _whole_screen(self, screen: SupportsScreen) -> Frame:
-        self._offset = printed(self._handle)
+        self._offset = printed(self.handle)
         return frames.SCREEN, screen.screen()
 
     def _output(self, stop: int | None) -> Iterator[Frame]:
         """Read what follows the offset, a frame at a time: the client may take long between two frames."""
-        while (output := self._handle.output) is not None:
+        while (output := self.handle.output) is not None:
             end = output.total if stop is None else min(stop, output.total)
             if self._offset >= end:
                 return
