@@ -173,6 +173,8 @@ async def test_G2_abort_ends_what_it_started(clock: VirtualClock, tmp_path: Path
     async with helped(clock, tmp_path, main, helper=helper) as talk:
         await talk.prompt()
         handles = await talk.rt.handles()
+        (working,) = (info for info in handles if info.id == "w")
+        assert await talk.rt.registry.store.turn(working.conversation) is None, "nobody will resume its turn"
     assert json.loads(main.results(3)[0])["ended_by"] == "abort"
     assert {info.id: info.state for info in handles} == {"h": "stopped", "w": "stopped", "k": "stopped"}
 

@@ -5,6 +5,7 @@ resumes it.
 """
 
 import asyncio
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -291,3 +292,31 @@ async def test_R9_an_exception_with_the_commit_of_a_batch_in_flight(tmp_path: Pa
                 built, worked = await answers
                 assert (built.result, worked.result) == ("built", "Aborted: the turn was interrupted.")
         assert rt.live() == []
+
+
+async def test_R9_a_program_that_raises_finds_its_approval_its_build_and_its_batch(tmp_path: Path) -> None:
+    async def lives() -> tuple[int | None, str, str]:
+        """Run the program to its end."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.durable.raising", stored_in(tmp_path), str(tmp_path),
+            cwd=Path(__file__).parents[2], stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        async with asyncio.timeout(60):
+            out, err = await process.communicate()
+        return process.returncode, out.decode(), err.decode()
+
+    code, out, err = await lives()
+    assert code == 1 and out == "" and "ConnectionError: the stream broke" in err
+    async with Runtime(store=stored_in(tmp_path)) as webhooks:
+        key = (tmp_path / "approve").read_text()
+        assert str(await webhooks.resolve(key, ok("yes"))) == "accepted"
+        await webhooks.resolve((tmp_path / "build").read_text(), ok("tested"))
+    code, out, err = await lives()
+    assert code == 0, err
+    assert out.splitlines() == [
+        "approve yes",
+        'build ["compiled","tested"]',
+        "look Aborted: the turn was interrupted.",
+        "publish published",
+    ]
+    assert (tmp_path / "compiled").read_text() == "once\n"

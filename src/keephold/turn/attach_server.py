@@ -237,7 +237,7 @@ class _Client:
             )
         self._send_frame(frames.STATE, status_of(handle, printed(handle)))
         received = await frames.receive(self._reader, frames.LONGEST)
-        if received is None:  # the client waited in vain, and was told so
+        if received is None:  # the client gave up, and sent nothing
             return
         try:
             given = msgspec.json.decode(received[1], type=frames.Given)

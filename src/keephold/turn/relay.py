@@ -38,7 +38,7 @@ SILENT_SECS = 5.0
 _ALIVE_SECS = 0.2
 """Seconds between two checks whether the owner lives, while a request waits for its reply."""
 _TAKEN = b""
-"""The reply of an owner that has taken a request and not finished: it is carried out, whatever happens."""
+"""The reply of an owner that has taken a request and not finished: it will be carried out."""
 
 
 class _Wanted(msgspec.Struct, omit_defaults=True):
