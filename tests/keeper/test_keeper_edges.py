@@ -11,9 +11,11 @@ import pytest
 from tests.keeper.runtimes import Driver, gone, keeper_of, runs, runtime
 
 from keephold.errors import KeepholdError
+from keephold.tools import marks
 from keephold.tools.keeper import protocol
-from keephold.tools.keeper.client import Elsewhere
-from keephold.tools.keeper.record import read_record, record_file
+from keephold.tools.keeper.children import Ended
+from keephold.tools.keeper.client import Elsewhere, Returned
+from keephold.tools.keeper.record import KeptRecord, begin_record, boot_id, read_record, record_file
 from keephold.tools.session import Exit
 
 pytestmark = pytest.mark.slow
@@ -51,6 +53,15 @@ async def test_R7_a_keeper_of_another_version_is_named(tmp_path: Path) -> None:
             followed = await rt.command("u", "true")
             assert followed.failed is not None
             assert "speaks version 99 of its protocol, and this keephold version 1" in str(followed.failed)
+            await left.wait()
+            mark = marks.new_runtime_mark()
+            begin_record(tmp_path, KeptRecord(
+                uid="v", host=socket.gethostname(), boot=boot_id(), keeper=mark, socket=path, since=1.0, keep_secs=60.0,
+                head=1, ring=1, ahead=1,
+            ))  # fmt: skip
+            left.clear()
+            with pytest.raises(KeepholdError, match="speaks version 99"):
+                await rt.keeper.take_back("v", 2, followed.hooks)
             await left.wait()
         finally:
             server.close()
@@ -97,6 +108,30 @@ async def test_R7_output_that_nobody_has_read_is_known(tmp_path: Path) -> None:
         assert 4 <= again.child.answered <= len(b"up\r\nx\r\n") < again.child.total
         again.child.end(0.0)
         await again.end()
+
+
+async def test_R7_a_start_does_not_wait_for_a_keeper_that_a_take_back_looked_for(tmp_path: Path) -> None:
+    async with runtime(tmp_path) as rt:
+        looking = asyncio.create_task(rt.keeper.take_back("u", 2, rt.following("u").hooks))
+        await asyncio.sleep(0)
+        followed = await rt.command("v", "echo v")
+        await followed.end()
+        assert await looking is None and followed.data == b"v\n"
+
+
+async def test_R7_a_process_that_a_runtime_lets_go_is_kept_for_another(tmp_path: Path) -> None:
+    async with runtime(tmp_path) as old, runtime(tmp_path) as new:
+        first = await old.command("u", "read a; seq -w 1 2000000; exit 4")  # more than may be ahead of a reader
+        first.child.write(b"go\n", b"1")
+        await first.until(lambda: first.taken)
+        first.child.let_go()
+        await first.until(lambda: (record := read_record(tmp_path, "u")) and (record.until or record.exit))
+        found = await new.keeper.take_back("u", 1, new.following("u").hooks)
+        if isinstance(found, Returned):
+            again = await new.take_back("u", 1)
+            found = await again.end()
+        assert found == Ended(Exit(4, None), 8 * 2_000_000)
+        assert not first.ended and not first.displaced
 
 
 async def test_R7_runtimes_that_come_while_the_keeper_exits_find_one(tmp_path: Path) -> None:

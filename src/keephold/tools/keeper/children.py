@@ -85,7 +85,7 @@ class KeptChild:
         """The output up to here was read by an earlier runtime, which replied to the requests in it."""
         self._link = link
         self._hooks = hooks
-        self._slot = -1
+        self._slot = self._generation = -1
         self._descriptors: dict[str, int] = {}
         self._number = 0  # of the last input
         self._untaken: deque[tuple[int, int]] = deque()  # numbers and sizes of input that the keeper may not have yet
@@ -125,7 +125,8 @@ class KeptChild:
 
     def let_go(self) -> None:
         """Forget it here: it continues, and another runtime may take it."""
-        self._close()
+        self._send(protocol.Leave(uid=self.uid))
+        self.close()
 
     def _send(self, message: protocol.Request) -> None:
         if not self._over:
@@ -154,7 +155,7 @@ class KeptChild:
         """Whether input or output is on its way, so that a look was premature; reports output that is new."""
         if self._page is None or self._waiting:
             return True
-        state, total = self._page.output(self._slot)
+        state, total = self._page.output(self._slot, self._generation)
         if state != SETTLED:
             return True
         sent = self._sent
@@ -169,7 +170,8 @@ class KeptChild:
             _close(descriptors)
             return
         if isinstance(report, protocol.Running):
-            self.pid, self._slot, self.answered = report.pid, report.slot, report.answered
+            self.pid, self.answered = report.pid, report.answered
+            self._slot, self._generation = report.slot, report.generation
             self._descriptors = dict(zip(report.descriptors, descriptors, strict=True))
             return
         if self._held is not None:
@@ -177,7 +179,8 @@ class KeptChild:
             return
         match report:
             case protocol.Output():
-                self._printed(report.total if self._page is None else self._page.output(self._slot)[1])
+                now = 0 if self._page is None else self._page.output(self._slot, self._generation)[1]
+                self._printed(max(report.total, now))
                 if not self._over:
                     self._seen()
             case protocol.Took(cause=cause, refusal=None):
@@ -190,13 +193,13 @@ class KeptChild:
                     _log.warning("call %s waits, its output cannot be stored: %s", self.uid, report.reason)
             case protocol.Ended():
                 self._printed(report.total)
-                self._close()
+                self.close()
                 how = Exit(report.code, report.signal)
                 self._hooks.exit(Ended(how, report.total, report.reason, report.stderr))
             case protocol.Failed():
                 self.fail(ToolError(report.message, code=report.code))
             case protocol.Displaced():
-                self._close()
+                self.close()
                 self._hooks.displaced()
 
     def fail(self, error: ToolError) -> None:
@@ -204,7 +207,7 @@ class KeptChild:
         if self._held is not None:
             self._held.append(protocol.Failed(uid=self.uid, message=error.message, code=error.code))
         elif not self._over:
-            self._close()
+            self.close()
             self._hooks.failed(error)
 
     def _printed(self, total: int) -> None:
@@ -217,7 +220,8 @@ class KeptChild:
         if not self._paused:
             self._send(protocol.Seen(uid=self.uid, total=self.total))
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Forget it. Twice is harmless."""
         self._over = True
         descriptors, self._descriptors = self._descriptors, {}
         _close(descriptors.values())

@@ -214,7 +214,8 @@ class _Link:
         self.page: Page | None = None
         self.lost = False
         """The keeper has died, or could not be started."""
-        self._mark = ""
+        self._failure: KeepholdError | None = None
+        self._starting: Starting | None = None
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._unsent: list[protocol.Request] = []
@@ -243,50 +244,61 @@ class _Link:
         if not (self._connected or await self.settle()):
             if marks.owner_alive(record.keeper) is False:
                 return None  # it has just died
-            raise _not_answering(f"nothing listens at {self.path}")
+            raise self._failure or _not_answering(f"nothing listens at {self.path}")
         uid, child = record.uid, _child_of(record, self, hooks)
         child.hold()
         answer = self._takes[uid] = asyncio.get_running_loop().create_future()
+        if (before := self._children.get(uid)) is not None:
+            before.close()
         self._children[uid] = child
         self.send(protocol.Take(uid=uid, fence=fence))
+        found = False
         try:
             async with asyncio.timeout(START_SECS):
                 found = await answer
         except TimeoutError:
+            self.send(protocol.Leave(uid=uid))  # should it answer later
             raise _not_answering("it is silent") from None
         finally:
             self._takes.pop(uid, None)
-        if not found:
-            self.gone(child)
+            if not found:
+                self.gone(child)
         return child if found else None
 
     async def settle(self) -> bool:
         """Return when the keeper has handled all requests so far, of any runtime; False if there is no keeper."""
-        if self._connection is None:
+        if self._connected:
+            assert self._connection is not None
+            try:
+                async with asyncio.timeout(START_SECS):
+                    await self._greeted(self._connection)
+            except TimeoutError:
+                raise _not_answering("it is silent") from None
+            except ConnectionError:
+                return False
+        elif not self.lost:
             self.connect(None)
             assert self._connecting is not None
             await asyncio.wait([self._connecting])
-            return self._connected
-        await self._greeted(self._connection)
-        return True
+        return self._connected
 
     # The connection
 
     def connect(self, starting: "Starting | None") -> None:
         """Begin to connect, unless that is done; `starting` starts a keeper if there is none."""
-        if self._connection is None and self._connecting is None:
-            self._connecting = asyncio.get_running_loop().create_task(self._connect(starting))
+        self._starting = starting or self._starting
+        if not self._connected and self._connecting is None:
+            self._connecting = asyncio.get_running_loop().create_task(self._connect())
 
-    async def _connect(self, starting: "Starting | None") -> None:
+    async def _connect(self) -> None:
         try:
             async with asyncio.timeout(START_SECS):
-                while not await self._try():
-                    if starting is None:
-                        break
-                    await starting()
-        except (KeepholdError, OSError, TimeoutError) as error:
-            reason = f"it did not answer within {START_SECS:.0f} s" if isinstance(error, TimeoutError) else str(error)
-            self._fail(_not_started(reason))
+                while not await self._try() and self._starting is not None:
+                    await self._starting()
+        except TimeoutError:
+            self._fail(_not_started(f"it did not answer within {START_SECS:g} s"), _not_answering("it is silent"))
+        except (KeepholdError, OSError) as error:
+            self._fail(_not_started(str(error)), error)
         finally:
             self._connecting = None
 
@@ -328,12 +340,15 @@ class _Link:
         child = self._children.get(report.uid)
         answer = self._takes.get(report.uid)
         if answer is not None and not answer.done():
-            if isinstance(report, protocol.Displaced):
-                answer.set_exception(_displaced(report.uid))
-                return
-            answer.set_result(isinstance(report, protocol.Running))
-            if child is not None and isinstance(report, protocol.Running):
-                child.total = report.total
+            match report:
+                case protocol.Displaced():
+                    answer.set_exception(_displaced(report.uid))
+                    return
+                case protocol.Unknown():
+                    answer.set_result(False)
+                case protocol.Running(total=total) if child is not None:
+                    child.total = total
+                    answer.set_result(True)
         if child is None:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -343,7 +358,7 @@ class _Link:
     def _welcome(self, report: protocol.Welcome, descriptors: list[int]) -> None:
         wrong = report.version != protocol.VERSION
         if self.page is None and not wrong:
-            self.page, self._mark = Page(descriptors.pop()), report.mark
+            self.page = Page(descriptors.pop())
         for descriptor in descriptors:
             os.close(descriptor)
         answer = self._welcomes.pop(0)
@@ -364,8 +379,9 @@ class _Link:
         if self.page is not None:
             self._fail(_died())
 
-    def _fail(self, error: ToolError) -> None:
+    def _fail(self, error: ToolError, reason: Exception | None = None) -> None:
         self.lost = True
+        self._failure = reason if isinstance(reason, KeepholdError) else error
         self._close()
         for child in list(self._children.values()):
             child.fail(error)

@@ -81,14 +81,14 @@ class Kept:
             spool, times = keeper.directory / self.uid, times_file(keeper.directory, self.uid)
             self._spool = SpoolFile(keeper.files, spool, request.head, request.ring, request.total)
         except OSError as error:
+            record_file(keeper.directory, self.uid).unlink(missing_ok=True)
             raise ToolError(
                 f"The command was not started: its output cannot be kept ({error}). Make room on the disk.",
                 code="command_not_started",
             ) from error
         self._spool.bound = request.total + self._ahead
         self._times = Times(keeper.files, times, Record(request.total, self._since, *self._size))
-        keeper.page.settled(slot, request.total)
-        keeper.page.handed(slot, 0, 0)
+        self._generation = keeper.page.begin(slot, request.total)
         try:
             self._child = self._start(request)
         except ToolError:
@@ -134,7 +134,7 @@ class Kept:
 
     def reading(self) -> None:
         """Output is about to be read."""
-        self._keeper.page.moving(self.slot)
+        self._keeper.page.moving(self.slot, self._generation)
 
     def _move(self, source: int, size: int) -> int:
         self.reading()
@@ -172,7 +172,7 @@ class Kept:
             self._noted = total
             self._times.note(total, time.time())
         holds = spool.holds or (self._veil is not None and self._veil.holds)
-        self._keeper.page.settled(self.slot, total, HOLDING if holds else SETTLED)
+        self._keeper.page.settled(self.slot, self._generation, total, HOLDING if holds else SETTLED)
         self._tell()
         if spool.holds and not self._paused:
             self._paused = True
@@ -239,6 +239,7 @@ class Kept:
             uid=self.uid,
             pid=child.pid,
             slot=self.slot,
+            generation=self._generation,
             total=self._told,
             answered=answered,
             descriptors=tuple(passed),

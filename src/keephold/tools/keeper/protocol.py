@@ -93,7 +93,11 @@ class Seen(_Message, tag="seen"):
     total: int
 
 
-Request = Hello | Start | Take | Write | CloseStdin | Resize | End | Hide | Seen
+class Leave(_Message, tag="leave"):
+    """The runtime does not want the process any more: it is kept for another one."""
+
+
+Request = Hello | Start | Take | Leave | Write | CloseStdin | Resize | End | Hide | Seen
 
 # From a keeper
 
@@ -111,6 +115,8 @@ class Running(_Message, tag="running"):
 
     pid: int
     slot: int
+    generation: int
+    """Its place in the page: slots are used again."""
     total: int = 0
     answered: int = 0
     """The output up to here was read by an earlier runtime."""

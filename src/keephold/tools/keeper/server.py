@@ -255,5 +255,7 @@ def _perform(kept: Kept, request: protocol.Request) -> None:
             kept.end(request.grace)
         case protocol.Hide():
             kept.hide(request.secret)
+        case protocol.Leave():
+            kept.detach()
         case protocol.Seen():
             kept.seen(request.total)
