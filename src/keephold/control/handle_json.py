@@ -50,12 +50,11 @@ class OpenQuestion(Shape):
 
 
 class KeptBy(Shape):
-    """A process that survives its runtime. `since` and `until` are null while a runtime has it: since when none has it,
-    and when it will be ended unless one comes."""
+    """A process that survives its runtime. The times are null while a runtime has it."""
 
     host: str
-    since: MaybeSeconds
-    until: MaybeSeconds
+    since: Annotated[float | None, msgspec.Meta(description="Since when no runtime has it, in seconds since 1970.")]
+    until: Annotated[float | None, msgspec.Meta(description="When it is ended, unless a runtime takes it back.")]
 
 
 class HandleGlance(Shape, kw_only=True):

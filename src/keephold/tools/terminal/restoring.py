@@ -1,8 +1,8 @@
 """A terminal's screen, rebuilt from its recorded output (R7).
 
 An output of up to a MiB is shown to the emulator from its start, with the sizes that the terminal had: the screen is
-that of a terminal that was never interrupted. Of a longer output the last MiB is shown, or more, back to the last full
-clear, after the modes that were set before it.
+that of a terminal that was never interrupted. If the output is longer, its last MiB is shown, or more, back to the last
+full clear, after the modes that were set before.
 """
 
 import re
