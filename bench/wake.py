@@ -6,6 +6,8 @@ Each figure is the median of thousands of single wake-ups.
   `await call.handles.wait(all=[id])` runs. Against a bare future: `set_result`, and the coroutine that awaits it runs.
 - *A function returns*: the same coroutine, from the last line of an async function tool. Against a task: from the last
   line of its function to the coroutine that awaits the task.
+- *A line matches*: a tool's runtime calls `sink.output`; a coroutine that is in
+  `await call.handles.wait(output={id: pattern})` runs. Against the first: the same coroutine in `wait(all=[id])`.
 - *Through `rt.wait`*: as the first, but the coroutine is in `await rt.wait(all=[id], conversation=…)`, which also makes
   the dict that it returns. No bar: that is work after the wake-up.
 """
@@ -54,6 +56,9 @@ class HeldCall:
 
     def stop(self) -> None:
         self._stop(Ok("done"))
+
+    def print(self) -> None:
+        self._sink.output(b"starting\nlistening on port 80\n")
 
     def _stop(self, outcome: Ok | Failure) -> None:
         self._sink.stop(outcome)
@@ -134,6 +139,25 @@ async def _ours(length: float, *, by_runtime: bool = False) -> float:
         return await handles(rt, held, "bench", length, by_runtime=by_runtime)
 
 
+async def _ours_by_output(length: float) -> float:
+    held, watch, until = Held(), Stopwatch(), perf_counter() + length
+    async with keephold.Runtime([held_tool(held)]) as rt, rt.turn("bench") as turn:
+        seen = Handles(rt.registry, "bench")
+        while perf_counter() < until:
+            await _spawn(turn, "held")
+            for id, call in held.calls.items():
+
+                def print(call: HeldCall = call) -> None:
+                    watch.start()
+                    call.print()
+
+                await watch.time(seen.wait(output={id: r"listening on port \d+"}), print)
+            for call in held.calls.values():
+                call.stop()
+            held.calls.clear()
+    return watch.median()
+
+
 async def _spawn(turn: keephold.Turn, tool: str) -> None:
     ids = [f"h{number}" for number in range(BATCH)]
     responses = await turn.run([keephold.ToolCall(id, tool, {"action": "spawn", "id": id}) for id in ids])
@@ -180,11 +204,18 @@ async def _ours_by_function(length: float) -> float:
 
 
 def run(plan: Plan) -> list[Row]:
-    """All three figures."""
+    """All four figures."""
     what = "handle stops → awaiting coroutine runs, p50"
     return [
         measure(f"{what}: a runtime says stop, against a bare future", plan, BAR, bare_future, _ours),
         measure(f"{what}: a function returns, against a task", plan, BAR, _bare_task, _ours_by_function),
+        measure(
+            "line is printed → coroutine that awaits a match runs, p50, against a stop",
+            plan,
+            Bar(2),
+            _ours,
+            _ours_by_output,
+        ),
         measure(
             f"{what}: through `rt.wait`, against a bare future",
             plan,

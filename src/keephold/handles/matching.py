@@ -72,11 +72,10 @@ class Search:
 
     def _step(self) -> None:
         was_behind, self._later = self._later is not None, None
-        output, began = self._output(), time.thread_time()
+        output = self._output()
         if output is not None and output.total > self.offset:
             piece = output.read(self.offset, self.offset + self._pattern.step)
-            self._take(piece, WIDTH if output.timeline is None else output.timeline.cols(piece.start))
-            took = time.thread_time() - began
+            took = self._take(piece, WIDTH if output.timeline is None else output.timeline.cols(piece.start))
             if self.matched is None and (output.total > self.offset or took > _SLOW_SECS):
                 self._continue(took)
         if self.matched is not None or (was_behind and self._later is None):
@@ -87,20 +86,21 @@ class Search:
         slow = took > _SLOW_SECS
         self._later = loop.call_later(_SHARE * took, self._step) if slow else loop.call_soon(self._step)
 
-    def _take(self, piece: Piece, cols: int) -> None:
+    def _take(self, piece: Piece, cols: int) -> float:
+        """Search the piece; return the seconds that it took, or 0 if it cannot have been slow."""
         if piece.missing:  # the line before the gap has no end, and the one behind it no beginning
             self._lines, self._line, self._cut = Lines(), "", False
         self.offset = piece.end
+        began = time.thread_time() if self._pattern.is_slow else 0.0
         self._look(piece.data, cols)
+        return time.thread_time() - began if self._pattern.is_slow else 0.0
 
     async def feed(self, data: bytes, start: int, missing: int = 0) -> None:
         """Search output of another process, from the offset `start`; `missing` bytes are lost there."""
         end = start + len(data) + missing
         while self.offset < end and self.matched is None:
-            began, size = time.thread_time(), self._pattern.step
-            part = data[self.offset - start :][:size]
-            self._take(Piece(part, self.offset, end if missing else self.offset + len(part), missing), WIDTH)
-            took = time.thread_time() - began
+            part = data[self.offset - start :][: self._pattern.step]
+            took = self._take(Piece(part, self.offset, end if missing else self.offset + len(part), missing), WIDTH)
             await asyncio.sleep(_SHARE * took if took > _SLOW_SECS else 0)
         if self.matched is not None:
             self._looked()

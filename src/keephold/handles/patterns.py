@@ -11,6 +11,7 @@ _MEMORY = 1 << 20
 """Bytes that RE2 may use for one pattern."""
 _LARGEST = 2000
 """Instructions of a pattern. The time of a search may be in proportion to these, too."""
+_SMALL = 100
 _WORK = 1 << 23
 """Bytes of a step, times instructions: tens of milliseconds if the pattern is of the slowest kind."""
 _STEP = 1 << 16
@@ -19,11 +20,12 @@ _STEP = 1 << 16
 class Pattern:
     """A compiled pattern."""
 
-    __slots__ = ("_compiled", "source", "step")
+    __slots__ = ("_compiled", "is_slow", "step")
 
-    def __init__(self, source: str, compiled: Any) -> None:
-        self.source = source
+    def __init__(self, compiled: Any) -> None:
         self._compiled = compiled
+        self.is_slow: bool = compiled.programsize > _SMALL
+        """Whether a search may take much longer than reading the text does."""
         self.step = max(1024, min(_STEP, _WORK // max(1, compiled.programsize)))
         """How many bytes to search at once."""
 
@@ -53,7 +55,7 @@ def compiled(source: str) -> Pattern:
     try:
         found = re2.compile(source, options)
         if found.programsize <= _LARGEST:
-            return Pattern(source, re2.compile(f"(?m){lines}", options))
+            return Pattern(re2.compile(f"(?m){lines}", options))
     except re2.error as error:
         reason = error.args[0] if error.args else ""
         said = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)

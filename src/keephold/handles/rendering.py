@@ -104,8 +104,14 @@ class Lines:
         text = self._begun + self._decode(data)
         self._begun = ""
         if not self._hidden and not has_controls(text):
-            self._paper.write(text)
-            return self._paper.take()
+            done = ""
+            if self._paper.empty:  # the usual case: whole lines, which need no paper
+                done, line_end, text = text.rpartition("\n")
+                done += line_end
+            if text:
+                self._paper.write(text)
+                done += self._paper.take()
+            return done
         keep = len(text) - _unfinished(text)
         text, self._begun = text[:keep], text[keep:]
         self._paper.width = max(1, min(cols, WIDTH))
@@ -170,6 +176,11 @@ class _Paper:
         done = "".join(self._done).replace(_GONE, "")
         self._done.clear()
         return done
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was printed since the last line end."""
+        return not self._row and not self._column
 
     @property
     def row(self) -> str:

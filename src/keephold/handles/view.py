@@ -10,7 +10,6 @@ import msgspec
 
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle, HandleInfo
-from keephold.handles.matching import Search
 from keephold.handles.observing import NOTHING
 from keephold.handles.patterns import Pattern, compiled
 from keephold.handles.waits import Group, OutputCondition, Wait, groups_of
@@ -55,7 +54,7 @@ class Waited(msgspec.Struct, frozen=True):
     needs_input: bool = False
     first: Handle | None = None
     """The handle that stopped first, if one did."""
-    matched: Mapping[str, tuple[str, ...]] = {}
+    matched: Mapping[str, tuple[str, ...]] | None = None
     """By uid: the lines of output that matched, in the order of the conditions (A9)."""
 
 
@@ -189,9 +188,34 @@ class Handles:
         on_progress: Callable[[Handle], None] | None = None,
     ) -> Coroutine[Any, Any, Waited]:
         """Wait for any combination of groups. `on_progress` is called with each handle that reports progress."""
+        for group in groups:
+            if type(group) is OutputCondition and self._registry.runs_elsewhere(group.handles[0]):
+                return self._wait_elsewhere(groups, timeout, handles, on_progress)
         if self._registry.meter is None and self._registry.traces is None:
             return self._wait_for(groups, timeout, handles, on_progress)
         return self._observed(groups, timeout, handles, on_progress)
+
+    async def _wait_elsewhere(
+        self,
+        groups: Sequence[Group],
+        timeout: float | None,
+        handles: tuple[Handle, ...],
+        on_progress: Callable[[Handle], None] | None,
+    ) -> Waited:
+        """Wait while the output of other processes is followed."""
+        registry = self._registry
+        found = registry.output_elsewhere
+        assert found is not None
+        outputs = [(group.handles[0], group.search) for group in groups if isinstance(group, OutputCondition)]
+        elsewhere = [(handle, search) for handle, search in outputs if registry.runs_elsewhere(handle)]
+        for handle, search in elsewhere:
+            await found.look(handle, search)
+        tasks = [registry.task(found.follow(handle, search)) for handle, search in elsewhere]
+        try:
+            return await self._observed(groups, timeout, handles, on_progress)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def _observed(
         self,
@@ -217,46 +241,6 @@ class Handles:
         woke: "_Times | None" = None,
     ) -> Waited:
         """`woke` gets the times at which this coroutine could have resumed."""
-        elsewhere = [
-            (handle, group.search)
-            for group in groups
-            if isinstance(group, OutputCondition)
-            for handle in group.handles
-            if self._registry.runs_elsewhere(handle)
-        ]
-        if elsewhere:
-            return await self._wait_elsewhere(groups, timeout, handles, on_progress, elsewhere)
-        return await self._wait_here(groups, timeout, handles, on_progress, woke)
-
-    async def _wait_elsewhere(
-        self,
-        groups: Sequence[Group],
-        timeout: float | None,
-        handles: tuple[Handle, ...],
-        on_progress: Callable[[Handle], None] | None,
-        elsewhere: Sequence[tuple[Handle, Search]],
-    ) -> Waited:
-        """Wait while the output of other processes is followed."""
-        registry = self._registry
-        found = registry.output_elsewhere
-        assert found is not None
-        for handle, search in elsewhere:
-            await found.look(handle, search)
-        tasks = [registry.task(found.follow(handle, search)) for handle, search in elsewhere]
-        try:
-            return await self._wait_here(groups, timeout, handles, on_progress)
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    async def _wait_here(
-        self,
-        groups: Sequence[Group],
-        timeout: float | None,
-        handles: tuple[Handle, ...],
-        on_progress: Callable[[Handle], None] | None,
-        woke: "_Times | None" = None,
-    ) -> Waited:
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
 
@@ -287,7 +271,8 @@ class Handles:
         try:
             await over
             if wait.reason == "satisfied":  # the usual end, and the one whose speed counts
-                return Waited(handles, False, False, wait.settled[0] if wait.settled else None, wait.matched)
+                first = wait.settled[0] if wait.settled else None
+                return Waited(handles, False, False, first, wait.matched if wait.conditions else None)
             while wait.recheck() and (timer is None or loop.time() < timer.when()):
                 self._registry.waiting.discard(over)
                 over = loop.create_future()

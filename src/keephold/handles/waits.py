@@ -117,7 +117,7 @@ class Wait(Watcher):
     """Watches handles until its groups are satisfied or all are blocked, then calls `done`."""
 
     __slots__ = (
-        "_already_handled", "_begun", "_conditions", "_done", "_groups", "_line", "_of", "_on_progress", "reason",
+        "_already_handled", "_begun", "_done", "_groups", "_line", "_of", "_on_progress", "conditions", "reason",
         "settled",
     )  # fmt: skip
     wants_reading = True
@@ -135,7 +135,7 @@ class Wait(Watcher):
         `on_progress` is called with each handle that reports progress."""
         self._on_progress = on_progress
         self._groups = groups
-        self._conditions = [group for group in groups if isinstance(group, OutputCondition)]
+        self.conditions = [group for group in groups if isinstance(group, OutputCondition)]
         self._begun = False
         self._done = done
         self._already_handled = already_handled
@@ -158,7 +158,7 @@ class Wait(Watcher):
             self.settled.append(handle)
         for handle in self._of:
             handle.watch(self)
-        for condition in self._conditions:
+        for condition in self.conditions:
             if condition.left:
                 condition.begin(self._looked)
         self._begun = True
@@ -169,7 +169,7 @@ class Wait(Watcher):
         for handle in self._of:
             handle.unwatch(self)
         self._of = {}
-        for condition in self._conditions:
+        for condition in self.conditions:
             condition.search.cancel()
 
     def stopped(self, handle: Handle) -> None:
@@ -177,17 +177,23 @@ class Wait(Watcher):
         if groups is not None:
             for group in groups:
                 group.count(handle)
-                if isinstance(group, OutputCondition):
-                    group.search.cancel()
+            if self.conditions:
+                self._give_up(handle)
             self.settled.append(handle)
             self._check()
+
+    def _give_up(self, handle: Handle) -> None:
+        """Search the output of a handle no further: it has stopped."""
+        for condition in self.conditions:
+            if handle in condition.handles:
+                condition.search.cancel()
 
     def handle_changed(self, handle: Handle) -> None:
         if handle in self._of:
             self._check()
 
     def printed(self, handle: Handle) -> None:
-        for condition in self._conditions:
+        for condition in self.conditions:
             if handle in condition.handles:
                 condition.search.printed()
 
@@ -209,7 +215,7 @@ class Wait(Watcher):
     def matched(self) -> dict[str, tuple[str, ...]]:
         """By uid: the lines of live handles that matched (A9)."""
         lines: dict[str, tuple[str, ...]] = {}
-        for condition in self._conditions:
+        for condition in self.conditions:
             (handle,) = condition.handles
             if condition.search.matched is not None and handle.active:
                 lines[handle.uid] = (*lines.get(handle.uid, ()), condition.search.matched)
@@ -256,7 +262,7 @@ class Wait(Watcher):
 
     def _keeps_going(self, handle: Handle) -> bool:
         groups = self._of.get(handle, ())
-        if self._conditions and any(isinstance(group, OutputCondition) and group.search.behind for group in groups):
+        if self.conditions and any(isinstance(group, OutputCondition) and group.search.behind for group in groups):
             return True
         return any(not group.satisfied for group in groups) and not handle.blocked_on_caller(self._already_handled)
 

@@ -242,8 +242,8 @@ class Replies:
     def _pending(self, handle: Handle, waited: Waited) -> dict[str, Any]:
         state = handle.state
         entry: dict[str, Any] = {"id": handle.id, "state": name(state), **_parked(handle), **_ready(handle)}
-        if (lines := waited.matched.get(handle.uid)) is not None and not handle.withheld:
-            entry["matched"] = "\n".join(lines)
+        if waited.matched and handle.uid in waited.matched and not handle.withheld:
+            entry["matched"] = "\n".join(waited.matched[handle.uid])
         if waited.needs_input:
             behind = handle.behind()
             if isinstance(state, Waiting):
