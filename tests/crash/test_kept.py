@@ -114,6 +114,14 @@ source = "local"
 command = ["cat"]
 spawn.stdin = true
 
+[conversation.tools.single]
+source = "local"
+command = ["cat"]
+spawn.stdin = true
+max_running = 1
+scheduling = "serial"
+resources = ["thing"]
+
 [conversation.tools.repl]
 source = "terminal"
 command = [{PYTHON}, "-q"]
@@ -370,6 +378,23 @@ async def test_R7_a_password_prompt_is_asked_again_and_the_password_stays_hidden
                 assert state["completed"][0]["state"] == "stopped", reply
                 text = (await printed(rt, b"more? ")).decode()
                 assert "hello ********" in text and secret not in text
+
+
+def test_R7_a_process_that_is_taken_back_has_its_slot_its_lane_and_its_resources(directory: Path) -> None:
+    with kept_turn(directory, CONFIG) as turn:
+        turn.start()
+        turn.run(("single", {"spawn": "first"}), ("single", {"spawn": "second"}))
+        until(turn.kept)
+        turn.kill()
+        turn.start()
+        assert turn.one("handle_apply", id="first", input="here")["content"] == "here\n"
+        assert turn.listed()["second"]["state"] == "pending"
+        turn.one("handle_abort", id="first")
+        until(lambda: turn.listed()["second"]["state"] == "running")
+        assert turn.one("handle_apply", id="second", input="here")["content"] == "here\n"
+        turn.one("handle_abort", id="second")
+        turn.close()
+        turn.leaves_nothing()
 
 
 def test_R7_a_kept_process_can_be_aborted_where_its_tool_is_not(directory: Path) -> None:

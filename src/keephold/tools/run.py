@@ -48,7 +48,7 @@ _log = logging.getLogger("keephold.tools")
 
 FORCE_SECS = 3.0
 """Seconds after its grace in which a call may still end before its handle stops and the call lingers."""
-_READ_AGAIN_SECS = 1.0
+_READ_AGAIN_SECS, _TAKE_AGAIN_SECS = 1.0, 5.0
 
 
 class RunHost(Protocol):
@@ -184,7 +184,14 @@ class Run:
             live = await runtime.take_back(invocation, self)
         except KeepholdError as error:  # its keeper does not answer: as long as that lives, so may the process
             _log.warning("the process of call %s is not taken back yet: %s", self.handle.uid, error)
-            self._next = asyncio.get_running_loop().call_later(_READ_AGAIN_SECS, self._take_back_again)
+            self._next = asyncio.get_running_loop().call_later(_TAKE_AGAIN_SECS, self._take_back_again)
+            return
+        except Exception as error:
+            _log.error("the process of call %s cannot be taken back", self.handle.uid, exc_info=error)
+            self._returning = False
+            why = f"its process cannot be taken back: {type(error).__name__}: {error}"
+            self.crashed(Failure(f"The call was lost, because {why}", "crashed", transient=True))
+            self.released()
             return
         self._returning, self.live = False, live
         self._set_timeout(invocation, returning=True)

@@ -286,7 +286,7 @@ class Recovery:
             await self._release(claimed)
             return None
         # R5: if repeating is harmless, a crash does not end it. R8 ends crash loops, not `max_attempts`.
-        repeats = tool.retry.policy == "idempotent"
+        repeats = tool.retry.policy == "idempotent" or (tool.on_crash == "keep" and record.stateful)  # not started yet
         if tool.on_crash != "replay" and claimed.next_attempt_at is None and not repeats:
             await self._end(claimed, record.attempt)
         elif was_alone:
