@@ -74,6 +74,7 @@ class Upkeep:
             self.heard(None)
             await self._parts.recovery.sweep()
             await self._deadlines.check()
+            await self._parts.registry.collect_sometimes()
         except KeepholdError as error:
             _log.warning("the store cannot be swept: %s", error)
         finally:

@@ -41,7 +41,8 @@ def _age(context: click.Context, parameter: click.Parameter, value: str | None) 
 def gc(context: click.Context, before: float | None, dry_run: bool, vacuum: bool, where: Where, as_json: bool) -> None:
     """Delete handles that stopped long ago, old events, and files that belong to no handle.
 
-    Handles of conversations with an open turn stay. Transcripts stay as well; `keephold forget` deletes one.
+    Handles of conversations with an open turn stay, unless the process of that turn has died. Transcripts stay as well;
+    `keephold forget` deletes one.
     """
     if dry_run and vacuum:
         raise click.UsageError("--dry-run changes nothing; leave --vacuum out", context)

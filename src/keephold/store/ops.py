@@ -431,6 +431,9 @@ class SecretAdded(msgspec.Struct, frozen=True):
 class Collected(msgspec.Struct, frozen=True):
     """Delete handles that stopped before `before` in conversations without a turn, leaving tombstones (S5).
 
+    A turn of a dead process that began before `before` is ended, if every call of its conversation stopped before that,
+    too: nobody has resumed it for that long.
+
     The result is how many handles were deleted; repeat while it is `limit`. Their output files are deleted, too. With a
     conversation, kinds or statuses only such handles are deleted. Otherwise inquiries and turns of that age are deleted
     as well, events of that age, and events beyond the newest `EVENTS_LIMIT`: ten times `limit` of them at once.

@@ -186,8 +186,12 @@ class Recovery:
         for record in records:
             self._reap(record)
             tool = self._tool(record)
-            if tool is not None and not (waits_for_resume(record, tool.source) and await self._is_open(record, turns)):
+            if tool is None:
+                continue
+            if not (waits_for_resume(record, tool.source) and await self._is_open(record, turns)):
                 tools[record.uid] = tool
+            elif record.state.created + self._registry.retention <= self._registry.clock.now():
+                await self._end_unresumed(record)
         async with self._claiming:  # when this returns, calls that another sweep has claimed are in memory, too
             # The store writes what arrives in one pass of the loop as one transaction, and each call stands for itself.
             recovering = (self._recover(record, tools[record.uid]) for record in records if record.uid in tools)
@@ -256,9 +260,13 @@ class Recovery:
             tool = self._known(record)
             source = None if tool is None else tool.source
             if waits_for_resume(record, source) and not self._registry.is_ours(record):
-                claimed = await self.claim(record)
-                if claimed is not None:
-                    await self._end(claimed, record.attempt)
+                await self._end_unresumed(record)
+
+    async def _end_unresumed(self, record: Record) -> None:
+        """End a call that was left for the process that resumes its turn."""
+        claimed = await self.claim(record)
+        if claimed is not None:
+            await self._end(claimed, record.attempt)
 
     async def claim(self, record: Record, *, queued: bool = False, kept: bool = False) -> Record | None:
         """Claim a dead owner's call; None if another process was first, or it has stopped. `queued`, `kept`: as in

@@ -5,13 +5,13 @@ index of its own; SQLite merges them and stops when the page is full.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from typing import Any, get_args
 
 from keephold.store.base import LIVE, Collected, HandleQuery, Kind, Sort, Status
 from keephold.store.metadata import folded, holds
-from keephold.store.sqlite.codec import decode, encode
+from keephold.store.sqlite.codec import Row, decode, encode
 from keephold.store.sqlite.sql import SQL
 
 Query = tuple[str, tuple[Any, ...]]
@@ -206,10 +206,22 @@ def conversations(metadata: Mapping[str, Any] | None, before: tuple[float, str] 
     return f"{SQL['conversations']}{wanted[0]} ORDER BY updated DESC, id DESC LIMIT ?", (*start, *wanted[1], limit)
 
 
-def expired(op: Collected) -> Query:
-    """Return the query for the handles that the operation deletes, by `number`, the first to have stopped first."""
+def left_turns(
+    op: Collected, rows: Callable[[str, tuple[Any, ...]], list[Row]], alive: Callable[[str], bool]
+) -> dict[str, str]:
+    """Return the turns, by conversation, of dead processes that nobody has resumed for the time of the operation."""
+    if op.partial:
+        return {}
+    dead = [(name, turn) for name, turn, owner in rows(SQL["old_turns"], (op.before,)) if not alive(owner)]
+    return {name: turn for name, turn in dead if not rows(SQL["active_since"], (name, op.before))}
+
+
+def expired(op: Collected, left: Iterable[str]) -> Query:
+    """Return the query for the handles that the operation deletes, by `number`, the first to have stopped first.
+
+    Open turns keep the handles of their conversations, except of those that were `left`."""
     conditions = [SQL["expired"]]
-    bound: list[Any] = [op.before]
+    bound: list[Any] = [op.before, encode(tuple(left)).decode()]
     if op.conversation is not None:
         conditions.append("h.conversation = ?")
         bound.append(op.conversation)

@@ -51,7 +51,7 @@ from keephold.store.sqlite.codec import (
     wait_row,
 )
 from keephold.store.sqlite.events import remove_events
-from keephold.store.sqlite.listing import expired
+from keephold.store.sqlite.listing import expired, left_turns
 from keephold.store.sqlite.sql import RECORDS, SQL
 from keephold.store.sqlite.transaction import CallRow, Transaction, lease_lost
 
@@ -593,7 +593,8 @@ def forgotten(tx: Transaction, op: base.Forgotten) -> bool:
 
 def collected(tx: Transaction, op: base.Collected) -> int:
     _remove_litter(tx)
-    gone = tx.rows(*expired(op))
+    left = left_turns(op, tx.rows, tx.alive)
+    gone = tx.rows(*expired(op, left))
     tx.forgetful = True
     for number, uid, id, conversation, file in gone:
         tx.run(SQL["add_tombstone"], (uid, id, conversation, op.at))
@@ -611,6 +612,8 @@ def collected(tx: Transaction, op: base.Collected) -> int:
         forgotten += tx.rows(SQL["remove_surplus_tombstones"], (conversation, TOMBSTONES))
     for (uid,) in forgotten:
         tx.run(SQL["remove_waits"], (uid,))
+    for conversation, turn in left.items():
+        tx.run(SQL["end_turn"], (op.at, conversation, turn))
     if not op.partial:
         for conversation, turn in tx.rows(SQL["remove_old_turns"], (op.before, op.limit)):
             tx.run(SQL["remove_batches"], (conversation, turn))

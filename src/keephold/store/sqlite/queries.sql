@@ -321,12 +321,23 @@ DELETE FROM requests WHERE id = ? AND (NOT ? OR reply IS NULL);
 INSERT INTO secrets (id, secret, at) VALUES (?, ?, ?);
 
 -- name: expired
--- Handles whose retention is over, in conversations without a turn; the file their output is in, if there is one.
--- `listing.py` adds conditions, and ORDER BY.
+-- Handles whose retention is over, in conversations without a turn, or with one that was left; the file their output is
+-- in, if there is one. `listing.py` adds conditions, and ORDER BY.
 SELECT h.number, h.uid, CASE WHEN h.stateful THEN h.id END, h.conversation, o.file
 FROM handles h LEFT JOIN outputs o ON o.handle = h.number
 WHERE h.stopped_at < ? AND h.stopped_at IS NOT NULL AND NOT h.hook_due
-  AND NOT EXISTS (SELECT 1 FROM turns t WHERE t.conversation = h.conversation AND t.ended_at IS NULL)
+  AND NOT EXISTS (
+    SELECT 1 FROM turns t WHERE t.conversation = h.conversation AND t.ended_at IS NULL
+      AND t.conversation NOT IN (SELECT value FROM json_each(?))
+  )
+
+-- name: old_turns
+-- Open turns that began before a time.
+SELECT conversation, turn, owner FROM turns WHERE ended_at IS NULL AND began_at < ?;
+
+-- name: active_since
+-- Whether a conversation has a call that has not stopped, or stopped after a time.
+SELECT 1 FROM handles WHERE conversation = ? AND (stopped_at IS NULL OR stopped_at >= ?) LIMIT 1;
 
 -- name: add_tombstone
 -- Add the tombstone of a handle that could be named, or whose keys may still be used.

@@ -51,7 +51,7 @@ from keephold.store.sqlite.codec import (
     wait_row,
 )
 from keephold.store.sqlite.events import between, event_row
-from keephold.store.sqlite.listing import conversations, expired, listing, scans
+from keephold.store.sqlite.listing import conversations, expired, left_turns, listing, scans
 from keephold.store.sqlite.processes import STREAM, Owners
 from keephold.store.sqlite.sql import RECORDS, SQL
 from keephold.store.sqlite.threads import Scanner
@@ -145,7 +145,7 @@ class Reads:
         return dict(self._rows(SQL["asking"], ()))
 
     async def expiring(self, op: Collected) -> list[Record]:
-        query, bound = expired(op)
+        query, bound = expired(op, left_turns(op, self._rows, self.alive))
         which = f"WHERE h.number IN (SELECT number FROM ({query})) ORDER BY h.stopped_at"
         return self._records(f"{SQL['records']} {which}", *bound)
 

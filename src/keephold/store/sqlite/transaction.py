@@ -1,5 +1,6 @@
 """The state that the operations of one transaction share: the connection, what they touched, and common checks."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,11 +50,11 @@ class Transaction:
     """One transaction of the writer. Operations run their statements in it, in order."""
 
     __slots__ = (
-        "changes", "directory", "events", "files", "forgetful", "last_row", "line", "litter",
+        "alive", "changes", "directory", "events", "files", "forgetful", "last_row", "line", "litter",
         "many", "owner", "run", "total_changes", "touched", "urgent",
     )  # fmt: skip
 
-    def __init__(self, connection: apsw.Connection, owner: str, directory: Path) -> None:
+    def __init__(self, connection: apsw.Connection, owner: str, directory: Path, alive: Callable[[str], bool]) -> None:
         self.run = connection.execute
         self.many = connection.executemany
         self.changes = connection.changes
@@ -61,6 +62,7 @@ class Transaction:
         self.last_row = connection.last_insert_rowid
         self.owner = owner
         self.directory = directory
+        self.alive = alive
         self.line: tuple[str, str, str] | None = None
         """A journal line, by uid, kind and name, that exists if and only if the transaction was committed."""
         self.forgetful = False

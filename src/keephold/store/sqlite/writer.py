@@ -378,7 +378,7 @@ class Writer:
 
     def _statements(self, connection: apsw.Connection, commits: list[Commit], at_once: bool) -> Transaction:
         """Run everything of a transaction except its beginning and its end."""
-        tx = Transaction(connection, self._owner, self._directory)
+        tx = Transaction(connection, self._owner, self._directory, self._place.owners.alive)
         try:
             for commit, results in zip(commits, write_group(tx, [commit.ops for commit in commits]), strict=True):
                 commit.results, commit.error, commit.told = results, None, bool(tx.events)
@@ -403,9 +403,9 @@ class Writer:
 
     def _one_by_one(self, connection: apsw.Connection, commits: list[Commit]) -> Transaction:
         """Write the commits that can be written, and note why the others cannot."""
-        all_of_them = Transaction(connection, self._owner, self._directory)
+        all_of_them = Transaction(connection, self._owner, self._directory, self._place.owners.alive)
         for commit in commits:
-            tx = Transaction(connection, self._owner, self._directory)
+            tx = Transaction(connection, self._owner, self._directory, self._place.owners.alive)
             connection.execute("SAVEPOINT commit_")
             try:
                 commit.results, commit.error = write(tx, commit.ops), None
