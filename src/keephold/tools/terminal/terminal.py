@@ -213,6 +213,8 @@ class _Call:
 
     def _feed(self, *, whole: bool = False) -> None:
         """Show the emulator the output of a kept program, unless it is behind; `whole`: all of it."""
+        if not self.kept:
+            return
         output = cast(KeepingSink, self._sink).spooled()
         while self.kept and self._fed < output.total:
             emulator, pty = self._emulator, self._pty
