@@ -1,6 +1,6 @@
 """R6: a runtime that is closed in good order, at any commit, loses no more than one that is killed there.
 
-At every second commit, and in the soak at every one."""
+At some commits, and in the soak at every one."""
 
 import shutil
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 Each scene is played once to count its transactions. Then, for each of them, a child dies just there; every third time
 the next one dies, too, at one of its first. The last one comes to the end, and nothing is lost, changed or done twice.
-Each commit is tried on one side, in turn; `make soak` tries both sides of each.
+Every second commit is tried, on one side in turn; `make soak` tries both sides of each.
 """
 
 import shutil
