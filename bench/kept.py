@@ -4,8 +4,8 @@ All on SQLite stores, because nothing is kept without one.
 
 - *Spawn*: a batch that spawns `true`, until its handle has stopped; p50, as the time beyond an ordinary one.
 - *1 GiB*: `head -c 1G /dev/zero`, spawned, until its handle has stopped and one `fdatasync` of its output.
-- *A keystroke*: one key typed to a terminal that echoes, until a listener of its output has the byte; p50, as the time
-  beyond an ordinary terminal.
+- *A keystroke*: one key that an attached user types to a terminal that echoes, until a listener of its output has the
+  byte; p50, as the time beyond an ordinary terminal. (A model's input is stored before it is typed.)
 - *200 terminals*: the resident set of their keeper, its processor time while nothing is printed, and the time from the
   start of the next runtime until each of them has replied to a `fetch`.
 """
@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Literal
+from typing import Literal, cast
 
 import psutil
 
@@ -27,8 +27,8 @@ import keephold
 from bench.rounds import Bar, Plan, Row, added, measure, seconds
 from bench.terminal import READER, OnOutput
 from bench.throughput import SIZE
-from keephold.tools.base import OutputPolicy, SpawnPolicy
-from keephold.tools.keeper.record import read_record
+from keephold.tools.base import OutputPolicy, SpawnPolicy, SupportsScreen
+from keephold.tools.keeper.record import KeptRecord, read_record
 
 COUNT = 200
 RESIDENT, PROCESSOR, RETURN_SECS = 25 << 20, 0.001, 2.0
@@ -89,13 +89,14 @@ async def _key(on_crash: OnCrash, length: float) -> float:
         await turn.run([keephold.ToolCall("1", "terminal", {"action": "spawn", "id": "s"})])
         run = rt.registry.find("s", "bench").run
         assert run is not None
+        live = cast(SupportsScreen, run.live)
         await asyncio.sleep(0.5)  # the keeper starts
         heard: asyncio.Future[None] = loop.create_future()
         run.handle.watch(OnOutput(lambda: None if heard.done() else heard.set_result(None)))
         until = perf_counter() + length
         while (began := perf_counter()) < until:
             heard = loop.create_future()
-            run.write({"input": "\r"}, b"")
+            live.type(b"\r")
             await heard
             times.append(perf_counter() - began)
         await turn.run([keephold.ToolCall("1", "terminal", {"action": "abort", "id": "s"})])
@@ -111,11 +112,16 @@ async def _ask(rt: keephold.Runtime, action: str, ids: list[str]) -> None:
     assert not any(response.is_error for response in responses), responses
 
 
-def _keeper(directory: Path) -> psutil.Process:
-    """Return the keeper of a store."""
-    marks = {each.keeper for file in directory.glob("*.kept") if (each := read_record(directory, file.stem))}
-    (mark,) = marks
-    return psutil.Process(int(mark.split("-")[1]))
+def _records(directory: Path) -> list[KeptRecord]:
+    return [record for file in directory.glob("*.kept") if (record := read_record(directory, file.stem))]
+
+
+async def _started(directory: Path) -> psutil.Process:
+    """Return the keeper of a store once it has started all terminals."""
+    while len(records := _records(directory)) < COUNT:  # noqa: ASYNC110 (nothing tells)
+        await asyncio.sleep(0.5)
+    await asyncio.sleep(1)
+    return psutil.Process(int(records[0].keeper.split("-")[1]))
 
 
 async def _crowd(length: float) -> tuple[int, float, float]:
@@ -127,8 +133,7 @@ async def _crowd(length: float) -> tuple[int, float, float]:
         store = f"sqlite:///{directory}/store.db"
         async with keephold.Runtime([tool], store=store) as rt:
             await _ask(rt, "spawn", ids)
-            await asyncio.sleep(2)
-            keeper = _keeper(Path(f"{directory}/store.db-output"))
+            keeper = await _started(Path(f"{directory}/store.db-output"))
             used, began = keeper.cpu_times(), perf_counter()
             await asyncio.sleep(5 * length)
             now = keeper.cpu_times()

@@ -13,7 +13,6 @@ from typing import Any
 from keephold.errors import ToolError
 from keephold.handles.output import Output
 from keephold.handles.spool import Spool
-from keephold.tools import marks
 from keephold.tools.keeper.children import Ended, Hooks, KeptProcess, KeptPty
 from keephold.tools.keeper.client import Keeper, Returned
 from keephold.tools.keeper.record import read_record
@@ -92,7 +91,7 @@ class Runtime:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.keeper = Keeper(directory, marks.new_runtime_mark())
+        self.keeper = Keeper(directory)
         self._followed: list[Followed] = []
 
     def following(self, uid: str, max_output: int = 100 << 20) -> Followed:

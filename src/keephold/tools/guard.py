@@ -44,7 +44,7 @@ class Guard:
             from keephold.tools.keeper.client import Keeper  # most runtimes keep nothing
 
             assert self.spool is not None, "a spawn of a kept tool is refused on a store in memory"
-            self._keeper = Keeper(self.spool, self.mark)
+            self._keeper = Keeper(self.spool)
         return self._keeper
 
     async def leave_kept(self) -> None:

@@ -50,11 +50,10 @@ class Returned(NamedTuple):
 
 
 class Keeper:
-    """The keepers of one runtime. `directory` is the store's spool, `mark` that of the runtime's guard."""
+    """The keepers of one runtime. `directory` is the store's spool."""
 
-    def __init__(self, directory: Path, mark: str) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory.resolve()
-        self._mark = mark
         self._links: dict[str, _Link] = {}
         self._path: str | None = None
 
@@ -75,7 +74,7 @@ class Keeper:
     ) -> KeptProcess:
         """Start a command on pipes. `stderr` goes to the output, or its last 10 KiB come with the exit.
 
-        `layout` is from `Output.follow`. The mark of this runtime in `env` is replaced by the keeper's. A failure to
+        `layout` is from `Output.follow`. The mark in `env` is replaced by the keeper's. A failure to
         start is reported to `hooks.failed`. Raises `ToolError` for arguments that no program can have.
         """
         request = self._request(uid, argv, env, cwd, grace, keep_secs, fence, layout)
