@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from keephold.errors import KeepholdError, ToolError
@@ -23,6 +24,7 @@ from keephold.handles.handle import Handle, HandleInfo
 from keephold.handles.matching import OutputElsewhere
 from keephold.handles.observing import CommitObserver, Meter, Traces
 from keephold.handles.output import Output
+from keephold.handles.pace import Pace
 from keephold.handles.question import Question
 from keephold.handles.spool import Spool
 from keephold.handles.state import Progress, State, Stopped, Waiting
@@ -50,6 +52,12 @@ _log = logging.getLogger("keephold.handles")
 
 _IDLE = 1000
 """How many handles without an owner here stay in memory."""
+_IDLE_BYTES = 64 << 20
+"""Size of large results that are kept in memory, of handles that nobody waits for."""
+_LIGHT = 1 << 20
+"""Size up to which a result is not large."""
+_NODES = 10_000
+"""Number of parts up to which a result is measured."""
 _EVICT_SECS = 0.05
 
 
@@ -126,6 +134,8 @@ class Cache:
         self._by_uid: dict[str, Handle] = {}
         self._conversations: dict[str, ConversationCache] = {}
         self._idle: dict[str, Handle] = {}
+        self._heavy: dict[str, int] = {}
+        """By uid: the size of large results of idle handles."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     # Finding
@@ -138,7 +148,9 @@ class Cache:
 
     async def load(self, conversation: str, ids: Iterable[str]) -> None:
         """Load the newest handles of these ids as they are now, so that `find` finds them."""
+        pace = Pace()
         for id in ids:
+            await pace.step()
             handle = self.conversation(conversation).names.get(id)
             if handle is not None and self.runs(handle):
                 if self.store.durable:  # another process may have shown some of its output (C5)
@@ -450,14 +462,15 @@ class Cache:
         if handle.unwritten is not None:  # nobody can ask for it
             self._forget(handle)
             return
-        self._idle[handle.uid] = handle
-        if len(self._idle) > _IDLE and not self._evicting:
-            self._evict_later()
+        self._rest(handle)
 
     def _rest(self, handle: Handle) -> None:
         """Keep a handle that this runtime does not run, as long as it is watched or there is room."""
         self._idle[handle.uid] = handle
-        if len(self._idle) > _IDLE and not self._evicting:
+        if isinstance(handle.state, Stopped) and (weight := _weight(handle.state)) > _LIGHT:
+            self._heavy[handle.uid] = weight
+        full = len(self._idle) > _IDLE or sum(self._heavy.values()) > _IDLE_BYTES
+        if full and not self._evicting:
             self._evict_later()
 
     def _evict_later(self) -> None:
@@ -466,14 +479,19 @@ class Cache:
 
     def _evict(self) -> None:
         self._evicting = False
-        for handle in list(self._idle.values())[:-_IDLE]:
-            if not handle.watchers and handle.ticket is None:
+        kept = heavy = 0
+        for handle in reversed(self._idle.copy().values()):
+            weight = self._heavy.get(handle.uid, 0)
+            kept, heavy = kept + 1, heavy + weight
+            surplus = kept > _IDLE or (weight and heavy > _IDLE_BYTES)
+            if surplus and not handle.watchers and handle.ticket is None:
                 self._forget(handle)
 
     def _forget(self, handle: Handle) -> None:
         """Evict a handle; the store has it."""
         self._by_uid.pop(handle.uid, None)
         self._idle.pop(handle.uid, None)
+        self._heavy.pop(handle.uid, None)
         known = self._conversations.get(handle.conversation)
         if known is None:
             return
@@ -563,3 +581,21 @@ def _asks_caller(tool: "Tool", question: Question) -> bool:
     """Whether an open question is the caller's to answer (Q4). The process that runs the call decides the same way."""
     policy = tool.questions.get(question.id)
     return "apply" in tool.actions and not question.secret and not (policy is not None and policy.exclusive)
+
+
+def _weight(state: Stopped) -> int:
+    """Return about how many characters the outcome has. A value of very many parts is taken for large."""
+    weight, left = 0, list[object]([state.outcome])
+    for _ in range(_NODES):
+        if not left:
+            return weight
+        match left.pop():
+            case str() | bytes() as text:
+                weight += len(text)
+            case dict() as table:
+                left += table.values()
+            case list() | tuple() as parts:
+                left += parts
+            case msgspec.Struct() as part:
+                left += msgspec.structs.astuple(part)
+    return max(weight, _LIGHT + 1)

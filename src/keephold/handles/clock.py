@@ -4,7 +4,7 @@ Times that are stored or shown (created, started, stopped, a deadline) come from
 timer in keephold is `loop.call_later`, so that virtual time is a matter of the loop (`keephold.testing.VirtualClock`).
 
 The machine's time of day may be set while we run. A runtime does not follow that: a sleep or a deadline would take
-longer or be over at once, and results would expire before their time. It goes on counting from where it was, and says
+longer or be over at once, and results would expire before their time. It continues to count from where it was, and says
 so (`SystemClock.jump`). The next process reads the new time of day, because nothing else survives a process.
 """
 

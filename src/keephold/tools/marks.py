@@ -111,8 +111,13 @@ def bears(pid: int, mark: str) -> bool | None:
 
 def in_group(pid: int, group: int) -> bool:
     """Whether a process belongs to the process group and still runs."""
+    return group_of(pid) == group
+
+
+def group_of(pid: int) -> int:
+    """Return the process group of a process that still runs, else 0."""
     stat = _stat(pid)
-    return stat is not None and int(stat[_GROUP]) == group and stat[_STATE] not in _GONE
+    return 0 if stat is None or stat[_STATE] in _GONE else int(stat[_GROUP])
 
 
 def owner_alive(mark: str) -> bool | None:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from keephold.tools import marks
 from keephold.tools.child import UNREAD_LIMIT, input_closed, input_not_read, not_started
-from keephold.tools.session import FEW, Exit, ProcessSession, tree
+from keephold.tools.search import FEW
+from keephold.tools.session import Exit, ProcessSession, tree
 
 __all__ = ["UNREAD_LIMIT", "Exit", "Process"]
 

@@ -522,7 +522,7 @@ class Run:
         if self.delivering:
             self._released = True
             return
-        handle.run = None
+        handle.run = self.live = None  # the live call refers to this, and to its result, which may be large
         if self._gone is not None:
             self._gone.set()
         if handle.lingering:

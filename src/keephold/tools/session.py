@@ -17,15 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from keephold.tools import cgroups, marks
+from keephold.tools.search import FEW, Seek, find, leaders
 
 LAST_OUTPUT = 0.05
 """Seconds for which the output of others is still read after the leader has ended (F3)."""
-FEW = 64
-"""Number of processes or threads that may be read at once without blocking the loop too long."""
 
 _YOUNG = 0.25  # seconds in which pids do not wrap: those after the leader's are younger than it
-
-_leaders: set[int] = set()  # leaders have marks of their own, so a search for another mark skips them
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +84,14 @@ class ProcessSession:
             wait()
             raise
         self._cgroup = cgroups.enter(mark, pid)
-        _leaders.add(pid)
+        leaders.add(pid)
         self._loop.add_reader(self._pidfd, self._leader_ended)
 
     def _leader_ended(self) -> None:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         code = self._wait()
-        _leaders.discard(self.pid)
+        leaders.discard(self.pid)
         self.exit = Exit(code, None) if code >= 0 else Exit(None, -code)
         self._last_output = self._loop.call_later(LAST_OUTPUT, self.output_ended)
         self._on_leader_end()
@@ -165,34 +162,30 @@ class ProcessSession:
         if not self.pid < last <= self.pid + FEW:
             return False
         younger = marks.arrivals(lambda: range(self.pid + 1, marks.last_pid() + 1))
+        seek = Seek(lambda: 0, mark=self._mark)
         in_cgroup = self._cgroup is not None and self._cgroup.populated
-        return not in_cgroup and all(self._bears_mark(pid) is False for pid in younger)
+        return not in_cgroup and all(seek.is_meant(pid) is False for pid in younger)
 
     async def _end_rest(self) -> None:
         """End processes that outlived the leader (C7): signal their groups, kill these, kill others with the mark and
         in the control group."""
         if self._signal_groups(0):
             self.end(self._grace)
-            await self._until_gone(self._in_groups, lambda: signal.SIGKILL if self._forced else 0)
+            await _until_gone(Seek(lambda: signal.SIGKILL if self._forced else 0, groups=self._groups))
             self._groups.clear()
-        await self._until_gone(self._bears_mark, lambda: signal.SIGKILL)
+        await _until_gone(Seek(lambda: signal.SIGKILL, mark=self._mark))
         while self._cgroup is not None and self._cgroup.populated:
             self._cgroup.kill()
             await asyncio.sleep(0.005)
 
-    async def _until_gone(self, meant: marks.Judge, number: Callable[[], int]) -> None:
-        while left := await _find(meant, number):
-            # No longer: a process may have left the group; it is killed by its mark instead of being waited for.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.1):
-                    for pid in left:
-                        await _gone(pid, meant)
 
-    def _in_groups(self, pid: int) -> bool:
-        return any(marks.in_group(pid, group) for group in self._groups)
-
-    def _bears_mark(self, pid: int) -> bool | None:
-        return False if pid in _leaders else marks.bears(pid, self._mark)
+async def _until_gone(seek: Seek) -> None:
+    while left := await find(seek):
+        # No longer: a process may have left the group; it is killed by its mark instead of being waited for.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                for pid in left:
+                    await _gone(pid, seek.is_meant)
 
 
 def tree(leader: int) -> Iterator[tuple[int, str]]:
@@ -209,26 +202,6 @@ def tree(leader: int) -> Iterator[tuple[int, str]]:
                 yield pid, place
         except OSError:
             continue  # it has just ended
-
-
-async def _find(meant: marks.Judge, number: Callable[[], int]) -> list[int]:
-    """Signal every process that is meant as soon as it is found: a moment later only its child may exist.
-
-    Returns those that got the signal. The loop keeps running meanwhile.
-    """
-    for _ in range(50):  # it waits for a process that cannot be judged, but with a limit
-        found, unsure = [], False
-        for count, pid in enumerate(marks.arrivals(marks.pids), 1):
-            verdict = meant(pid)
-            unsure |= verdict is None
-            if verdict and _signal(pid, number()):
-                found.append(pid)
-            if count % FEW == 0:
-                await asyncio.sleep(0)
-        if found or not unsure:
-            return found
-        await asyncio.sleep(0.002)
-    return []
 
 
 async def _gone(pid: int, meant: marks.Judge) -> None:
@@ -249,12 +222,3 @@ async def _gone(pid: int, meant: marks.Judge) -> None:
     finally:
         loop.remove_reader(pidfd)
         os.close(pidfd)
-
-
-def _signal(pid: int, number: int) -> bool:
-    """Send a signal; return whether the process exists and is ours to signal."""
-    try:
-        os.kill(pid, number)
-    except OSError:
-        return False
-    return True

@@ -3,6 +3,8 @@
 Admission also ends handles from outside, because the way to end one depends on how far it has come.
 """
 
+import asyncio
+from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 
@@ -23,6 +25,9 @@ from keephold.turn.permission import Permission
 from keephold.turn.prompt_queue import Asking
 from keephold.turn.questions import Questions
 from keephold.turn.replies import Replies
+
+_ENDED_AT_ONCE = 64
+"""Number of running handles that are ended before the event loop runs."""
 
 
 class Admission:
@@ -195,8 +200,16 @@ class Admission:
             self._registry.end(handle, CANCELLED if handle.parked else error, ended_by)
         for handle in queued:
             self.leave(handle)
-        for handle in handles:
-            self.end(handle, error, ended_by)
+        self._end_running(deque(handle for handle in handles if handle.run is not None), error, ended_by)
+
+    def _end_running(self, handles: deque[Handle], error: Failure, ended_by: EndedBy) -> None:
+        """End a portion now and the others after that: each of them has its end, and all that follows from it."""
+        for _ in range(min(_ENDED_AT_ONCE, len(handles))):
+            handle = handles.popleft()
+            if handle.run is not None or ended_by not in ("turn_end", "shutdown"):  # one that has parked stays (T4, R6)
+                self.end(handle, error, ended_by)
+        if handles:
+            asyncio.get_running_loop().call_soon(self._end_running, handles, error, ended_by)
 
     async def release(self, handles: Sequence[Handle]) -> None:
         """Stop working on calls without an end, and give up their ownership: somebody will start them again (B9)."""

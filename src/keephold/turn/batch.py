@@ -473,6 +473,7 @@ class Batch:
             if not self._named[named.uid]:
                 del self._named[named.uid]
                 self._registry.notify_watchers(named)  # it may count as blocked from now on
+        call.answered()
         self._lanes.returned(call)
         if self._left == 0 and not self._answered.done():
             self._answered.set_result(None)

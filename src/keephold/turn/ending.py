@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle, Watcher
+from keephold.handles.pace import Pace
 from keephold.handles.registry import Registry
 from keephold.handles.state import EndedBy, Failure, Pending, Stopped, name
 from keephold.handles.waits import all_stopped
@@ -121,7 +122,7 @@ class Ender:
             await self._cancel_parked(conversation, turn)
         if live.unasked:
             answer = _Answer(unsaid=list(live.unasked), why="there is no assistant to ask about them")
-        return self._ending(live, answer, may_speak=may_speak)
+        return await self._ending(live, answer, may_speak=may_speak)
 
     def _sort(self, conversation: str, cancelled: bool) -> "_Live":
         """Sort the live handles of the conversation by what the end of the turn does to them."""
@@ -141,20 +142,20 @@ class Ender:
                 live.at_once[handle] = None
         return live
 
-    def _ending(self, live: "_Live", answer: "_Answer", *, may_speak: bool) -> Ending:
+    async def _ending(self, live: "_Live", answer: "_Answer", *, may_speak: bool) -> Ending:
         # One that has parked meanwhile stays (T4), and one that has stopped with its completion was not aborted (R4).
         answer.abort, answer.unsaid = ([h for h in each if _aborted(h)] for each in (answer.abort, answer.unsaid))
         ended = (*live.at_once, *live.waited, *live.asked, *live.unasked)
         self.over = sorted((h for h in ended if h.stateful and not h.active), key=lambda handle: handle.uid)
-        kept, model = list(live.kept), self._replies.entries(self.over, "model")
+        kept, model = list(live.kept), await self._replies.all_entries(self.over, "model")
         awaited = {*live.waited, *answer.wait}
         self.owed = {handle: shown for handle, shown in zip(self.over, model, strict=True) if handle in awaited}
         self.told = [*answer.abort, *answer.unsaid]
         again = may_speak and bool(answer.wait) and self._rounds < ROUNDS and not self._cut_short
         return Ending(
-            results=tuple(self._replies.entries(self.over, "dispatch")),
-            kept=tuple(self._replies.entries(kept, "dispatch")),
-            model=(*model, *self._replies.entries(kept, "model")),
+            results=tuple(await self._replies.all_entries(self.over, "dispatch")),
+            kept=tuple(await self._replies.all_entries(kept, "dispatch")),
+            model=(*model, *await self._replies.all_entries(kept, "model")),
             again=again,
             message=_message(model) if again else "",
             aborted=answer.sentence(),
@@ -343,8 +344,10 @@ def _since(handle: Handle) -> float:
 
 async def _all_over(handles: Sequence[Handle]) -> None:
     """Wait until each has stopped, or has parked while it was ended: then it stays (T4)."""
+    pace = Pace()
     for handle in handles:
         await _over(handle)
+        await pace.step()
 
 
 async def _over(handle: Handle, *, or_blocked: bool = False) -> None:

@@ -11,7 +11,11 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import pairwise
 
+from keephold.handles.pace import Pace
 from keephold.turn.tool_call import ActiveCall, ParsedCall
+
+
+def _nothing(call: ActiveCall) -> None: ...
 
 
 class Lanes:
@@ -71,18 +75,24 @@ class Lanes:
 
     def _pump(self) -> None:
         # A call that starts may return at once and make the next one ready: a loop, so that a thousand of them in
-        # a row need no stack.
+        # a row need no stack. It pauses now and then: a thousand processes take a second to start.
         if self._starting:
             return
         self._starting = True
+        pace = Pace()
         try:
             while True:
+                if (self._ready or self._serial) and pace.is_over():
+                    asyncio.get_running_loop().call_soon(self._pump)
+                    return
                 if self._ready:
                     self._start(heappop(self._ready)[2])
                 elif self._serial and not self._parallel and self._running is None:
                     self._running = self._serial.popleft()
                     self._start(self._running)
                 else:
-                    return
+                    break
+            if not self._after and not self._parallel and self._running is None:
+                self._start = _nothing  # all have started; the batch refers to this, and its results may be large
         finally:
             self._starting = False

@@ -14,6 +14,7 @@ from msgspec.structs import replace as replace_in
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.output import Output
+from keephold.handles.pace import Pace
 from keephold.handles.state import Failure, Ok, Outcome, Pending, PrintedOutput, Reply, Stopped, Waiting, name
 from keephold.handles.view import Waited
 from keephold.store.endings import NOTIFICATION_CHARACTERS
@@ -227,6 +228,14 @@ class Replies:
         """Return C3's objects for several handles in one reply: their results share four limits (O3)."""
         limits = self._limits(handles, view)
         return [self.entry(handle, view, limit) for handle, limit in zip(handles, limits, strict=True)]
+
+    async def all_entries(self, handles: Sequence[Handle], view: ViewName) -> list[dict[str, Any]]:
+        """Like `entries`, for any number of handles: the event loop runs in between."""
+        pace, made = Pace(), list[dict[str, Any]]()
+        for handle, limit in zip(handles, self._limits(handles, view), strict=True):
+            made.append(self.entry(handle, view, limit))
+            await pace.step()
+        return made
 
     def _waited(self, waited: Waited, completed: list[dict[str, Any]]) -> dict[str, Any]:
         answer: dict[str, Any] = {"completed": completed, "pending": []}

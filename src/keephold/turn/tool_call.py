@@ -102,14 +102,14 @@ class ActiveCall:
         *,
         handle: Handle | None = None,
         handles: Handles | None = None,
-        on_parked: "Callable[[ActiveCall], None]" = lambda _: None,
+        on_parked: "Callable[[ActiveCall], None] | None" = None,
         people: PromptQueue | None = None,
         patience: float | None = None,
     ) -> None:
         self.parsed = parsed
         """Replaced when the user edits the arguments."""
         self._on_answer = on_answer
-        self._on_parked = on_parked
+        self._on_parked = on_parked or _ignore
         self.handles = handles
         """The conversation's handles, as this call sees them."""
         self.people = people
@@ -146,6 +146,10 @@ class ActiveCall:
     def answer(self, reply: Reply) -> None:
         self._on_answer(self, reply)
 
+    def answered(self) -> None:
+        """Drop the callbacks: they refer to this call, and its result may be large."""
+        self._on_answer, self._on_parked = _ignore_answer, _ignore
+
     def parked(self) -> None:
         """Report that a one-shot call waits for its completion from outside (D10)."""
         self._on_parked(self)
@@ -155,6 +159,12 @@ class ActiveCall:
         if self.asking is not None:
             self.asking.withdraw()
             self.asking = None
+
+
+def _ignore(call: ActiveCall) -> None: ...
+
+
+def _ignore_answer(call: ActiveCall, reply: Reply) -> None: ...
 
 
 def checked_again(parsed: ParsedCall, tool: Tool, edited: Any, toolbox: Toolbox, limits: Limits) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from keephold.tools import marks
-from keephold.tools.session import FEW, tree
+from keephold.tools.search import FEW
+from keephold.tools.session import tree
 
 State = Literal["reading", "password", "raw", "busy", "unknown"]
 """`reading`: a line, with echo. `password`: a line, without echo. `raw`: keys, or something else. `busy`: nothing."""
