@@ -12,7 +12,7 @@ import sqlite3
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.crash.kept import KeptTurn, kept_turn
@@ -21,6 +21,7 @@ from tests.soak import tries
 
 import keephold
 from keephold.prompts import Answer
+from keephold.tools.base import SupportsScreen
 from keephold.turn.prompts import Decision, Prompt
 
 PROGRAMS = {
@@ -248,6 +249,28 @@ async def test_R7_what_a_program_asks_its_terminal_is_answered_once_also_if_nobo
         assert state["completed"][0]["state"] == "stopped"
         replies = re.findall(r"reply \d b'(.*)'", text)
         assert replies == [r"\x1b[1;1R", r"\x1b[2;1R", ""], text
+
+
+async def test_R7_a_user_drives_a_terminal_that_was_taken_back(directory: Path) -> None:
+    tools = [keephold.terminal(["sh"], name="sh", env={"PS1": "$ "}, on_crash="keep")]
+    store = f"sqlite:///{directory / 'store.db'}"
+    async with keephold.Runtime(tools, store=store) as rt, rt.turn("c") as turn:
+        await turn.run([keephold.ToolCall("1", "sh", {"action": "spawn", "id": "t"})])
+        await printed(rt, b"$ ")
+    async with keephold.Runtime(tools, store=store) as rt:
+        await rt.registry.load("c", ["t"])
+        handle = rt.registry.find("t", "c")
+        assert handle.run is not None
+        live = cast(SupportsScreen, handle.run.live)
+        handle.run.drive(True)
+        live.resize(30, 100)
+        live.type(b"stty size; echo by a $((6 * 7))\r")
+        await printed(rt, b"30 100\r\nby a 42\r\n$ ")
+        handle.run.drive(False)
+        assert (live.screen().rows, live.screen().cols) == (30, 100)
+        reply = await rt.send("t", "exit 4\r", conversation="c")
+        await rt.wait(all=["t"], conversation="c")
+        assert (await rt.handle("t", conversation="c")).exit_code == 4, reply
 
 
 async def printed(rt: keephold.Runtime, wanted: bytes) -> bytes:
