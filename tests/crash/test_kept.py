@@ -57,6 +57,7 @@ PROGRAMS = {
         $(TARGETS):
         \t@sleep 0.02; echo built $@
     """,
+    "quit.sh": "read line; touch got; while [ ! -e go ]; do sleep 0.05; done; exit 9",
     "end.sh": "while [ ! -e end ]; do sleep 0.05; done; seq 1000; exit 5",
     "die.sh": "while [ ! -e end ]; do sleep 0.05; done; kill -9 $$",
     "form.sh": """while [ ! -e end ]; do sleep 0.05; done; echo '{"type":"stopped","result":{"Ok":"by form"}}'""",
@@ -114,6 +115,11 @@ keep_secs = 0.2
 source = "local"
 command = ["cat"]
 spawn.stdin = true
+
+[conversation.tools.quit]
+source = "local"
+command = ["sh", "quit.sh"]
+spawn = {{ stdin = true, settle_ms = 60000, settle_max_ms = 60000 }}
 
 [conversation.tools.single]
 source = "local"
@@ -401,6 +407,23 @@ async def test_R7_a_password_prompt_is_asked_again_and_the_password_stays_hidden
                 assert state["completed"][0]["state"] == "stopped", reply
                 text = (await printed(rt, b"more? ")).decode()
                 assert "hello ********" in text and secret not in text
+
+
+def test_B9_R7_input_with_which_a_process_ended_is_answered_by_its_end(directory: Path) -> None:
+    """The batch that sent it is resumed when the process has ended, and does not send it to nobody."""
+    with kept_turn(directory, CONFIG) as turn:
+        turn.start()
+        turn.begin(("quit", {"spawn": "q"}), ("handle_apply", {"id": "q", "input": "now"}))
+        until((directory / "got").exists)
+        turn.kill()
+        (directory / "go").touch()
+        until(lambda: turn.kept()[0].exit is not None)
+        turn.start()
+        found = turn.answers()  # of the batch that is resumed
+        assert found is not None and [json.loads(each)["state"] for each in found] == ["stopped", "stopped"]
+        assert turn.shown("q")["exit_code"] == 9
+        turn.close()
+        turn.leaves_nothing()
 
 
 def test_R7_a_process_that_is_taken_back_has_its_slot_its_lane_and_its_resources(directory: Path) -> None:

@@ -416,6 +416,9 @@ class KeepingSink(Sink, Protocol):
     def followed(self, total: int) -> None:
         """The other process has written that many bytes of output in all."""
 
+    def took(self, causes: Sequence[bytes]) -> None:
+        """Record that the process got the input of these calls, which may be sent again by a resumed batch (B9)."""
+
     def crashed(self, error: Failure, *, exit_code: int | None = None, signal: int | None = None) -> None:
         """Like `stop`: the process was lost because no runtime had it."""
 

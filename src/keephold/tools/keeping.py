@@ -24,6 +24,8 @@ from keephold.tools.session import Exit
 _UNKNOWN = Exit(None, None)
 _GRACE = 2.0
 """Seconds for a process to end by itself whose tool, and its own grace, are not known here."""
+REPLY = b"reply:"
+"""How the causes of a terminal's own replies begin."""
 LOST = "The process of this call was lost: {reason}."
 _NEVER_STARTED = Failure("The runtime ended before it had started the process of this call.", "crashed", transient=True)
 
@@ -84,7 +86,8 @@ class Keeping:
         """`printed` gets the total of the output when that has grown. `exited` gets the end of a process that ended by
         itself or was ended by us; `closed` is called before any other end is reported to the sink."""
         assert program.guard is not None, "a program runs in a runtime, which gives it a guard"
-        self.keeper = program.guard.keeper
+        assert program.guard.spool is not None
+        self.keeper, self._directory = program.guard.keeper, program.guard.spool
         self._invocation = invocation
         self._sink = sink
         self._exited = exited
@@ -131,6 +134,7 @@ class Keeping:
         return None
 
     def _ended(self, end: Ended) -> None:
+        self._sink.took(self._last_causes())
         self._sink.followed(end.total)
         self.output.unfollow()
         if end.reason:
@@ -138,6 +142,13 @@ class Keeping:
         else:
             self._forget()
             self._exited(end.exit)
+
+    def _last_causes(self) -> list[bytes]:
+        """Return the causes of the last input that it got, all of one batch: only the last may be sent again."""
+        found = read_record(self._directory, self._invocation.uid)
+        known = found.exit.causes if found is not None and found.exit is not None else ()
+        causes = [cause for cause in known if not cause.startswith(REPLY)]
+        return [cause for cause in causes if cause.split(b":")[:2] == causes[-1].split(b":")[:2]]
 
     def _failed(self, error: ToolError) -> None:
         """It was not started, or its keeper has died."""

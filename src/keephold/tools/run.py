@@ -8,7 +8,7 @@ outcome carries that reason.
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -361,6 +361,12 @@ class Run:
 
     def when_stored(self, then: Callable[[], None]) -> None:
         self.handle.watch(OnStop(lambda _: then()))
+
+    def took(self, causes: Sequence[bytes]) -> None:
+        uid, fence = self.handle.uid, self.handle.fence
+        ops = [Journaled(uid, fence, "input", cause.decode(), cause, b"null") for cause in causes]
+        if ops:
+            self.registry.commit(ops, lambda _: None, lambda _: None, keep=True)
 
     def followed(self, total: int) -> None:
         output = self.registry.output_of(self.handle)

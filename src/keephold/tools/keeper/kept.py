@@ -20,8 +20,8 @@ from keephold.tools.session import Exit
 from keephold.tools.terminal.pty import Pty
 from keephold.tools.terminal.veil import HELD_BACK, Veil
 
-_CAUSES = 1000
-"""How many inputs are remembered, so that none is taken twice."""
+_CAUSES, _LAST_CAUSES = 1000, 32
+"""How many inputs are remembered, so that none is taken twice, and how many of them with the end of the process."""
 _KEYS_AFTER = 0.1
 _AGAIN_SECS = 1.0
 """How often a full disk is tried again."""
@@ -366,7 +366,9 @@ class Kept:
         if self._how is None or self._spool.holds or self._over:
             return
         how, total = self._how, self._spool.total
-        end = KeptExit(how.code, how.signal, total, time.time(), self._reason, self._stderr)
+        end = KeptExit(
+            how.code, how.signal, total, time.time(), self._reason, self._stderr, tuple(self._causes)[-_LAST_CAUSES:]
+        )
         written = self._change_record(until=None, exit=end)
         if self.peer is not None:
             self._report_end(self.peer, end)

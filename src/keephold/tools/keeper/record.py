@@ -32,6 +32,8 @@ class KeptExit(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why it was ended, in words; empty: by itself, or by an abort."""
     stderr: bytes = b""
     """The last bytes of its stderr, if that is apart from its output."""
+    causes: tuple[bytes, ...] = ()
+    """The causes of the last input that it got."""
 
 
 class KeptRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -26,7 +26,7 @@ from keephold.handles.state import Failure, Ok, Outcome, PrintedOutput, error_of
 from keephold.tools.base import Invocation, KeepingSink, Screen, Sink
 from keephold.tools.child import as_json, as_text, ending, remove
 from keephold.tools.keeper.children import KeptPty
-from keephold.tools.keeping import Keeping
+from keephold.tools.keeping import REPLY, Keeping
 from keephold.tools.program import MAX_COLS, MAX_ROWS, Program
 from keephold.tools.session import Exit
 from keephold.tools.terminal.emulator import Emulator, SupportsCells, open_emulator
@@ -108,7 +108,7 @@ class _Call:
         self.kept = invocation.stateful and invocation.tool.on_crash == "keep"
         self._fed = 0
         """Up to where the emulator has got a kept program's output."""
-        self._replies, self._replied = b"reply:", 0
+        self._replies, self._replied = REPLY, 0
         """How a reply of the emulator is called, and the bytes of its replies so far."""
         self._mute = False
         """Its replies were sent before, by an earlier runtime."""
@@ -174,7 +174,7 @@ class _Call:
         self._recent, self._fed = Recent(start), start
         self._resize_emulator(first_size(output, start))
         if start:  # its replies before that are not known, so their count is not
-            self._replies = b"reply:%d:" % self._invocation.fence
+            self._replies = REPLY + b"%d:" % self._invocation.fence
         # Replies to the last that was read may not have been sent. If they were, their keeper ignores them.
         await self._restore(output, max(start, pty.answered - (0 if start else _PIECE)))
         self._emulator.screen()  # so that it has replied to all of that
