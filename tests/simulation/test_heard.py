@@ -31,7 +31,7 @@ CARRIES: dict[str, tuple[Carrier, ...]] = {
 }
 """Tools, and what their news may ride on."""
 IDS = [*(f"{tool}1" for tool in CARRIES), "any2"]
-ABOUT = ("end", "fail", "ask", "answer", "print", "fetch", "await")
+ABOUT = ("end", "fail", "ask", "answer", "print", "up", "fetch", "await")
 # Some steps about one handle, so that something comes together before it is told, and then something that tells.
 _episodes = st.builds(
     lambda id, steps: [(step, id) for step in steps],
@@ -54,6 +54,7 @@ class Model:
     states: dict[str, Literal["running", "waiting", "stopped"]] = field(
         default_factory=lambda: dict.fromkeys(IDS, "running")
     )
+    ready: set[str] = field(default_factory=set)
     started: bool = False
     """Something of this turn has carried news."""
 
@@ -68,7 +69,11 @@ class Model:
         self.waiting = [news for news in self.waiting if news[0] != id or (kinds and news[1] not in kinds)]
 
     def shows(self, id: str) -> None:
-        kinds = {"running": ("tool.content",), "waiting": ("tool.waiting", "tool.content"), "stopped": ()}
+        kinds: dict[str, tuple[str, ...]] = {
+            "running": ("tool.content", "tool.ready"),
+            "waiting": ("tool.waiting", "tool.content", "tool.ready"),
+            "stopped": (),
+        }
         self.forget(id, *kinds[self.states[id]])
 
     def carried(self, carrier: Carrier) -> list[tuple[str, str]]:
@@ -113,7 +118,7 @@ class Story:
             self._model.forget(id)
             await self._batch(wait_all(id))
         elif state == "waiting":
-            self._model.forget(id, "tool.waiting")  # it shows the question and no output
+            self._model.forget(id, "tool.waiting", "tool.ready")  # it shows the question and no output
             await self._batch(wait_all(id))
 
     async def _live(self, step: str, id: str) -> None:
@@ -122,6 +127,13 @@ class Story:
             puppets.prints(id, "x")
             await puppets.done(id)
             model.prints(id)
+        elif step == "up" and state == "running":
+            puppets.prints(id, "\nup\n")
+            await puppets.done(id)
+            model.prints(id)
+            if id not in model.ready:
+                model.ready.add(id)
+                model.tell(id, "tool.ready", "is ready: up")
         elif step == "ask" and state == "running":
             puppets.asks(id)
             await in_state(self._rt, id, "waiting")
@@ -167,6 +179,7 @@ def tools(puppets: Puppets) -> list[Tool]:
             name,
             actions=TALKING,
             on_turn_end="keep",
+            ready="up",
             notifications=NotificationPolicy(on_content=True, deliver=carriers),
         )
         for name, carriers in CARRIES.items()
@@ -197,6 +210,6 @@ def test_N3_on_sqlite_the_assistant_hears_what_the_model_says(steps: list[Step])
 @pytest.mark.parametrize("store", STORES)
 async def test_N3_a_long_story(tmp_path: Path, store: str) -> None:
     """Everything at least once, whatever Hypothesis thinks of."""
-    lives = [(step, id) for id in IDS for step in ("print", "ask", "answer", "print", "end", "batch")]
+    lives = [(step, id) for id in IDS for step in ("print", "up", "ask", "answer", "up", "print", "end", "batch")]
     looks = [(step, "") for step in ("message", "turn", "notify", "message", "batch", "turn", "batch", "message")]
     await tell([*lives, *looks, *((step, id) for id in IDS for step in ("await", "fetch"))], store_url(store, tmp_path))
