@@ -193,24 +193,30 @@ class Calls(Model):
             handle.told = self.pass_number  # by the caller: it is busy with that
 
     def _await(self, conversation: Conversation, batch: Batch, slot: Slot, call: Await) -> None:
-        named = {*call.any, *call.all}
+        named = {*call.any, *call.all, *call.lines}
         if not named:
             self.answer(slot, (True, Says("At least one handle ID required")))
         elif not named <= conversation.names.keys():
             self.answer(slot, (True, Says("not found")))
         else:
-            slot.wait = self._begin_wait(conversation, call.any, call.all, call.timeout)
+            slot.wait = self._begin_wait(conversation, call.any, call.all, call.timeout, call.lines)
             slot.wait.already_handled = batch.named
             self.wake()
             if call.timeout == 0:
                 self.time_out()
 
     def _begin_wait(
-        self, conversation: Conversation, any: Sequence[str], all: Sequence[str], timeout: float | None
+        self,
+        conversation: Conversation,
+        any: Sequence[str],
+        all: Sequence[str],
+        timeout: float | None,
+        lines: Sequence[str] = (),
     ) -> Wait:
         known = conversation.names
         deadline = None if timeout is None else self.now + timeout
-        wait = Wait([known[id] for id in dict.fromkeys(any)], [known[id] for id in dict.fromkeys(all)], deadline)
+        first, every, printing = ([known[id] for id in dict.fromkeys(ids)] for ids in (any, all, lines))
+        wait = Wait(first, every, deadline, printing)
         self.waits.append(wait)
         return wait
 

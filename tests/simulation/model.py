@@ -95,6 +95,7 @@ class Wait:
     any: list[Handle]
     all: list[Handle]
     deadline: float | None
+    lines: list[Handle] = field(default_factory=list)
     already_handled: Callable[[], Collection[Handle]] = tuple
     """A6: handles that unanswered calls of the same batch name."""
     values: bool = False
@@ -104,11 +105,12 @@ class Wait:
 
     @property
     def satisfied(self) -> bool:
-        """A2."""
-        return all(h.stopped for h in self.all) and (not self.any or any(h.stopped for h in self.any))
+        """A2, A9."""
+        stopped = all(h.stopped for h in self.all) and (not self.any or any(h.stopped for h in self.any))
+        return stopped and all(h.stopped or h.output for h in self.lines)
 
     def needed(self) -> list[Handle]:
-        rest = [h for h in self.all if not h.stopped]
+        rest = [h for h in self.all if not h.stopped] + [h for h in self.lines if not h.stopped and not h.output]
         return rest if any(h.stopped for h in self.any) else rest + self.any
 
 
@@ -296,12 +298,15 @@ class Model:
 
     def shown(self, wait: Wait, reason: str) -> Any:
         """A3; as a call's response it comes with `is_error`."""
-        named = list(dict.fromkeys([*wait.any, *wait.all]))
+        named = list(dict.fromkeys([*wait.any, *wait.all, *wait.lines]))
         flag = {} if wait.satisfied else {reason: True}
         completed = [h.entry() for h in named if h.stopped]
         if wait.values:
             completed = [{"is_error": False, **entry} for entry in completed]
         pending = [self._pending(h, "needs_input" in flag) for h in named if not h.stopped]
+        for handle, entry in zip([h for h in named if not h.stopped], pending, strict=True):
+            if handle in wait.lines and handle.output:
+                entry["matched"] = Says()
         answer = {"completed": completed, "pending": pending, **flag}
         return answer if wait.values else (False, answer)
 

@@ -85,6 +85,8 @@ class Await:
     any: tuple[str, ...] = ()
     all: tuple[str, ...] = ()
     timeout: int | None = None
+    lines: tuple[str, ...] = ()
+    """Handles whose output must have a line (A9)."""
 
 
 Call = Spawn | Once | Fetch | Apply | Abort | Await

@@ -34,6 +34,7 @@ class _Author:
         talkative = [kind for kind in KINDS if KINDS[kind].apply]
         kinds = {*random.choices([*KINDS, *talkative], k=random.randint(1, 3))}
         self._ids = [f"{kind}{number}" for kind in sorted(kinds) for number in (1, 2)]
+        self._lines = type(random)(repr(self._ids))  # its own, so that scripts stay what they are otherwise
 
     def step(self) -> ops.Op:
         random = self._random
@@ -105,8 +106,12 @@ class _Author:
         return tuple(self._random.sample(_RESOURCES, self._random.randint(1, 2))) if kind_of(id).locks else ()
 
     def _await(self, there: list[str]) -> Await:
-        any, all = self._some(there if there and self._random.random() < 0.95 else self._ids)
-        return Await(any, all, self._random.choice((None, None, None, 0, 1, 1, 2)))
+        ids = there if there and self._random.random() < 0.95 else self._ids
+        any, all = self._some(ids)
+        lines = tuple(self._lines.choices(ids, k=self._lines.choice((0, 0, 1, 2))))
+        if lines and self._lines.random() < 0.5:
+            any = all = ()
+        return Await(any, all, self._random.choice((None, None, None, 0, 1, 1, 2)), lines)
 
     def _some(self, ids: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         random = self._random

@@ -41,7 +41,7 @@ def calls(draw: st.DrawFn, kinds: list[str], known: list[str]) -> tuple[Call, ..
     choices: list[st.SearchStrategy[Any]] = [
         st.builds(Spawn, ids, resources),
         st.builds(Spawn, ids, resources, st.sampled_from((False, False, False, True))),
-        st.builds(Await, some, some, st.sampled_from((None, None, 0, 1, 2))),
+        st.builds(Await, some, some, st.sampled_from((None, None, 0, 1, 2)), some | st.just(())),
         st.builds(Fetch, old),
         st.builds(Abort, old),
         st.builds(Once, st.sampled_from([f"{kind}8" for kind in kinds]), resources),

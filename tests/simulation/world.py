@@ -223,8 +223,9 @@ class World:
     def _wire(self, label: str, call: Call, number: int) -> keephold.ToolCall:
         """The call as a model would send it."""
         match call:
-            case Await(any, all, timeout):
+            case Await(any, all, timeout, lines):
                 given: dict[str, Any] = {"any": list(any), "all": list(all)}
+                given |= {"output": [{"id": id, "pattern": "."} for id in lines]} if lines else {}
                 return keephold.ToolCall(
                     label, "await", given if timeout is None else given | {"timeout_secs": timeout}
                 )
