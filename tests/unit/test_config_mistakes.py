@@ -256,3 +256,13 @@ def test_C1_a_wrong_type_in_python_is_named_the_same_way() -> None:
 def test_L4_the_sources_offered_are_those_that_are_taken() -> None:
     (found,) = problems("[conversation.tools.t]\nsource = 'shell'\n")
     assert found.endswith('source: must be one of "local", "terminal", "python", "mcp", "builtin", not "shell"')
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"), [("(", "missing ): ("), ("(?=x)", "invalid perl operator: (?="), ("x{2000}", "repetition")]
+)
+def test_A9_a_pattern_that_is_none_is_found_when_the_file_is_read(pattern: str, reason: str) -> None:
+    (found,) = problems(f'[conversation.tools.t]\nsource = "local"\ncommand = "true"\nspawn.ready = "{pattern}"\n')
+    assert found.startswith("keephold.toml:4: conversation.tools.t.spawn.ready: ") and reason in found
+    with pytest.raises(ConfigError, match="tool `dev`: ready is not a pattern"):
+        tool(name="dev", ready=pattern)(lambda: None)

@@ -51,12 +51,13 @@ def test_Q2_a_question_is_answered_as_the_file_says(settings: str, expected: Que
 
 
 def test_T1_lifecycle_and_settling_reach_the_tool() -> None:
-    spawn = "settle_ms = 1, settle_max_ms = 2, abort_grace_ms = 3, priority = 4"
+    spawn = "settle_ms = 1, settle_max_ms = 2, abort_grace_ms = 3, ready = 'up$', priority = 4"
     lifecycle = "{ on_turn_end = 'keep', timeout_secs = 5, assistant.model = 'small' }"
     assert build(LOCAL + f"spawn = {{ {spawn}, lifecycle = {lifecycle} }}\n").spawn == SpawnPolicy(
         settle_ms=1,
         settle_max_ms=2,
         abort_grace_ms=3,
+        ready="up$",
         priority=4,
         on_turn_end="keep",
         turn_end_timeout_secs=5,
