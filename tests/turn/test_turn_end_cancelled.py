@@ -178,6 +178,29 @@ async def test_R9_whoever_ends_the_turn_is_cancelled(puppets: Puppets, tmp_path:
             pass
 
 
+async def test_T3_one_of_two_who_end_the_turn_is_cancelled_and_the_other_gets_its_ending(clock: VirtualClock) -> None:
+    async with Runtime([policy("await")], clock=clock) as rt, rt.turn("main") as turn:
+        await turn.run([spawn("awaits", "w", secs=20)])
+        one, other = asyncio.create_task(turn.end()), asyncio.create_task(turn.end())
+        await clock.advance(5)
+        one.cancel()
+        await asyncio.gather(one, return_exceptions=True)
+        assert [each["result"] for each in (await other).results] == ["done"]
+
+
+async def test_T5_a_turn_is_cancelled_while_a_cancelled_end_of_it_is_given_up(clock: VirtualClock) -> None:
+    async with Runtime([policy("await"), approval([])], clock=clock) as rt, rt.turn("main") as turn:
+        await turn.run([spawn("awaits", "w"), spawn("approve", "a")])
+        ends = asyncio.create_task(turn.end())
+        await clock.advance(5)
+        ends.cancel()
+        await asyncio.sleep(0)  # it is being given up
+        turn.cancel()
+        ending = await turn.end()
+        assert turn.ending == ending and (await rt.handle("a", conversation="main")).ended_by == "cancel"
+        await asyncio.gather(ends, return_exceptions=True)
+
+
 @both
 async def test_R9_leaving_the_block_is_cancelled(puppets: Puppets, tmp_path: Path, store: str) -> None:
     async def session() -> None:

@@ -105,6 +105,10 @@ class Turn:
         self._cancelled = False
         self.interrupted = False
         """Whether an exception has left its block: it is open in the store, and another turn can resume it."""
+        self._stopping: asyncio.Task[Ending] | None = None
+        """An end that is being given up; the next one waits for it."""
+        self._enders = 0
+        """How many callers wait for its end."""
         self._abandoned = False
         """The caller of `end` was cancelled."""
         self._handed: list[Notified] = []
@@ -228,6 +232,7 @@ class Turn:
         """Lose no more than a crash (R9): end what a crash would end, and leave the turn open to be resumed."""
         registry, batch = self._parts.registry, self._batch
         self.interrupted = True
+        await self._stop_ending()
         if batch is not None:  # another task waits for it
             batch.interrupt()
             batch.leave("the turn was interrupted", "turn_ended")
@@ -444,23 +449,40 @@ class Turn:
             self._give_up_unanswered()
             self._ending = asyncio.create_task(self._end(may_speak))
         ending = self._ending
+        self._enders += 1
         try:
             return await asyncio.shield(ending)
         except asyncio.CancelledError:
             if ending.cancelled():
+                why = "the runtime was closed" if self._parts.lifecycle.closing else "the turn was interrupted"
                 raise KeepholdError(
-                    "the runtime was closed before the turn had ended; it is in the store, and "
+                    f"{why} before the turn had ended; it is in the store, and "
                     "`rt.turn(conversation, resume=True)` takes it up again",
-                    code="runtime_closed",
+                    code="runtime_closed" if self._parts.lifecycle.closing else "turn_ended",
                 ) from None
-            self._abandoned = True
-            if not self._cancelled:
-                ending.cancel()  # the turn stays open (R9)
-            await asyncio.wait([ending])  # not for long: neither it nor the end of a cancelled turn waits for a handle
-            if ending.cancelled() and not self._parts.lifecycle.closing:
-                self._ending, self._abandoned = None, False
-                self._ender.interrupt(self.conversation)
+            if self._cancelled:
+                self._abandoned = True
+                await asyncio.wait([ending])  # not for long: the end of a cancelled turn waits for no handle
+            elif self._enders == 1:
+                self._abandoned = True
+                await self._stop_ending()
             raise
+        finally:
+            self._enders -= 1
+
+    async def _stop_ending(self) -> None:
+        """R9: nobody waits for the end any more. The turn stays open, unless it has ended by now."""
+        ending = self._ending
+        if ending is None or ending.done():
+            return
+        ending.cancel()
+        self._ending, self._stopping = None, ending
+        self._ender.interrupt(self.conversation)
+        await asyncio.wait([ending])
+        if ending.cancelled():
+            self._abandoned = False
+        elif self._ending is None:  # too late: it has ended
+            self._ending = ending
 
     def _leave(self) -> None:
         """Stop ending because the runtime is closing: unfinished work stays in the store (R6)."""
@@ -469,6 +491,10 @@ class Turn:
 
     async def _end(self, may_speak: bool) -> Ending:
         registry, over = self._parts.registry, True
+        if self._stopping is not None:
+            await asyncio.wait([self._stopping])
+            if self.ending is not None:
+                return self.ending
         try:
             ending = await self._ender.round(self.conversation, self.id, cancelled=self._cancelled, may_speak=may_speak)
             over = not ending.again or self._cancelled
