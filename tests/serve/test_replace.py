@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import mcp_types
 import pytest
 from tests.durable.lives import ok, until
 from tests.mcp.clients import ERAS, connected
@@ -32,6 +33,11 @@ source = "local"
 command = ["printf", "%s", "{{ tool.arguments.text }}"]
 parameters = { text = { type = "string" } }
 run = "unattended"
+
+[conversation.tools.asks]
+source = "local"
+command = ["echo", "allowed"]
+run = "ask"
 
 [conversation.tools.counts]
 source = "local"
@@ -365,3 +371,26 @@ async def type_lines(talk: frames.Talk, lines: Iterator[int], shown: bytearray) 
     for number in itertools.islice(lines, 3):
         talk.send(frames.INPUT, f"{number}\n".encode())
     await until(lambda: f"got {number}\r\n".encode() in shown)
+
+
+@pytest.mark.parametrize("replacements", [1, 2])
+async def test_R6_a_user_who_is_asked_by_a_replaced_server_answers_through_the_new_one(
+    tmp_path: Path, replacements: int
+) -> None:
+    """A 2025 client waits for its call at the server that asks, and sends its answer to the one that has the address."""
+    with served(tmp_path, CONFIG) as server:
+        asked, answer = asyncio.Event(), asyncio.Event()
+
+        async def person(context: Any, params: Any) -> mcp_types.ElicitResult:
+            asked.set()
+            await answer.wait()
+            return mcp_types.ElicitResult(action="accept", content={"approve": True})
+
+        async with connected(server.mcp, token=TOKEN, mode="legacy", elicitation_callback=person) as client:
+            calling = asyncio.create_task(client.call_tool("asks", {}))
+            await asyncio.wait_for(asked.wait(), PATIENCE)
+            for _ in range(replacements):
+                await replaced(server)
+            answer.set()
+            said: Any = (await calling).content[0]
+            assert said.text == "allowed\n", said

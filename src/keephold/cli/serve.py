@@ -8,7 +8,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import quote, urlsplit
 
 import click
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     import socket
 
     from keephold.mcp.server import Server
+    from keephold.mcp.sessions import Sessions
     from keephold.mcp.socket import Listening
     from keephold.runtime import Runtime
     from keephold.serve.app import App
@@ -245,6 +246,9 @@ class _Here:
         self._wanted = wanted
         self._commands: Listening | None = None
         self.predecessor = predecessor
+        self._sessions = cast("Sessions", server.session_manager)
+        if predecessor is not None:
+            self._sessions.forward = self._forward
         store = runtime.registry.store
         at = socket_of(store, store.owner)
         self.path = None if at is None else at.removesuffix(STREAM) + HANDOVER
@@ -261,6 +265,14 @@ class _Here:
     def claim(self) -> None:
         if not self._runtime.closing:
             self._runtime.registry.run_soon(self._runtime.recovery.sweep())
+
+    def _forward(self, session: str, message: str) -> None:
+        if self.predecessor is not None:
+            self._runtime.registry.run_soon(self.predecessor.tell(session, message))
+
+    def hear(self, session: str, message: str) -> None:
+        self._runtime.registry.run_soon(self._sessions.deliver(session, message))
+        self._forward(session, message)
 
     async def release(self, successor: "Successor") -> bool:
         if self._commands is not None:

@@ -27,9 +27,11 @@ HEAD = 5
 """Bytes of a frame before its payload."""
 _TRIES, _TRY_SECS = 50, 0.1
 """How often a talk is opened again before it is lost, and the time between two tries."""
+_PATIENCE = 20
+"""After how many tries a terminal that does not run is taken to have stopped."""
 _MOVED = ("owner_not_answering", "runtime_closed")
 """Errors of a handle that another process takes over, if one can."""
-_SOON = ("driven_by_person", *_MOVED)
+_SOON = ("driven_by_person", "not_running", *_MOVED)
 """Refusals that end soon: the server that was replaced has not left the handle yet, or no other has taken it."""
 _LAST_SECS = 2.0
 """How long the last input may take to arrive."""
@@ -106,6 +108,8 @@ class RemoteTalk:
                 self._in_vain += 1
                 if error.code not in _SOON:
                     raise why from error
+                if error.code == "not_running" and self._in_vain > _PATIENCE:
+                    self._want = replace(self._want, want="follow", screen=False)  # it may have stopped: how?
         self._send_unsent()
 
     def _lost(self) -> KeepholdError:

@@ -39,6 +39,7 @@ from mcp.server.streamable_http import (
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
+from mcp.shared.message import SessionMessage
 from mcp.shared.transport_context import TransportContext
 from mcp_types import (
     DEFAULT_NEGOTIATED_VERSION,
@@ -47,6 +48,7 @@ from mcp_types import (
     JSONRPCMessage,
     JSONRPCRequest,
     JSONRPCResponse,
+    jsonrpc_message_adapter,
 )
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
@@ -188,10 +190,23 @@ class _Transport(StreamableHTTPServerTransport):
             if following is not None:
                 following.cancel()
 
+    forward: "Forward | None" = None
+    """Gets answers and cancellations, which may be for a call in the server that was replaced."""
+
     async def _handle_post_request(self, scope: Scope, request: Request, receive: Receive, send: Send) -> None:
         with contextlib.suppress(ClientDisconnect):  # noticed by the SDK, too
-            self._note_wait(await request.body())
+            body = await request.body()
+            self._note_wait(body)
+            if self.forward is not None and self.mcp_session_id is not None and _is_for_a_call(body):
+                self.forward(self.mcp_session_id, body.decode())
         await super()._handle_post_request(scope, request, receive, send)
+
+    async def deliver(self, body: str) -> None:
+        """Take an answer or a cancellation that the client has sent to the server that replaces this one."""
+        if self._read_stream_writer is not None:
+            message = jsonrpc_message_adapter.validate_json(body)
+            with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # the session has ended
+                await self._read_stream_writer.send(SessionMessage(message))
 
     def _note_wait(self, body: bytes) -> None:
         """Note a call that only waits, for the ids of its events."""
@@ -228,6 +243,21 @@ class _Transport(StreamableHTTPServerTransport):
             await self._read_stream_writer.send(self._create_session_message(again, resumed, stream, version))
 
 
+Forward = Callable[[str, str], None]
+"""Gets the id of a session and a message."""
+
+
+def _is_for_a_call(body: bytes) -> bool:
+    """Return whether a message is an answer, or cancels a call."""
+    with contextlib.suppress(ValueError, RecursionError):
+        match msgspec.json.decode(body):
+            case {"method": method}:
+                return bool(method == "notifications/cancelled")
+            case {"id": _}:
+                return True
+    return False
+
+
 class Sessions(StreamableHTTPSessionManager):
     """The SDK's manager, which takes up sessions that it does not know.
 
@@ -235,6 +265,13 @@ class Sessions(StreamableHTTPSessionManager):
 
     _sealed: Sealed
     _ended: OrderedDict[str, None]
+    forward: Forward | None = None
+
+    async def deliver(self, id: str, body: str) -> None:
+        """Take a message that a client has sent to the server that replaces this one."""
+        transport = self._server_instances.get(id)
+        if isinstance(transport, _Transport):
+            await transport.deliver(body)
 
     @classmethod
     def serve(cls, server: Server) -> None:
@@ -273,6 +310,7 @@ class Sessions(StreamableHTTPSessionManager):
             retry_interval=self.retry_interval,
             idle_timeout=self.session_idle_timeout,
         )
+        transport.forward = self.forward
         if requestor is not None:
             self._session_owners[id] = requestor
         self._server_instances[id] = transport

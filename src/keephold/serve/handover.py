@@ -9,6 +9,7 @@ packets of JSON:
     old   {"go": true} after it has stopped to accept connections
     new   {"serving": true} after it has begun to accept them
     old   {"connections": 3} and connections that no request is using; {"released": true}: calls can be claimed
+    new   {"session": id, "message": text}: a client's answer or cancellation, for a call that the old one answers
 
 Only one of the two accepts connections at any time. The queue of connections that nobody has accepted belongs to the
 listening sockets, which both have, so no connection is refused. If the new server ends before it has said `serving`,
@@ -46,6 +47,10 @@ _MOST = 200
 """Descriptors in one packet; Linux takes 253."""
 _FIRST_SECS = 5.0
 """How long the other side may take for its first packet."""
+
+
+Hear = Callable[[str, str], None]
+"""Gets the id of an MCP session, and a message of its client."""
 
 
 class Ended(Exception):
@@ -135,7 +140,9 @@ class Front(Protocol):
 class Successor:
     """The server that has replaced this one."""
 
-    def __init__(self, channel: Channel, pid: int, drain: float) -> None:
+    def __init__(self, channel: Channel, pid: int, drain: float, hear: Hear) -> None:
+        """`hear` gets the messages of clients."""
+        self._hear = hear
         self.pid = pid
         self.drain = drain
         """How many seconds this server may take to finish its work."""
@@ -143,7 +150,7 @@ class Successor:
         self._connections: list[socket.socket] = []
         self._told = asyncio.Event()
         self._released = False
-        self._telling = asyncio.create_task(self._tell())
+        self._tasks = [asyncio.create_task(self._tell()), asyncio.create_task(self._listen())]
 
     def pass_on(self, connection: socket.socket) -> None:
         """Give it a connection that no request is using."""
@@ -173,13 +180,21 @@ class Successor:
                 del self._connections[: len(some)]
                 _close(some)
 
+    async def _listen(self) -> None:
+        with contextlib.suppress(Ended):
+            while True:
+                match (await self._channel.receive())[0]:
+                    case {"session": str(session), "message": str(message)}:
+                        self._hear(session, message)
+
     async def _send(self, said: dict[str, Any], sockets: Sequence[socket.socket] = ()) -> None:
         with contextlib.suppress(Ended):  # its clients see that, too
             await self._channel.send(said, sockets)
 
     async def close(self) -> None:
-        self._telling.cancel()
-        await asyncio.gather(self._telling, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         _close(self._connections)
         self._channel.close()
 
@@ -187,11 +202,12 @@ class Successor:
 class Offer:
     """Offers the address of this server to a new one."""
 
-    def __init__(self, path: str, front: Front) -> None:
+    def __init__(self, path: str, front: Front, hear: Hear) -> None:
         self.taken: asyncio.Future[Successor] = asyncio.get_running_loop().create_future()
         """The server that has replaced this one."""
         self._path = path
         self._front = front
+        self._hear = hear
         self._to: int | None = None
         """The pid of the server that is about to replace this one."""
         self._socket = close_in_children(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK))
@@ -222,7 +238,7 @@ class Offer:
             if refusal is not None:
                 await channel.send(refusal)
             elif await self._hand_over(channel, pid):
-                successor = Successor(channel, pid, float(asked["drain"]))
+                successor = Successor(channel, pid, float(asked["drain"]), self._hear)
                 self.taken.set_result(successor)
         except (Ended, TimeoutError):
             pass
@@ -319,6 +335,11 @@ class Predecessor:
                 if "released" in said:
                     claim()
         claim()  # what it released when it closed
+
+    async def tell(self, session: str, message: str) -> None:
+        """Pass on a message of an MCP client, for a call that the other server answers."""
+        with contextlib.suppress(Ended):
+            await self._channel.send({"session": session, "message": message})
 
     def close(self) -> None:
         self._channel.close()
