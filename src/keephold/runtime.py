@@ -295,6 +295,8 @@ class Runtime:
         await store.open(self.upkeep.heard)
         if store.durable:
             await self._recover()
+        else:
+            self.upkeep.begin_collecting()
         if self._servers is not None:
             self._servers.open()
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import math
 
 from keephold.errors import KeepholdError
 from keephold.handles.clock import TOLERATED_SECS
 from keephold.listeners import Listeners
+from keephold.store.base import Collected
 from keephold.turn.parts import Parts
 from keephold.turn.recovery import Deadlines
 
@@ -13,6 +15,8 @@ _log = logging.getLogger("keephold.runtime")
 
 SWEEP_SECS = 5.0
 """Seconds between two sweeps."""
+_COLLECT_SECS = 61.0
+"""Seconds between two deletions, at least."""
 
 
 class Upkeep:
@@ -31,6 +35,27 @@ class Upkeep:
         """Start sweeping."""
         if not self._parts.lifecycle.closing:
             self._timer = asyncio.get_running_loop().call_later(SWEEP_SECS, self._sweep)
+
+    def begin_collecting(self) -> None:
+        """Delete expired handles of a store that needs no sweep because no other process has it. The timer runs only
+        while there is something to delete."""
+        self._parts.registry.may_expire = self._collect_later
+
+    def _collect_later(self) -> None:
+        registry = self._parts.registry
+        if self._timer is None and not self._parts.lifecycle.closing:
+            secs = min(registry.retention, *registry.shorter.values(), math.inf)
+            self._timer = asyncio.get_running_loop().call_later(max(secs, _COLLECT_SECS), self._collect)
+
+    def _collect(self) -> None:
+        self._timer = None
+        self._parts.registry.run_soon(self._collect_all())
+
+    async def _collect_all(self) -> None:
+        registry = self._parts.registry
+        await registry.collect_sometimes()
+        if await registry.store.expiring(Collected(math.inf, registry.clock.now(), limit=1)):
+            self._collect_later()
 
     def stop(self) -> None:
         """Stop sweeping."""

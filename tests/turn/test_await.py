@@ -249,7 +249,7 @@ async def test_A7_nothing_is_polled_while_an_await_waits(clock: VirtualClock, mo
         month = 30 * 86_400
         _, waited = await replies(turn, spawn("work", "w", secs=month), wait_all("w", timeout_secs=2 * month))
         assert ids(waited["completed"]) == ["w"]
-        assert len(timers) == 2  # the tool's own, and the timeout
+        assert len(timers) == 3  # the tool's own, the timeout, and the retention of the handle
 
 
 async def test_Y_rt_wait_gives_A3s_object_with_values_and_is_error_in_each(clock: VirtualClock) -> None:

@@ -120,6 +120,8 @@ class Cache:
         """Gets the records that the store is about to delete; if it raises, none is deleted (W8)."""
         self.shorter: Mapping[Status, float] = {}
         """Retentions of wait handles by status, where they are shorter than the usual one (W8)."""
+        self.may_expire: Callable[[], None] = _nothing
+        """Called when a handle has stopped or a turn has ended, so that there will be something to delete."""
         self.on_woken: Callable[[str], Awaitable[None]] | None = None
         """Awaited with the uid of a call that waited in its durable effects, before it continues (R8)."""
         self.followers: dict[str, list[Callable[[Handle], None]]] = {}
@@ -463,6 +465,7 @@ class Cache:
             self._forget(handle)
             return
         self._rest(handle)
+        self.may_expire()
 
     def _rest(self, handle: Handle) -> None:
         """Keep a handle that this runtime does not run, as long as it is watched or there is room."""
@@ -560,6 +563,11 @@ class Cache:
         known.turn = None
         self._forget_conversation(known)
         self.room.turn_ended()
+        self.may_expire()
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _until(at: float) -> float:

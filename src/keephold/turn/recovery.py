@@ -59,6 +59,8 @@ _log = logging.getLogger("keephold.recovery")
 
 GROUP = 250
 """Calls that are claimed together, and for which the start of a runtime waits."""
+_AT_ONCE = 50
+"""Calls that are run again before the loop does something else."""
 HOOK_AGAIN_SECS = 5.0
 """When a hook that failed with a transient error is called again."""
 CRASHED = Failure("The process that ran this call ended before the call did.", "crashed", transient=True)
@@ -223,7 +225,9 @@ class Recovery:
         handles = {record.uid: handle for handle, record in claimed}
         await loops.resuming(records)
         try:
-            for record in in_order(records):
+            for number, record in enumerate(in_order(records)):
+                if number % _AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 if not isinstance(handles[record.uid].decided, Stopped):  # it may have been aborted meanwhile
                     await self._run_again(handles[record.uid], record)
         finally:
