@@ -322,9 +322,9 @@ class _Call:
     # Input
 
     def write(self, data: Any) -> None:
-        self.apply({"input": data}, b"")
+        self.apply({"input": data})
 
-    def apply(self, arguments: Mapping[str, Any], cause: bytes) -> None:
+    def apply(self, arguments: Mapping[str, Any], cause: bytes = b"") -> None:
         """Perform an `apply`: resize first, then type `input`, then press `keys`."""
         pty = self._running()
         keys, size = arguments.get("keys"), arguments.get("size")
