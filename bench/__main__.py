@@ -28,6 +28,7 @@ from bench import (
     mcp_start,
     mcp_wake,
     memory,
+    pauses,
     serve_complete,
     serve_pages,
     serve_streams,
@@ -49,6 +50,7 @@ TABLES: dict[str, dict[str, ModuleType]] = {
         "command": command,
         "throughput": throughput,
         "memory": memory,
+        "pauses": pauses,
         "startup": startup,
     },
     "Durable": {

@@ -27,7 +27,7 @@ from keephold.handles.output import Output
 from keephold.handles.pace import Pace
 from keephold.handles.question import Question
 from keephold.handles.spool import Spool
-from keephold.handles.state import Progress, State, Stopped, Waiting
+from keephold.handles.state import Ok, Outcome, PrintedOutput, Progress, State, Stopped, Waiting
 from keephold.listeners import Listeners
 from keephold.store.base import (
     TOMBSTONE_SECS,
@@ -470,9 +470,10 @@ class Cache:
     def _rest(self, handle: Handle) -> None:
         """Keep a handle that this runtime does not run, as long as it is watched or there is room."""
         self._idle[handle.uid] = handle
-        if isinstance(handle.state, Stopped) and (weight := _weight(handle.state)) > _LIGHT:
+        state, full = handle.state, len(self._idle) > _IDLE
+        if type(state) is Stopped and not _is_short(state.outcome) and (weight := _weight(state)) > _LIGHT:
             self._heavy[handle.uid] = weight
-        full = len(self._idle) > _IDLE or sum(self._heavy.values()) > _IDLE_BYTES
+            full = full or sum(self._heavy.values()) > _IDLE_BYTES
         if full and not self._evicting:
             self._evict_later()
 
@@ -589,6 +590,13 @@ def _asks_caller(tool: "Tool", question: Question) -> bool:
     """Whether an open question is the caller's to answer (Q4). The process that runs the call decides the same way."""
     policy = tool.questions.get(question.id)
     return "apply" in tool.actions and not question.secret and not (policy is not None and policy.exclusive)
+
+
+def _is_short(outcome: Outcome) -> bool:
+    """Whether an outcome is certainly not large: most are short texts, and this is asked at every end."""
+    if type(outcome) is not Ok:
+        return type(outcome) is PrintedOutput
+    return type(outcome.value) is str and len(outcome.value) < _LIGHT and outcome.content is msgspec.UNSET
 
 
 def _weight(state: Stopped) -> int:
