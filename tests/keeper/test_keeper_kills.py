@@ -65,20 +65,19 @@ asyncio.run(main(directory, int(fence), kind, program))
 def live_and_die(directory: Path, fence: int, kind: str) -> None:
     """One runtime: it starts the process or takes it back, types numbers, and is killed."""
     root = str(Path(__file__).parents[2])
-    program = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", RUNTIME, str(directory), str(fence), kind, PROGRAM],
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": root},
-    )
-    assert program.stdout is not None
-    if fence == 1 or random.random() < 0.8:  # the others are killed while they take it back
-        assert program.stdout.readline() == b"up\n"
-    time.sleep(random.random() * 0.2)
-    program.send_signal(signal.SIGKILL)
-    program.wait()
-    program.stdout.close()
+    ) as program:
+        assert program.stdout is not None
+        if fence == 1 or random.random() < 0.8:  # the others are killed while they take it back
+            assert program.stdout.readline() == b"up\n"
+        time.sleep(random.random() * 0.2)
+        program.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.timeout(tries(120, soak=1200))
 @pytest.mark.parametrize("kind", ["command", "terminal"])
 async def test_R7_random_kills_lose_and_repeat_nothing(tmp_path: Path, kind: str) -> None:
     kills = tries(4, soak=100)
