@@ -11,6 +11,7 @@ import socket
 import sqlite3
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ from tests.soak import tries
 
 import keephold
 from keephold.prompts import Answer
-from keephold.tools.base import SupportsScreen
+from keephold.tools.base import SpawnPolicy, SupportsScreen
 from keephold.turn.prompts import Decision, Prompt
 
 PROGRAMS = {
@@ -386,7 +387,8 @@ async def test_R7_a_password_prompt_is_asked_again_and_the_password_stays_hidden
         return await answered
 
     command = [sys.executable, str(directory / "secret.py")]
-    tools = [keephold.terminal(command, name="secret", on_crash="keep")]
+    patient = SpawnPolicy(settle_max_ms=20_000)  # keeper and program have to start before the prompt can be seen
+    tools = [replace(keephold.terminal(command, name="secret", on_crash="keep"), spawn=patient)]
     store = f"sqlite:///{directory / 'store.db'}"
     for turns in ("begin", "answer", "end"):
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
