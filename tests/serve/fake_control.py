@@ -28,6 +28,7 @@ def fact(id: str, state: str = "running", **more: Any) -> dict[str, Any]:
         "state": state,
         "parked": False,
         "owner": None if stopped else "alive",
+        "kept": None,
         "attempt": 1,
         "next_attempt_at": None,
         "priority": 0,

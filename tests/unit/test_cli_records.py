@@ -1,5 +1,6 @@
 """How commands find handles and what they say of them, on a store in memory."""
 
+import socket
 from typing import Any
 
 import pytest
@@ -82,3 +83,17 @@ async def test_R5_D9_what_is_said_of_a_state(changes: dict[str, Any], said: str)
         store = rt.registry.store
         me = {"owner": store.owner} if "owner" not in changes else {}
         assert state_words(as_json(glance(store, record(**me | changes))), 0.0) == said
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        ({"host": socket.gethostname(), "since": None, "until": None}, "running, kept"),
+        ({"host": socket.gethostname(), "since": 0.0, "until": 65.0}, "running, kept, ends in 1m 5s"),
+        ({"host": "box", "since": 0.0, "until": 65.0}, "running, kept on box, ends in 1m 5s"),
+    ],
+)
+async def test_R7_what_is_said_of_a_process_that_is_kept(kept: dict[str, Any], said: str) -> None:
+    async with keephold.Runtime() as rt:
+        fact = as_json(glance(rt.registry.store, record(owner="another")))
+        assert state_words({**fact, "kept": kept}, 0.0) == said
