@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from tests.turn.calls import STATEFUL, spawn
 
 import keephold
@@ -44,3 +45,16 @@ async def test_S5_a_long_turn_keeps_its_own_handles_only(clock: VirtualClock) ->
             assert record.id == "kept"
         await asyncio.sleep(2 * HOUR)
         assert await left(rt) == 0
+
+
+async def test_S5_a_turn_that_was_left_by_an_exception_keeps_nothing_for_ever(clock: VirtualClock) -> None:
+    async with Runtime([quick], clock=clock) as rt:
+        with pytest.raises(ConnectionError):
+            async with rt.turn("main") as turn:
+                await turn.run([spawn("quick", "h")])
+                await asyncio.sleep(10)
+                raise ConnectionError
+        await asyncio.sleep(HOUR - 60)
+        assert await left(rt) == 1 and await rt.registry.store.turn("main") is not None, "it can be resumed"
+        await asyncio.sleep(HOUR)
+        assert await left(rt) == 0 and await rt.registry.store.turn("main") is None

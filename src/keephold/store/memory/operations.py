@@ -660,7 +660,21 @@ def collected(t: Tables, op: base.Collected) -> int:
     t.history.translate()  # while the handles it names exist
     if not op.partial:
         t.history.forget(op)
+        _end_left_turns(t, op)
     return delete_expired(t, op)
+
+
+def _end_left_turns(t: Tables, op: base.Collected) -> None:
+    """End turns that were released, if every call of their conversation stopped before the time of the operation."""
+    rows = ((name, row) for name, turns in t.history.turns.items() for row in turns.values())
+    left = {
+        name: row for name, row in rows if row.ended_at is None and row.owner == NOBODY and row.began_at < op.before
+    }
+    for record in t.records.values() if left else ():
+        if type(record.state) is not Stopped or record.state.stopped >= op.before:
+            left.pop(record.conversation, None)
+    for name, row in left.items():
+        turn_ended(t, base.TurnEnded(name, row.turn, op.at))
 
 
 BESIDES, TELLS, COMES, CHANGES = None, "tells", "comes", "changes"
