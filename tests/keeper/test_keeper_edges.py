@@ -3,11 +3,13 @@
 import asyncio
 import os
 import resource
+import shutil
 import signal
 import socket
 from pathlib import Path
 
 import pytest
+from tests.e2e.driver import until
 from tests.keeper.runtimes import Driver, gone, keeper_of, runs, runtime
 
 from keephold.errors import KeepholdError
@@ -177,6 +179,18 @@ async def test_R7_a_stopped_keeper_is_reported(tmp_path: Path, monkeypatch: pyte
     await gone(keeper)
 
 
+async def test_R7_a_keeper_ends_whose_store_was_removed(tmp_path: Path) -> None:
+    directory = tmp_path / "spool"
+    directory.mkdir()
+    driver = Driver(directory, "u", "command", "read a; seq 1 100000; exit 1", keep_secs=60)
+    keeper = keeper_of(directory, "u")
+    shutil.rmtree(directory)
+    driver.do("type x")
+    driver.kill()
+    await gone(keeper)
+    assert not directory.exists()
+
+
 async def test_R7_processes_of_another_host_are_left_alone(tmp_path: Path) -> None:
     driver = Driver(tmp_path, "u", "command", "sleep 60")
     record = read_record(tmp_path, "u")
@@ -212,5 +226,7 @@ def test_R7_nobody_else_may_connect(tmp_path: Path) -> None:
                 os._exit(8)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     finally:
+        keeper = keeper_of(tmp_path, "u")
         driver.kill()
-        os.kill(keeper_of(tmp_path, "u"), signal.SIGTERM)
+        os.kill(keeper, signal.SIGTERM)
+        until(lambda: not runs(keeper))

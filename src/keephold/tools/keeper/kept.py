@@ -267,8 +267,11 @@ class Kept:
             self._timer = None
 
     def _change_record(self, **fields: object) -> bool:
+        """Return whether the disk took it, or there is nobody who could read it: the directory was removed."""
         try:
             change_record(self._keeper.directory, self.uid, **fields)
+        except FileNotFoundError:
+            return True
         except OSError:
             return False
         return True

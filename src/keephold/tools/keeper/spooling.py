@@ -82,6 +82,8 @@ class SpoolFile:
                 break
             try:
                 count = os.pwrite(self._files.get(self._path), data[written : written + room], place)
+            except FileNotFoundError:  # the directory was removed, and nobody can read it any more
+                count = len(data) - written
             except OSError as error:
                 self.failure = error
                 break
