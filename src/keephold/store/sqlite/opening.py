@@ -45,7 +45,7 @@ _ADVICE = {
         "name a file in a directory that you may write to",
     ),
 }
-"""What helps, by error number."""
+"""Advice by error number."""
 
 _ours: Counter[Path] = Counter()
 _inherited: set[Path] = set()
