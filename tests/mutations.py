@@ -236,7 +236,7 @@ MUTATIONS = [
         "tests/serve/test_door.py tests/attacks/test_session.py",
     ),
     Mutation(
-        "slow-body", "a body may take any time if a byte comes now and then", "serve/server.py",
+        "slow-body", "a body may take any time if a byte comes now and then", "serve/slow_clients.py",
         "self._wait(min(BODY_SECS, self._begun + whole - self.loop.time()))", "self._wait(BODY_SECS)",
         "tests/serve/test_slow_bodies.py",
     ),

@@ -18,7 +18,7 @@ from keephold.control.open_requests import OpenRequests
 from keephold.mcp.server import Server
 from keephold.serve.app import App
 from keephold.serve.metrics import Prometheus
-from keephold.serve.server import SlowClientProtocol
+from keephold.serve.slow_clients import SlowClientProtocol
 from keephold.store.base import Store
 from keephold.tools.base import Tool
 

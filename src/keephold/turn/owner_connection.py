@@ -15,7 +15,7 @@ from keephold.turn import attach_protocol as frames
 
 SILENT_SECS = 5.0
 """How long the process may take to send its first frame."""
-_LEAVE_SECS = 1.0
+_LEAVE_SECS = 10.0
 """How long it may take to read the last input."""
 
 
