@@ -14,10 +14,11 @@ from typing import Any
 
 import psutil
 from tests.e2e.driver import until
+from tests.soak import tries
 
 from keephold.tools.keeper.record import KeptRecord, read_record
 
-PATIENCE = 60.0
+PATIENCE = float(tries(60, soak=600))
 """Seconds after which a turn that says nothing is a failure."""
 
 

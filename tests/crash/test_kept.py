@@ -25,6 +25,7 @@ from keephold.prompts import Answer
 from keephold.tools.base import SpawnPolicy, SupportsScreen
 from keephold.turn.prompts import Decision, Prompt
 
+TARGETS = tries(50, soak=3000)
 PROGRAMS = {
     "count.py": """
         import os, sys, time
@@ -52,11 +53,11 @@ PROGRAMS = {
                 break
     """,
     "Makefile": """
-        TARGETS := $(shell seq 0 199)
+        TARGETS := $(shell seq TARGETS)
         .PHONY: all $(TARGETS)
         all: $(TARGETS)
         $(TARGETS):
-        \t@sleep 0.02; echo built $@
+        \t@sleep 0.1; echo built $@
     """,
     "quit.sh": "read line; touch got; while [ ! -e go ]; do sleep 0.05; done; exit 9",
     "end.sh": "while [ ! -e end ]; do sleep 0.05; done; seq 1000; exit 5",
@@ -154,7 +155,9 @@ def directory(tmp_path: Path) -> Path:
     for name, text in PROGRAMS.items():
         lines = text.removeprefix("\n").split("\n")
         indent = len(lines[0]) - len(lines[0].lstrip(" "))
-        (tmp_path / name).write_text("\n".join(line[indent:] for line in lines).replace("\\t", "\t"))
+        (tmp_path / name).write_text(
+            "\n".join(line[indent:] for line in lines).replace("\\t", "\t").replace("seq TARGETS", f"seq {TARGETS}")
+        )
     return tmp_path
 
 
@@ -223,7 +226,7 @@ def test_R7_kept_processes_survive_kills_and_lose_and_repeat_nothing(directory: 
         ends = turn.run(
             ("handle_apply", {"id": "r", "input": "exit(3)\n"}),
             *([("handle_apply", {"id": "v", "input": ":wq\r"})] if vim else []),
-            ("await", {"all": [id for _, id in started], "timeout_secs": 60}),
+            ("await", {"all": [id for _, id in started], "timeout_secs": tries(60, soak=600)}),
         )
         assert not json.loads(ends[-1])["pending"], ends
         turn.close()
@@ -234,7 +237,7 @@ def test_R7_kept_processes_survive_kills_and_lose_and_repeat_nothing(directory: 
         counted = numbers(turn.output("c"), "line")
         assert counted == [str(each) for each in range(len(counted))]
         inputs = [str(each) for each in range(number)]
-        assert sorted(numbers(turn.output("b"), "built"), key=int) == [str(each) for each in range(200)]
+        assert sorted(numbers(turn.output("b"), "built"), key=int) == [str(each + 1) for each in range(TARGETS)]
         assert numbers(turn.output("s"), "request") == [*inputs, "end"]
         assert numbers(turn.output("r"), "in") == inputs
         if vim:
