@@ -169,7 +169,8 @@ class KeptTurn:
     def leaves_nothing(self) -> None:
         """No process is left, nor a file of a keeper."""
         until(lambda: not self.processes(), PATIENCE, lambda: f"left behind: {self.processes()}")
-        assert not self.kept()
+        left = list(Path(f"{self.store}-output").glob("*.*"))
+        assert not left, left
 
 
 @contextmanager

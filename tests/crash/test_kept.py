@@ -78,6 +78,7 @@ PROGRAMS = {
         more = os.read(0, 100) if select.select([0], [], [], 0.5)[0] else b""
         print("reply", 2, more, flush=True)
     """,
+    "call.sh": 'while [ ! -e end ]; do sleep 0.05; done; grep -c xxxx "$KEEPHOLD_CALL_FILE"',
     "secret.py": """
         import getpass
         print("hello", getpass.getpass("Secret: "), flush=True)
@@ -107,6 +108,7 @@ command = ["make", "-j2"]
 source = "local"
 command = ["sh", "{{{{ tool.arguments.file }}}}"]
 parameters.file.type = "string"
+parameters.text.type = "string"
 
 [conversation.tools.short]
 source = "local"
@@ -304,6 +306,7 @@ def test_R7_what_happened_while_no_runtime_was_there_is_known_to_the_next(direct
         turn.start()
         ended = [("exit", "end.sh"), ("signal", "die.sh"), ("form", "form.sh")]
         turn.run(*[("script", {"spawn": id, "file": file}) for id, file in ended], ("short", {"spawn": "short"}))
+        turn.run(("script", {"spawn": "call", "file": "call.sh", "text": "x" * 70_000}))
         turn.run(("cat", {"spawn": "cat"}), ("handle_apply", {"id": "cat", "input": "before"}))
         turn.kill()
         assert turn.listed()["exit"]["kept"]["until"] is not None
@@ -325,6 +328,7 @@ def test_R7_what_happened_while_no_runtime_was_there_is_known_to_the_next(direct
             "short": (None, signal.SIGTERM, "crash"),
         }
         assert facts["short"]["code"] == "crashed"
+        assert turn.output("call") == "1\n", "its call is in a file that outlives the runtime"
         assert turn.listed()["cat"]["kept"] == {"host": socket.gethostname(), "since": None, "until": None}
         (reply,) = turn.run(("handle_apply", {"id": "cat", "input": "after", "eof": True}))
         (reply,) = turn.run(("await", {"all": ["cat"]}))

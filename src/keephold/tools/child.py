@@ -20,9 +20,15 @@ CALL_LIMIT = 64 * 1024
 
 
 def environment(
-    own: Mapping[str, str], pass_env: Collection[str], guard: Guard, uid: str, values: Mapping[str, Any]
+    own: Mapping[str, str],
+    pass_env: Collection[str],
+    guard: Guard,
+    uid: str,
+    values: Mapping[str, Any],
+    place: Path | None = None,
 ) -> tuple[Path | None, dict[str, str]]:
-    """Return the environment of a process, and the file that holds the call if it is too large for a variable (F1)."""
+    """Return the environment of a process, and the file that holds the call if it is too large for a variable (F1):
+    `place`, or a temporary one."""
     env = {**inherited(pass_env), **own, **guard.environ(uid)}
     env.pop("KEEPHOLD_CALL", None)  # of a runtime around us
     env.pop("KEEPHOLD_CALL_FILE", None)
@@ -30,7 +36,11 @@ def environment(
     if len(call) <= CALL_LIMIT:
         return None, env | {"KEEPHOLD_CALL": call}
     try:
-        number, name = tempfile.mkstemp(prefix="keephold-call-", suffix=".json")
+        if place is None:
+            number, name = tempfile.mkstemp(prefix="keephold-call-", suffix=".json")
+        else:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+            number, name = os.open(place, flags, 0o600), str(place)
         file = Path(name)
         try:
             with os.fdopen(number, "w") as opened:
@@ -41,7 +51,9 @@ def environment(
     except OSError as error:
         raise ToolError(
             f"The command was not started: its call could not be written to a file ({error}). Make room in "
-            f"{tempfile.gettempdir()}, or set TMPDIR to another directory.",
+            + (
+                f"{tempfile.gettempdir()}, or set TMPDIR to another directory." if place is None else f"{place.parent}."
+            ),
             code="command_not_started",
         ) from error
     return file, env | {"KEEPHOLD_CALL_FILE": name}

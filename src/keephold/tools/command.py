@@ -91,6 +91,7 @@ class _Call:
     async def take_back(self) -> None:
         """Take back the process that an earlier runtime started."""
         self._prepare()
+        self._call_file = self._command.kept_call_file(self._invocation)
         process = await self._keeping().take_back()
         if isinstance(process, KeptProcess):
             self._process = process

@@ -88,6 +88,12 @@ class Program:
         """Return the program with this guard: a tool made in Python gets that of the runtime that will run it."""
         return replace(self, guard=guard)
 
+    def kept_call_file(self, invocation: Invocation) -> Path | None:
+        """Return where the file that holds a call is, if its process is kept: the next runtime must find it (R7)."""
+        spool = self.guard.spool if self.guard is not None else None
+        kept = invocation.stateful and invocation.tool.on_crash == "keep"
+        return spool / f"{invocation.uid}.call" if kept and spool is not None else None
+
     def launch(
         self,
         invocation: Invocation,
@@ -108,7 +114,8 @@ class Program:
         )
         argv = self.line.render(values)
         self.guard.ensure()
-        call_file, whole = environment({**self.env, **(env or {})}, self.pass_env, self.guard, invocation.uid, values)
+        own, place = {**self.env, **(env or {})}, self.kept_call_file(invocation)
+        call_file, whole = environment(own, self.pass_env, self.guard, invocation.uid, values, place)
         try:
             return child(argv, whole, call_mark(self.guard.mark, invocation.uid)), call_file
         except ToolError:

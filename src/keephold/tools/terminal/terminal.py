@@ -165,6 +165,7 @@ class _Call:
     async def take_back(self) -> None:
         """Take back the program that an earlier runtime started, with its screen."""
         output = cast(KeepingSink, self._sink).spooled()
+        self._call_file = self._terminal.kept_call_file(self._invocation)
         self._open_emulator()
         self._fed, self._mute = output.total, True  # if it has ended, nobody looks at its screen
         pty = await self._keeping().take_back()
@@ -203,6 +204,7 @@ class _Call:
     def let_go(self) -> None:
         if isinstance(self._pty, KeptPty):
             self._pty.let_go()
+            self._call_file = None  # the program may read it later
             self._closed()
 
     def _grown(self, total: int) -> None:
