@@ -19,7 +19,7 @@ STRUCTS = {
     for name, value in vars(events).items()
     if inspect.isclass(value) and issubclass(value, msgspec.Struct) and value.__module__ == events.__name__
 }
-NOT_PUBLIC = {"__init__", "spending", "received", "finished", "parameters", "suspend"}
+NOT_PUBLIC = {"end_interrupted", "__init__", "spending", "received", "finished", "parameters", "suspend"}
 """Of a conversation: for the loop, for sub-agents and for the runtime."""
 TOKENS = 300
 

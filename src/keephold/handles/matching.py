@@ -28,7 +28,7 @@ _SHARE = 9
 _SHOWN = 1000
 """Characters of a matched line that are shown."""
 _BEFORE = 200
-"""Of a longer line, the part from this many characters before the match."""
+"""A longer line is shown from this many characters before the match."""
 
 
 class Search:
