@@ -46,11 +46,12 @@ def routes(control: "Control") -> list[BaseRoute]:
         return _Talking(control.runtime, record, want, talks)
 
     async def say(request: Request) -> Response:
-        found = talks.get(request.path_params["talk"])
-        if found is None:
-            return refusal(KeepholdError("that talk is over", code="handle_not_found"))
         try:
-            _pass_on(found, await read_body(request, _LONGEST))
+            body = await read_body(request, _LONGEST)
+            found = talks.get(request.path_params["talk"])  # after the body has arrived: it may be over since
+            if found is None:
+                raise KeepholdError("that talk is over", code="handle_not_found")
+            _pass_on(found, body)
         except KeepholdError as error:
             return refusal(error)
         return Response(status_code=204)
