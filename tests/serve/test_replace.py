@@ -127,7 +127,7 @@ class Load:
                 completed = await http.post(f"/complete/{key}", json=ok(number), headers={"Authorization": ""})
                 assert completed.status_code == 200, completed.text
                 said: Any = (await client.call_tool("await", {"all": [id], "timeout_secs": 30})).content[0]
-                assert [each["result"] for each in json.loads(said.text)["completed"]] == [number], said.text
+                assert [each["result"] for each in json.loads(said.text)["completed"]] == [str(number)], said.text
                 self._count("completions")
 
     @contextlib.asynccontextmanager
