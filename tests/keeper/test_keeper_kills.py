@@ -39,6 +39,7 @@ async def main(directory, fence, kind, program):
     runtime = Runtime(Path(directory))
     if fence == 1 and kind == "terminal":
         followed = await runtime.terminal("u", ["sh", "-c", "stty -echo -onlcr;" + program])
+        await followed.printed(b"line 1\\n")  # before that, the terminal would echo what is typed
     elif fence == 1:
         followed = await runtime.command("u", program)
     else:
