@@ -512,9 +512,7 @@ class Runtime:
 
         From now on this runtime resumes no call of others. Its running calls keep running."""
         self.recovery.adopts = lambda conversation: False
-        released = await release_waiting(self.registry)
-        self.streams.leave(released)
-        return bool(released)
+        return bool(await release_waiting(self.registry, self.streams.leave))
 
     async def close(self) -> None:
         """End the work that would not survive, and release the rest for the next runtime on the store."""

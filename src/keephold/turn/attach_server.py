@@ -116,6 +116,8 @@ class Streams:
         self._server: asyncio.Server | None = None
         self._path = ""
         self._clients: dict[asyncio.Task[None], _Client] = {}
+        self._left: set[str] = set()
+        """The uids of handles that another process takes over."""
 
     async def open(self) -> None:
         """Listen, if the store names a socket. Raises `KeepholdError` if that fails."""
@@ -142,11 +144,17 @@ class Streams:
             task.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)
 
-    def leave(self, handles: Collection[Handle]) -> None:
-        """End the connections of clients that follow handles which another process runs now."""
-        for client in self._clients.values():
+    async def leave(self, handles: Collection[Handle]) -> None:
+        """End the connections of clients that follow handles which another process is about to run, when all that they
+        typed has been read."""
+        self._left.update(handle.uid for handle in handles)
+        ended = set[asyncio.Task[None]]()
+        for task, client in self._clients.items():
             if client.following is not None and client.following.handle in handles:
                 client.following.close()
+                ended.add(task)
+        if ended:
+            await asyncio.wait(ended, timeout=2 * _LAST_SECS)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = _Client(self, reader, writer)
@@ -161,6 +169,8 @@ class Streams:
 
     def handle(self, uid: str) -> Handle:
         """Return a handle that this runtime runs, or has just run."""
+        if uid in self._left:
+            raise ToolError("another process takes the handle over; ask again", code="runtime_closed")
         handle = self.registry.loaded(uid)
         if handle is None or handle.owner != self.registry.store.owner:
             raise ToolError("the handle is not run here any more; ask again", code="handle_not_found")
@@ -274,12 +284,19 @@ class _Client:
         reading = asyncio.create_task(self._read(driving))
         try:
             await asyncio.wait((sending, reading), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
+            if sending.done() and driving is not None and isinstance(sending.exception(), ToolError):
+                await self._take_last(reading, cast(ToolError, sending.exception()))
+            elif sending.done():
                 sending.result()
         finally:
             sending.cancel()
             reading.cancel()
             await asyncio.gather(sending, reading, return_exceptions=True)
+
+    async def _take_last(self, reading: "asyncio.Task[None]", why: ToolError) -> None:
+        """Tell a driver why its connection ends, and read what it has sent before it knew."""
+        self._send_frame(frames.ERROR, frames.Refused(why.message, why.code))
+        await asyncio.wait((reading,), timeout=_LAST_SECS)
 
     async def _read(self, driving: Driving | None) -> None:
         """Read what the client sends, until it leaves. A client that only follows may leave, too."""

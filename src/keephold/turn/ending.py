@@ -13,7 +13,7 @@ An exception that leaves a turn's block does not end the turn: calls that a cras
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -414,9 +414,14 @@ async def end_calls(registry: Registry, admission: Admission, recovery: Recovery
         await _recorded(batches)
 
 
-async def release_waiting(registry: Registry) -> list[Handle]:
-    """Release the calls that another process can resume while this one lives, and return them."""
+async def release_waiting(
+    registry: Registry, leave: Callable[[list[Handle]], Coroutine[Any, Any, None]]
+) -> list[Handle]:
+    """Release the calls that another process can resume while this one lives, and return them. `leave` ends the
+    connections of their users first."""
     runs = [handle.run for handle in registry.live() if handle.run is not None and _can_move(handle.run)]
+    await leave([run.handle for run in runs if run.kept])
+    runs = [run for run in runs if run.handle.run is run and _can_move(run)]
     for run in runs:
         run.hand_over()
     with contextlib.suppress(TimeoutError):
