@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.durable.lives import power_cut, stored_in, until
-from tests.turn.calls import TALKING, call, fetch, reply, spawn
+from tests.turn.calls import TALKING, abort, call, fetch, reply, spawn
 
 import keephold
 from keephold import Call, Runtime, ToolError
@@ -53,6 +53,25 @@ async def test_A9_a_wait_elsewhere_that_times_out_leaves_no_connection(tmp_path:
         assert (await two.wait(output={"e": "never"}, timeout=0.01, conversation="main"))["timed_out"]
         await until(lambda: not one.streams._clients)
         await one.send("e", "bye", conversation="main")
+
+
+async def test_A9_R6_a_wait_follows_a_kept_process_to_the_runtime_that_takes_it_over(tmp_path: Path) -> None:
+    store, flag = stored_in(tmp_path), tmp_path / "flag"
+    script = f"until [ -e {flag} ]; do sleep 0.02; done; echo up; exec sleep 600"
+    dev = keephold.command(["sh", "-c", script], name="dev", actions=("spawn", "fetch", "abort"), on_crash="keep")
+    async with Runtime([dev], store=store) as one, Runtime([dev], store=store) as two:
+        async with one.turn("main") as turn:
+            await turn.run([spawn("dev", "d")])
+        waiting = asyncio.ensure_future(one.wait(output={"d": "^up$"}, conversation="main"))
+        await until(lambda: any(handle.watchers for handle in one.registry.live("main")))
+        while not await one._release_waiting():  # until its keeper has started it
+            await asyncio.sleep(0.01)
+        await two.recovery.sweep()
+        flag.touch()
+        await until(waiting.done)
+        assert waiting.result()["pending"] == [{"id": "d", "state": "running", "matched": "up"}]
+        async with two.turn("main") as turn:
+            await turn.run([abort("dev", "d")])
 
 
 async def test_A9_that_a_handle_is_ready_is_known_to_every_process(tmp_path: Path) -> None:

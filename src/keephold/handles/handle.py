@@ -50,6 +50,9 @@ class Watcher:
     def became_ready(self, handle: "Handle") -> None:
         """The handle has printed the line that its tool's `ready` describes (A9)."""
 
+    def released(self, handle: "Handle") -> None:
+        """This process runs the handle no more: another one takes it over (R6)."""
+
     def progressed(self, handle: "Handle") -> None:
         """The handle has reported its progress."""
 

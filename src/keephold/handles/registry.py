@@ -368,7 +368,11 @@ class Registry(Cache):
         self.conversation(handle.conversation).live.pop(handle.uid, None)
         handle.owner = NOBODY
         handle.decide(handle.state)
+        if handle.output is not None:
+            handle.output.close()
         self._rest(handle)
+        for watcher in tuple(handle.watchers or ()):
+            watcher.released(handle)
 
     async def promote_to_handle(self, handle: Handle, id: str) -> None:
         """Turn a one-shot call into a handle of that id (D10). Its end is notified, even if it has stopped already."""

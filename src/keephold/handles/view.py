@@ -10,6 +10,7 @@ import msgspec
 
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle, HandleInfo
+from keephold.handles.matching import Search
 from keephold.handles.observing import NOTHING
 from keephold.handles.patterns import Pattern, compiled
 from keephold.handles.waits import Group, OutputCondition, Wait, groups_of
@@ -250,7 +251,14 @@ class Handles:
                 if woke is not None:
                     woke.append(time.perf_counter())
 
-        wait = Wait(groups, wake, already_handled=self.already_handled, on_progress=on_progress)
+        moved: list[asyncio.Task[None]] = []
+
+        def follow(handle: Handle, search: Search) -> None:
+            found = self._registry.output_elsewhere
+            if found is not None:
+                moved.append(self._registry.task(found.follow(handle, search)))
+
+        wait = Wait(groups, wake, already_handled=self.already_handled, on_progress=on_progress, on_released=follow)
         wait.begin()
         if wait.reason != "satisfied" and (timeout is None or timeout > 0):
             for handle in handles:
@@ -287,6 +295,8 @@ class Handles:
                 wait.cancel()
             if timer is not None:
                 timer.cancel()
+            for task in moved:
+                task.cancel()
         # Handles may have stopped between the timer and this line; a wait that is satisfied now did not time out.
         timed_out = wait.reason is None and not wait.satisfied
         needs_input = wait.reason == "needs_input" and not wait.satisfied

@@ -117,8 +117,8 @@ class Wait(Watcher):
     """Watches handles until its groups are satisfied or all are blocked, then calls `done`."""
 
     __slots__ = (
-        "_already_handled", "_begun", "_done", "_groups", "_line", "_of", "_on_progress", "conditions", "reason",
-        "settled",
+        "_already_handled", "_begun", "_done", "_groups", "_line", "_of", "_on_progress", "_on_released", "conditions",
+        "reason", "settled",
     )  # fmt: skip
     wants_reading = True
     """A wait ends when all handles it needs are blocked on the caller, so it needs to know who reads its input (C4)."""
@@ -130,10 +130,13 @@ class Wait(Watcher):
         *,
         already_handled: Container[str] = (),
         on_progress: Callable[[Handle], None] | None = None,
+        on_released: Callable[[Handle, Search], None] | None = None,
     ) -> None:
         """`already_handled`: uids of handles that do not count as blocked, because other calls of the batch name them.
-        `on_progress` is called with each handle that reports progress."""
+        `on_progress` is called with each handle that reports progress, `on_released` with each search in the output of
+        a handle that another process takes over."""
         self._on_progress = on_progress
+        self._on_released = on_released
         self._groups = groups
         self.conditions = [group for group in groups if isinstance(group, OutputCondition)]
         self._begun = False
@@ -206,6 +209,11 @@ class Wait(Watcher):
             if isinstance(group, ReadyCondition):
                 group.need = 0
         self._check()
+
+    def released(self, handle: Handle) -> None:
+        for condition in self.conditions:
+            if handle in condition.handles and condition.search.matched is None and self._on_released is not None:
+                self._on_released(handle, condition.search)
 
     def progressed(self, handle: Handle) -> None:
         if self._on_progress is not None:

@@ -402,6 +402,8 @@ class SupportsKeeping(Live, Protocol):
 
     kept: bool
     """Whether its process runs on without this runtime."""
+    started: bool
+    """Whether its keeper has started the process, so that another runtime finds it."""
 
     def let_go(self) -> None:
         """Forget the process, which runs on: another runtime takes it back. The sink gets nothing more."""

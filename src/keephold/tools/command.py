@@ -97,6 +97,10 @@ class _Call:
             self._process = process
             process.begin()
 
+    @property
+    def started(self) -> bool:
+        return isinstance(self._process, KeptProcess) and self._process.started
+
     def let_go(self) -> None:
         if isinstance(self._process, KeptProcess):
             self._process.let_go()

@@ -642,6 +642,11 @@ class Run:
         return self._returning or bool(getattr(self.live, "kept", False))
 
     @property
+    def can_be_taken_over(self) -> bool:
+        """Whether another runtime can take its kept process over now."""
+        return bool(getattr(self.live, "started", False))  # SupportsKeeping
+
+    @property
     def has_key(self) -> bool:
         """Whether it has taken its completion key (D1)."""
         return bool(getattr(self.live, "has_key", False))

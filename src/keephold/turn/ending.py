@@ -434,12 +434,12 @@ async def release_waiting(
 
 
 def _can_move(run: Run) -> bool:
-    """Return whether nothing of a call is cut short if another process resumes it: its process is kept (R7), or it
-    waits in its durable effects."""
+    """Return whether nothing of a call is cut short if another process resumes it: its process is kept (R7) and has
+    been started, or it waits in its durable effects."""
     handle = run.handle
     if run.live is None or handle.unwritten is not None or run.ending or run.handing_over:
         return False
-    return run.kept or (handle.tool.on_crash == "replay" and run.waits_in_effects)
+    return run.can_be_taken_over or (handle.tool.on_crash == "replay" and run.waits_in_effects)
 
 
 async def end_conversation(registry: Registry, admission: Admission, conversation: str, why: Failure) -> None:

@@ -345,7 +345,7 @@ INSERT INTO tombstones (uid, id, conversation, at) SELECT ?1, ?2, ?3, ?4
 WHERE ?2 IS NOT NULL OR EXISTS (SELECT 1 FROM waits WHERE uid = ?1);
 
 -- name: remove_handle
--- Delete the journal of an expired handle.
+-- Delete an expired handle.
 DELETE FROM handles WHERE number = ?;
 
 -- name: remove_output
@@ -353,11 +353,11 @@ DELETE FROM handles WHERE number = ?;
 DELETE FROM outputs WHERE handle = ?;
 
 -- name: remove_journal
--- Delete the process events of an expired handle.
+-- Delete the journal of an expired handle.
 DELETE FROM journal WHERE handle = ?;
 
 -- name: remove_process_events
--- Delete an expired handle.
+-- Delete the process events of an expired handle.
 DELETE FROM process_events WHERE process = ?;
 
 -- name: add_litter

@@ -201,6 +201,10 @@ class _Call:
                 await caught_up.wait()
         self._fed = stop
 
+    @property
+    def started(self) -> bool:
+        return isinstance(self._pty, KeptPty) and self._pty.started
+
     def let_go(self) -> None:
         if isinstance(self._pty, KeptPty):
             self._pty.let_go()
