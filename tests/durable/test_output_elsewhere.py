@@ -63,9 +63,11 @@ async def test_A9_R6_a_wait_follows_a_kept_process_to_the_runtime_that_takes_it_
         async with one.turn("main") as turn:
             await turn.run([spawn("dev", "d")])
         waiting = asyncio.ensure_future(one.wait(output={"d": "^up$"}, conversation="main"))
-        await until(lambda: any(handle.watchers for handle in one.registry.live("main")))
-        while not await one._release_waiting():  # until its keeper has started it
-            await asyncio.sleep(0.01)
+        (handle,) = one.registry.live("main")
+        await until(lambda: bool(handle.watchers))
+        if not await one._release_waiting():  # it stays here until its keeper has started it
+            await until(lambda: handle.run is not None and handle.run.can_be_taken_over)
+            assert await one._release_waiting()
         await two.recovery.sweep()
         flag.touch()
         await until(waiting.done)

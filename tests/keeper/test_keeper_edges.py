@@ -70,6 +70,19 @@ async def test_R7_a_keeper_of_another_version_is_named(tmp_path: Path) -> None:
             Path(path).unlink(missing_ok=True)
 
 
+async def test_R7_a_newer_runtime_takes_over_the_processes_of_an_older_keeper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with runtime(tmp_path) as old:
+        await old.command("u", "read a; echo $a")
+    monkeypatch.setattr(protocol, "VERSION", protocol.VERSION + 1)
+    async with runtime(tmp_path) as new:
+        again = await new.take_back("u", 2)
+        again.child.write(b"still\n")
+        await again.end()
+        assert again.data == b"still\n"
+
+
 async def test_R7_a_message_of_a_newer_runtime_is_ignored(tmp_path: Path) -> None:
     class Newer(protocol._Message, tag="newer", kw_only=True):
         surprise: int

@@ -1,6 +1,7 @@
 """The files of a kept process: its output, as a runtime reads it, its times, and its record."""
 
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -140,6 +141,23 @@ def test_R7_a_record_that_was_being_written_counts_as_before(tmp_path: Path) -> 
     assert found is not None and found.exit == exited and found.until is None
     (tmp_path / "v.kept").write_bytes(b"nonsense\n")
     assert read_record(tmp_path, "v") is None and read_record(tmp_path, "w") is None
+
+
+def test_R7_a_record_that_the_disk_took_in_part_can_be_changed_again(tmp_path: Path) -> None:
+    record = KeptRecord(
+        uid="u", host="h", boot="b", keeper="k", socket="s", since=1.0, keep_secs=60.0, head=1, ring=1, ahead=1
+    )
+    begin_record(tmp_path, record)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "u.kept").stat().st_size + 5, before[1]))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            change_record(tmp_path, "u", until=5.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    change_record(tmp_path, "u", until=6.0)
+    found = read_record(tmp_path, "u")
+    assert found is not None and found.until == 6.0
 
 
 def test_R7_only_some_files_are_open(tmp_path: Path) -> None:

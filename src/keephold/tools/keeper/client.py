@@ -355,7 +355,7 @@ class _Link:
             child.handle(report, descriptors)
 
     def _welcome(self, report: protocol.Welcome, descriptors: list[int]) -> None:
-        wrong = report.version != protocol.VERSION
+        wrong = report.version > protocol.VERSION  # an older one is understood
         if self.page is None and not wrong:
             self.page = Page(descriptors.pop())
         for descriptor in descriptors:

@@ -104,7 +104,9 @@ def _write(directory: Path, uid: str, flags: int, fields: dict[str, Any]) -> Non
     line = msgspec.json.encode(fields) + b"\n"
     file = os.open(record_file(directory, uid), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
     try:
+        size = os.fstat(file).st_size
         if os.write(file, line) < len(line):
+            os.ftruncate(file, size)  # or the next line would continue this one
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     finally:
         os.close(file)
