@@ -1,7 +1,8 @@
-"""Small JSON files that only their user can read and write: the record of trusted files, logins."""
+"""What only its user can have written: small JSON files (the record of trusted files, logins), and sockets."""
 
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -30,3 +31,13 @@ def replace_private(file: Path, value: Any) -> None:
         new.replace(file)
     finally:
         new.unlink(missing_ok=True)
+
+
+def is_ours(path: str) -> bool:
+    """Return whether only this user can have put a socket there."""
+    try:
+        found, above = Path(path).lstat(), Path(path).parent.lstat()
+    except (OSError, ValueError):
+        return False
+    private = stat.S_ISDIR(above.st_mode) and not above.st_mode & 0o077
+    return stat.S_ISSOCK(found.st_mode) and private and found.st_uid == above.st_uid == os.geteuid()

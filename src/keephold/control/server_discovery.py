@@ -19,6 +19,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from keephold.private_file import is_ours
+
 _PIECE = 1 << 16
 _NOTE_BYTES = 1 << 16
 _CONNECT_SECS = 5.0
@@ -103,16 +105,6 @@ def _named(config: Path | None) -> str:
 def note_of(store: Path, name: str) -> Path:
     """Return the file of a server's note."""
     return store.with_name(f"{store.name}-server{name and f'-{name}'}")
-
-
-def is_ours(path: str) -> bool:
-    """Return whether only this user can have put a socket there."""
-    try:
-        found, above = Path(path).lstat(), Path(path).parent.lstat()
-    except (OSError, ValueError):
-        return False
-    private = stat.S_ISDIR(above.st_mode) and not above.st_mode & 0o077
-    return stat.S_ISSOCK(found.st_mode) and private and found.st_uid == above.st_uid == os.geteuid()
 
 
 def _read(store: Path, name: str) -> dict[str, Any]:

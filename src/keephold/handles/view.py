@@ -29,8 +29,14 @@ def conditions(given: Conditions | None) -> list[tuple[str, Pattern]]:
     """Return ids and their patterns (A9). Raises `ToolError` for a pattern that RE2 refuses."""
     if isinstance(given, Mapping):
         given = [{"id": id, "pattern": pattern} for id, pattern in given.items()]
+    given = given or ()
+    if len(given) > _MOST_CONDITIONS:  # before they are compiled, which takes milliseconds each
+        raise ToolError(
+            f"{len(given)} patterns; at most {_MOST_CONDITIONS} are taken at once. Join alternatives with `|`.",
+            code="invalid_arguments",
+        )
     read = []
-    for each in given or ():
+    for each in given:
         try:
             read.append((each["id"], compiled(each["pattern"])))
         except ValueError as error:
@@ -38,11 +44,6 @@ def conditions(given: Conditions | None) -> list[tuple[str, Pattern]]:
                 f"the pattern for handle `{each['id']}` is not a regular expression (RE2 syntax): {error}",
                 code="invalid_arguments",
             ) from None
-    if len(read) > _MOST_CONDITIONS:
-        raise ToolError(
-            f"{len(read)} patterns; at most {_MOST_CONDITIONS} are taken at once. Join alternatives with `|`.",
-            code="invalid_arguments",
-        )
     return read
 
 

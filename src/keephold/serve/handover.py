@@ -32,9 +32,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
-from keephold.control.server_discovery import is_ours
 from keephold.errors import ConfigError
 from keephold.forking import close_in_children
+from keephold.private_file import is_ours
 from keephold.store.sqlite.processes import HANDOVER, owners_of
 from keephold.store.sqlite.sql import migrations
 

@@ -135,7 +135,8 @@ class Recovery:
     async def _end_unknown(self) -> None:
         """End kept processes whose calls have stopped without them, and remove files that a crash has left (R7)."""
         store = self._registry.store
-        for file in [] if store.directory is None else list(store.directory.glob("*.kept")):
+        files = [] if store.directory is None else list(store.directory.glob("*.kept"))
+        for file in (each for each in files if each.stem.isascii()):  # others are not a keeper's
             record = await store.handle(file.stem)
             if record is None or isinstance(record.state, Stopped):
                 kept = record is not None and record.output is not None and record.output.file is not None

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 from keephold.errors import KeepholdError, ToolError
 from keephold.forking import close_in_children
 from keephold.handles.output import Layout
+from keephold.private_file import is_ours
 from keephold.store.sqlite.processes import directory as socket_directory
 from keephold.tools import marks
 from keephold.tools.child import not_started
@@ -302,7 +303,9 @@ class _Link:
             self._connecting = None
 
     async def _try(self) -> bool:
-        """Connect to a keeper that listens, and greet it."""
+        """Connect to a keeper of this user that listens, and greet it. The path may be from a file beside the store."""
+        if not is_ours(self.path):
+            return False
         sock = close_in_children(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
         try:
             sock.connect(self.path)

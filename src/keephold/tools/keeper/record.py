@@ -16,8 +16,11 @@ from typing import Any, Literal
 import msgspec
 
 from keephold.tools import marks
+from keephold.tools.keeper.files import content
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
+_LARGEST = 16 << 20
+"""Bytes of a record: hundreds of thousands of changes."""
 
 
 class KeptExit(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -79,15 +82,16 @@ def record_file(directory: Path, uid: str) -> Path:
 
 
 def read_record(directory: Path, uid: str) -> KeptRecord | None:
-    """Return the record of a kept process; None if there is none that makes sense."""
+    """Return the record of a kept process; None if there is none that makes sense, such as another's."""
     try:
-        data = marks.read(str(record_file(directory, uid)))
+        data = content(str(record_file(directory, uid)), _LARGEST)
         fields: dict[str, Any] = {}
         for line in data[: data.rfind(b"\n") + 1].splitlines():
             fields |= msgspec.json.decode(line, type=dict[str, Any])
-        return msgspec.convert(fields, KeptRecord)
-    except (OSError, msgspec.MsgspecError):
+        record = msgspec.convert(fields, KeptRecord)
+    except (OSError, msgspec.MsgspecError, RecursionError):
         return None
+    return record if record.uid == uid else None
 
 
 def begin_record(directory: Path, record: KeptRecord) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from keephold.tools.keeper.files import Files
+from keephold.tools.keeper.files import Files, content
 
 if TYPE_CHECKING:
     from keephold.handles.timeline import Timeline
@@ -133,7 +133,7 @@ def times_file(directory: Path, uid: str) -> Path:
 def read_times(directory: Path, uid: str) -> list[Record]:
     """Return the records of a kept process; none if there is no such file."""
     try:
-        return list(_records(times_file(directory, uid).read_bytes()[: MOST * _RECORD.size]))
+        return list(_records(content(str(times_file(directory, uid)), MOST * _RECORD.size)))
     except OSError:
         return []
 
