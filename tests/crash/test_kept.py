@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import sqlite3
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -459,6 +460,8 @@ def test_R7_a_kept_process_can_be_aborted_where_its_tool_is_not(directory: Path)
         turn.run(("cat", {"spawn": "a"}), ("cat", {"spawn": "b"}), ("handle_apply", {"id": "a", "input": "before"}))
         until(lambda: len(turn.kept()) == 2)
         turn.kill()
+        followed = subprocess.run(turn.command("logs", "-f", "b"), capture_output=True)
+        assert b"start one that has its tool `cat`" in followed.stderr  # it ended, and the handle has not stopped
         turn.printed("abort", "a")
         fact = turn.shown("a")
         assert (fact["state"], fact["ended_by"], turn.output("a")) == ("stopped", "abort", "before\n")

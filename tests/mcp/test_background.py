@@ -146,11 +146,16 @@ async def test_M3_keephold_spawn_starts_a_tool_in_the_background_server(tmp_path
         assert await run("spawn", "work", "count=1", "text=2", "--id", "w") == (0, "w: running\n")
         (server,) = here.servers()
         code, refused = await run("spawn", "work", "count=1", "text=2", "--id", "w")
-        assert code in (1, 2) and "`w`" in refused, refused
+        assert code == 2 and "`w`" in refused and "Try:" not in refused  # how a model would call it
         code, refused = await run("spawn", "work", "count=many", "text=2")
         assert code == 1 and "`count` must be an integer" in refused
-        code, refused = await run("spawn", "sleep", "durationMs=1")
-        assert code == 2 and "is not spawned" in refused
+        for tool in ("sleep", "wrok"):
+            code, refused = await run("spawn", tool, "durationMs=1")
+            assert code == 2 and f"`{tool}` cannot be spawned on this server; tools that can: `work`" in refused
+        code, refused = await run("spawn", "work", "count=1", "count=2", "text=2")
+        assert code == 2 and "`count` is given twice" in refused
+        code, refused = await run("spawn", "work", "count=1", "text=2", "--id", "")
+        assert code == 2 and "handle id" in refused
         (tmp_path / "gate").touch()
         assert await run("spawn", "work", "count=1", "text=2", "--id", "v", "--wait") == (0, "v: ok: done\n")
         assert await run("logs", "w") == (0, "2 2\ndone\n")

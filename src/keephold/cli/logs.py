@@ -97,7 +97,7 @@ async def _print(
     controls: Controls, id: str, conversation: str | None, printer: _Printer, *, follow: bool, since: int
 ) -> None:
     (fact,) = await controls.find((id,), conversation)
-    if fact["owner"] == "gone" and not fact.get("kept"):
+    if fact["owner"] == "gone" and (follow or not fact.get("kept")):
         click.echo(f"{gone(fact['id'], fact['tool']).message}. Its stored output:", err=True)
     want = frames.Want(uid=fact["uid"], want="follow" if follow else "read", since=since)
     async with controls.talk(fact, want) as talk:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keephold.cli.parameters import NAME, config_option, json_option, the_config
+from keephold.cli.parameters import config_option, json_option, the_config
 from keephold.cli.printing import one_line, print_json
 from keephold.cli.store import store_of, store_option
 from keephold.errors import KeepholdError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("TOOL")
 @click.argument("VALUES", metavar="[NAME=VALUE]...", nargs=-1)
-@click.option("--id", type=NAME, help="Name the handle. Default: the name of the tool and a few random letters.")
+@click.option("--id", help="Name the handle. Default: the name of the tool and a few random letters.")
 @click.option("--wait", "waits", is_flag=True, help="Wait until it has stopped, as `keephold wait` does.")
 @config_option
 @store_option
@@ -51,7 +51,7 @@ def spawn(
     given = _pairs(values)
     loaded = the_config(config)
     place = store or store_of(loaded)
-    id = id or f"{tool}-{secrets.token_hex(3)}"
+    id = f"{tool}-{secrets.token_hex(3)}" if id is None else id
     from keephold.cli.mcp import connected
 
     connection = connected(place, loaded, None)
@@ -78,12 +78,14 @@ def spawn(
 
 
 def _pairs(arguments: Iterable[str]) -> dict[str, str]:
-    """Return the arguments by name; the last value of a name counts."""
-    pairs = {}
+    """Return the arguments by name."""
+    pairs: dict[str, str] = {}
     for argument in arguments:
         name, found, value = argument.partition("=")
         if not (found and name):
             raise click.UsageError(f"`{argument}` must be an argument of the tool, written NAME=VALUE")
+        if name in pairs:
+            raise click.UsageError(f"`{name}` is given twice; for several values, give a list: {name}='[1, 2]'")
         pairs[name] = value
     return pairs
 
@@ -94,19 +96,25 @@ def _spawned(connection: "socket.socket", tool: str, given: Mapping[str, str], i
         session = _Session(stream)
         session.ask("initialize", protocolVersion="2025-11-25", capabilities={}, clientInfo=_ME)
         session.tell("notifications/initialized")
-        found = [each for each in session.ask("tools/list")["tools"] if each["name"] == tool]
-        schema = found[0]["inputSchema"] if found else {}
-        known = schema.get("properties", {})
-        if found and not known.keys() & {"spawn", "action"}:
+        stateful = {
+            each["name"]: known
+            for each in session.ask("tools/list")["tools"]
+            if (known := each["inputSchema"].get("properties", {})).keys() & {"spawn", "action"}
+        }
+        if tool not in stateful:
+            listed = ", ".join(f"`{name}`" for name in stateful)
             raise KeepholdError(
-                f"`{tool}` is not spawned: `spawn = {{ stateful = true }}` in its table of keephold.toml allows that",
+                f"`{tool}` cannot be spawned on this server; tools that can: {listed}. A tool needs "
+                "`spawn = { stateful = true }` in its table of keephold.toml. A running `keephold serve` reads a "
+                "changed file only after SIGHUP",
                 code="invalid_arguments",
             )
+        known = stateful[tool]
         arguments = {name: _value(text, known.get(name)) for name, text in given.items()}
         result = session.ask("tools/call", name=tool, arguments={**arguments, "spawn": id})
     reply = result["content"][0]["text"]  # further blocks are notifications of earlier calls
     if result.get("isError"):
-        raise KeepholdError(reply, code="tool_error")
+        raise KeepholdError(reply.partition("\nTry: ")[0], code="tool_error")  # that line is a call, for a model
     parsed: dict[str, Any] = json.loads(reply)
     return parsed
 

@@ -103,8 +103,8 @@ async def _leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 def gone(id: str, tool: str) -> KeepholdError:
     """Make the error for a handle whose process has died."""
     return KeepholdError(
-        f"The process that ran handle `{id}` is gone; a runtime that has its tool `{tool}` goes on with it, or tells "
-        "how it ended",
+        f"The runtime that ran handle `{id}` is gone; start one that has its tool `{tool}`, such as `keephold serve`: "
+        "it resumes the handle, or reports how it ended",
         code="owner_not_answering",
     )
 
