@@ -124,13 +124,23 @@ _ME = {"name": "keephold-spawn", "version": version("keephold")}
 
 def _value(text: str, schema: Any) -> Any:
     """Return the value that a text stands for: itself where the parameter takes text, else the JSON that it is."""
-    types = schema.get("type", "string") if isinstance(schema, dict) else "string"
-    if "string" in types:
+    if "string" in _types(schema):
         return text
     try:
         return json.loads(text)
     except ValueError:
         return text  # the tool's own error says what it takes
+
+
+def _types(schema: Any) -> set[str]:
+    """Return the types that a parameter takes; `string` if its schema does not say."""
+    if not isinstance(schema, dict):
+        return {"string"}
+    variants = schema.get("anyOf") or schema.get("oneOf")
+    if variants:
+        return set[str]().union(*map(_types, variants))
+    named = schema.get("type", "string")
+    return {named} if isinstance(named, str) else set(named)
 
 
 class _Session:

@@ -53,6 +53,13 @@ def test_R7_a_long_output_is_shown_from_its_last_mebibyte_after_the_modes_that_w
     output.discard()
 
 
+def test_R7_modes_are_found_wherever_they_were_set(spool: Spool) -> None:
+    for at in range((1 << 16) - 8, (1 << 16) + 1):
+        output = printed(spool, b"x" * at + b"\x1b[?2004h" + b"y" * (2 * ENOUGH))
+        assert shown(output) == [Size(24, 80), b"\x1b[?2004h" + b"y" * ENOUGH], at
+        output.discard()
+
+
 def test_R7_a_long_output_is_shown_from_its_last_full_clear(spool: Spool) -> None:
     for clear in (b"\x1b[2J", b"\x1bc", b"\x1b[?1049h"):
         drawn = clear + b"d" * (ENOUGH + 300_000)

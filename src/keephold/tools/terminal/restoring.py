@@ -14,6 +14,8 @@ from keephold.handles.output import Output
 ENOUGH, MOST = 1 << 20, 16 << 20
 """Bytes of output from which a screen is rebuilt, and how far back a full clear is looked for."""
 _PIECE = 1 << 16
+_LONGEST = 64
+"""Bytes of a sequence that sets modes."""
 
 _CLEARS = re.compile(rb"\x1bc|\x1b\[2J|\x1b\[\?(?:1049|1047|47)h")
 _MODES = re.compile(rb"\x1b\[\?([0-9]+(?:;[0-9]+)*)([hl])")
@@ -71,8 +73,10 @@ def _pieces(output: Output, at: int, stop: int) -> Iterator[bytes]:
 
 def _modes(output: Output, stop: int) -> bytes:
     """Return sequences that set the modes that the terminal has at that offset."""
-    modes = dict[bytes, bytes]()
-    for data in _pieces(output, 0, stop):
+    modes, before = dict[bytes, bytes](), b""
+    for piece in _pieces(output, 0, stop):
+        data = before + piece  # a sequence may be in two pieces; to set a mode again changes nothing
+        before = piece[-_LONGEST:]
         for found in _MODES.finditer(data):
             for mode in found[1].split(b";"):
                 modes.pop(mode, None)
