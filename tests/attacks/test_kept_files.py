@@ -1,4 +1,4 @@
-"""Files beside the store that a repository, or another program, put there in place of a keeper's (R7)."""
+"""Files beside the store that a repository, or another program, put there in place of ours (R7, E6)."""
 
 import asyncio
 import os
@@ -11,6 +11,7 @@ import pytest
 
 from keephold import Runtime
 from keephold.errors import KeepholdError
+from keephold.serve.handover import Channel, Predecessor, Successor
 from keephold.tools import marks
 from keephold.tools.keeper.children import Hooks
 from keephold.tools.keeper.client import Keeper
@@ -89,7 +90,32 @@ async def test_R7_a_runtime_opens_a_store_with_strange_files_beside_it(tmp_path:
     (output / "folder.kept").mkdir()
     (output / os.fsdecode(b"\xff.kept")).write_bytes(b"")
     (output / "late.kept").write_bytes(b"")
+    owners = tmp_path / "s.db-owners"
+    owners.mkdir(mode=0o700)
+    (owners / "pipe").hardlink_to(pipe)
+    (owners / "zeros").symlink_to("/dev/zero")
     names = ["folder.kept", os.fsdecode(b"\xff.kept")]  # these are none of ours
     async with Runtime(store=f"sqlite:///{tmp_path}/s.db"), asyncio.timeout(30):
         while sorted(each.name for each in output.iterdir()) != sorted(names):  # noqa: ASYNC110 (in the background)
             await asyncio.sleep(0.01)
+    assert list(owners.iterdir()) == []
+
+
+async def test_R6_a_long_answer_of_one_client_does_not_cost_another_one_its_own() -> None:
+    """A packet between the servers has a limit, and the messages of clients have another."""
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sent = [("a", "\N{GRINNING FACE}" * 20_000), ("b", "x" * 300_000), ("c", "short")]
+    heard: list[tuple[str, str]] = []
+    every = asyncio.Event()
+
+    def hear(session: str, message: str) -> None:
+        heard.append((session, message))
+        if session == "c":
+            every.set()
+
+    successor, predecessor = Successor(Channel(one), 1, 1.0, hear), Predecessor(Channel(other), [], 1)
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(predecessor.tell(*each) for each in sent), every.wait())
+    assert heard == sent
+    predecessor.close()
+    await successor.close()

@@ -204,9 +204,9 @@ class _Transport(StreamableHTTPServerTransport):
     async def deliver(self, body: str) -> None:
         """Take an answer or a cancellation that the client has sent to the server that replaces this one."""
         if self._read_stream_writer is not None:
-            message = jsonrpc_message_adapter.validate_json(body)
-            with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # the session has ended
-                await self._read_stream_writer.send(SessionMessage(message))
+            with contextlib.suppress(ValueError, anyio.ClosedResourceError, anyio.BrokenResourceError):
+                # The client learns from the other server what is wrong with it. Or the session has ended.
+                await self._read_stream_writer.send(SessionMessage(jsonrpc_message_adapter.validate_json(body)))
 
     def _note_wait(self, body: bytes) -> None:
         """Note a call that only waits, for the ids of its events."""

@@ -9,7 +9,8 @@ packets of JSON:
     old   {"go": true} after it has stopped to accept connections
     new   {"serving": true} after it has begun to accept them
     old   {"connections": 3} and connections that no request is using; {"released": true}: calls can be claimed
-    new   {"session": id, "message": text}: a client's answer or cancellation, for a call that the old one answers
+    new   {"session": id, "message": text, "from": 0, "of": 9000}: a client's answer or cancellation, for a call that
+          the old one answers; of a long text this is one part of several, which follow each other
 
 Only one of the two accepts connections at any time. The queue of connections that nobody has accepted belongs to the
 listening sockets, which both have, so no connection is refused. If the new server ends before it has said `serving`,
@@ -43,6 +44,8 @@ _log = logging.getLogger("keephold.serve")
 PROTOCOL = 1
 _SCHEMA = max(migrations())
 _LONGEST = 1 << 16
+_PART = 4096
+"""Characters of a message in one packet: as JSON, each takes twelve bytes at most."""
 _MOST = 200
 """Descriptors in one packet; Linux takes 253."""
 _FIRST_SECS = 5.0
@@ -181,11 +184,16 @@ class Successor:
                 _close(some)
 
     async def _listen(self) -> None:
+        parts: list[str] = []
         with contextlib.suppress(Ended):
             while True:
                 match (await self._channel.receive())[0]:
-                    case {"session": str(session), "message": str(message)}:
-                        self._hear(session, message)
+                    case {"session": str(session), "message": str(part), "from": int(start), "of": int(length)}:
+                        if start == 0:  # what came before was not finished
+                            parts.clear()
+                        parts.append(part)
+                        if start + len(part) == length:
+                            self._hear(session, "".join(parts))
 
     async def _send(self, said: dict[str, Any], sockets: Sequence[socket.socket] = ()) -> None:
         with contextlib.suppress(Ended):  # its clients see that, too
@@ -315,6 +323,7 @@ class Predecessor:
         self.listening = listening
         self.pid = pid
         self._channel = channel
+        self._telling = asyncio.Lock()
 
     async def gone(self) -> None:
         """Say that this server is ready, and return when the other one accepts no more connections. If it has died, its
@@ -338,8 +347,11 @@ class Predecessor:
 
     async def tell(self, session: str, message: str) -> None:
         """Pass on a message of an MCP client, for a call that the other server answers."""
-        with contextlib.suppress(Ended):
-            await self._channel.send({"session": session, "message": message})
+        async with self._telling:
+            with contextlib.suppress(Ended):
+                for start in range(0, len(message), _PART):
+                    part = message[start : start + _PART]
+                    await self._channel.send({"session": session, "message": part, "from": start, "of": len(message)})
 
     def close(self) -> None:
         self._channel.close()

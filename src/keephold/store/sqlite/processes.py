@@ -113,9 +113,15 @@ def owners_of(store: Path) -> Owners:
 
 def _bell(file: Path) -> str:
     try:
-        return os.fsdecode(file.read_bytes())
-    except OSError:  # the file was just removed
+        opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # the file was just removed, or is a link
         return ""
+    try:
+        return os.fsdecode(os.read(opened, _LONGEST))
+    except OSError:  # it is a pipe, or a directory
+        return ""
+    finally:
+        os.close(opened)
 
 
 def _locked(file: Path) -> bool:
