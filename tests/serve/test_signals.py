@@ -210,7 +210,8 @@ def test_L1_what_keeps_it_from_starting_is_said(tmp_path: Path) -> None:
     store, token = tmp_path / "store.db", tmp_path / "store.db-token"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert f"cannot listen on 127.0.0.1:{port}" in refused(store, "--port", port)
+        told = refused(store, "--port", port)
+        assert f"cannot listen on 127.0.0.1:{port}" in told and "add --replace" in told
     assert "fewer than 16" in refused(store, "--port", "0", KEEPHOLD_TOKEN="short")
     assert "needs a token" in refused(store, "--port", "0", "--host", "0.0.0.0")
     assert "--url must begin with" in refused(store, "--port", "0", "--url", "ftp://x")

@@ -224,7 +224,7 @@ def test_L4_an_unknown_key_is_an_error_with_the_nearest_known_one(text: str, exp
         ('timeout_secs = "600"', 'timeout_secs: must be a number, not "600"; without the quotes: 600'),
         ("timeout_secs = true", "timeout_secs: must be a number, not true"),
         ("timeout_secs = inf", "timeout_secs: must be a finite number, not inf"),
-        ("timeout_secs = 0", "timeout_secs: must be above 0, not 0; leave it out for none"),
+        ("timeout_secs = 0", "timeout_secs: must be above 0, not 0; leave it out for the default"),
         ("max_running = 1.5", "max_running: must be a whole number, not 1.5"),
         ("max_running = 0", "max_running: must be at least 1, not 0"),
         ("wire = 'true'", 'wire: must be true or false, not "true"; without the quotes: true'),

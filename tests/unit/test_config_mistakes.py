@@ -263,6 +263,7 @@ def test_L4_the_sources_offered_are_those_that_are_taken() -> None:
 )
 def test_A9_a_pattern_that_is_none_is_found_when_the_file_is_read(pattern: str, reason: str) -> None:
     (found,) = problems(f'[conversation.tools.t]\nsource = "local"\ncommand = "true"\nspawn.ready = "{pattern}"\n')
-    assert found.startswith("keephold.toml:4: conversation.tools.t.spawn.ready: ") and reason in found
+    assert found.startswith("keephold.toml:4: conversation.tools.t.spawn.ready: must be a regular expression (RE2")
+    assert reason in found
     with pytest.raises(ConfigError, match="tool `dev`: ready is not a pattern"):
         tool(name="dev", ready=pattern)(lambda: None)

@@ -302,8 +302,10 @@ async def _listening(wanted: _Wanted, store: "Store") -> "tuple[list[socket.sock
         return bound_to_both(wanted.host, wanted.port), None
     except CannotListen as error:
         in_use = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
-        if wanted.drain is None or path is None or not in_use:
+        if path is None or not in_use:
             raise
+        if wanted.drain is None:
+            raise ConfigError([f"{error.problems[0]}. To replace a server on {path}, add --replace"]) from error
         found = await predecessor(path, address_of(wanted.host, wanted.port), wanted.drain)
         if found is None:
             problem = f"{error.problems[0]}. No server on {path} that can be replaced listens there"

@@ -181,7 +181,7 @@ def _explain(model: type[Table], details: ErrorDetails, where: KeyPath) -> tuple
         case "too_short":
             return path, "must not be empty"
         case "greater_than":
-            return path, f"must be above {context['gt']:g}, not {show(value)}; leave it out for none"
+            return path, f"must be above {context['gt']:g}, not {show(value)}; leave it out for the default"
         case "value_error":
             return path, f"{context['error']}, not {show(value)}"
     expected = _EXPECTED.get(error)

@@ -58,7 +58,10 @@ class Table(BaseModel):
 
 def _pattern(source: str) -> str:
     """Refuse a pattern that cannot be compiled when the file is read."""
-    compiled(source)
+    try:
+        compiled(source)
+    except ValueError as error:
+        raise ValueError(f"must be a regular expression (RE2 syntax; {error})") from error
     return source
 
 
