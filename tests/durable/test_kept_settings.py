@@ -1,9 +1,11 @@
 """R7: which tools may keep their processes, and where. The keeping itself: tests/crash/test_kept.py."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.durable.lives import until
 from tests.turn.calls import STATEFUL, call, spawn
 
 import keephold
@@ -58,6 +60,23 @@ def test_R7_a_file_is_told_what_a_kept_tool_cannot_have(tmp_path: Path, line: st
     assert expected in str(refused.value)
     file.write_text(TOOL + "keep_secs = 60.5\n")
     assert load_config(file).conversation.tools["t"].keep_secs == 60.5
+
+
+async def test_R7_a_one_shot_call_that_became_a_handle_is_not_kept(tmp_path: Path) -> None:
+    work = keephold.command(["sleep", "600"], name="work", actions=STATEFUL, on_crash="keep")
+    store = f"sqlite:///{tmp_path}/work.db"
+    async with Runtime([work], store=store) as rt:
+        turn = await rt.turn("main").__aenter__()
+        running = asyncio.ensure_future(turn.run([call("work")]))
+        await until(
+            lambda: any(handle.run is not None and handle.run.live is not None for handle in rt.registry.live("main"))
+        )
+        (handle,) = rt.registry.live("main")
+        await rt.registry.promote_to_handle(handle, "w")
+    await asyncio.gather(running, return_exceptions=True)
+    async with Runtime([work], store=store) as rt:
+        info = await rt.handle("w", conversation="main")
+        assert (info.state, info.ended_by) == ("stopped", "shutdown")
 
 
 async def test_R7_a_store_that_keeps_nothing_refuses_to_spawn_and_runs_one_shot_calls() -> None:

@@ -250,6 +250,16 @@ async def test_C6_input_that_nobody_reads_is_refused(tmp_path: Path) -> None:
         await followed.end()
 
 
+async def test_C6_input_that_nobody_can_read_any_more_is_refused(tmp_path: Path) -> None:
+    async with runtime(tmp_path) as rt:
+        followed = await rt.command("u", "exec 0<&-; echo closed; exec sleep 60")
+        await followed.printed(b"closed")
+        with pytest.raises(KeepholdError, match="standard input is closed"):
+            followed.child.write(b"x", b"1")
+        followed.child.end(0.0)
+        await followed.end()
+
+
 async def test_R7_stderr_apart_comes_with_the_end(tmp_path: Path) -> None:
     async with runtime(tmp_path) as rt:
         followed = await rt.command("u", "echo out; echo err >&2; exit 1", stderr="tail")

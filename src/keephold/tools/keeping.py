@@ -27,7 +27,7 @@ _GRACE = 2.0
 REPLY = b"reply:"
 """How the causes of a terminal's own replies begin."""
 LOST = "The process of this call was lost: {reason}."
-_NEVER_STARTED = Failure("The runtime ended before it had started the process of this call.", "crashed", transient=True)
+_NOT_KEPT = Failure("The runtime ended, and no process of this call was kept.", "crashed", transient=True)
 
 
 def kept_output(directory: Path, record: KeptRecord) -> KeptOutput:
@@ -128,7 +128,7 @@ class Keeping:
             case Ended():
                 self._ended(found)
             case None:
-                self._lost(_NEVER_STARTED)
+                self._lost(_NOT_KEPT)
             case Elsewhere(record=record):
                 raise KeepholdError(f"it is kept on {record.host}", code="crashed")
         return None

@@ -84,7 +84,9 @@ def survives_crash(handle: Handle) -> bool:
     """Return whether a crash of its process does not end a call: a `replay` call, a kept process, an `external` call
     that has its key, one that may be repeated, is between two attempts, or is parked or being parked."""
     run, tool = handle.run, handle.tool
-    if tool.on_crash == "replay" or (tool.on_crash == "keep" and handle.stateful):
+    # A one-shot call that became a handle (D10) has a process that is not kept.
+    keeps = tool.on_crash == "keep" and handle.stateful and (run is None or run.live is None or run.kept)
+    if tool.on_crash == "replay" or keeps:
         return True
     if handle.parked or handle.next_attempt_at is not None or (run is not None and run.is_parking):
         return True

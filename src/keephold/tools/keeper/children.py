@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import select
 import termios
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -186,6 +187,7 @@ class KeptChild:
             case protocol.Took(cause=cause, refusal=None):
                 self._hooks.taken(cause)
             case protocol.Took(cause=cause, refusal=(message, code)):
+                _log.warning("input for call %s was refused after it had been accepted: %s", self.uid, message)
                 self._hooks.refused(cause, ToolError(message, code=code))
             case protocol.Stalled():
                 self.stalled = report.reason
@@ -242,7 +244,7 @@ class KeptProcess(KeptChild):
 
     def check_room(self, data: bytes) -> None:
         """Raise the error that writing this would raise (C6)."""
-        if not self._stdin or self._over:
+        if not self._stdin or self._over or self._is_unreadable():
             raise input_closed()
         unread = self._waiting + self._in_pipe("input", os.O_WRONLY)
         if unread + len(data) > UNREAD_LIMIT:
@@ -270,15 +272,30 @@ class KeptProcess(KeptChild):
 
     def _in_pipe(self, which: str, end: int) -> int:
         """Return how many bytes are in the pipe of its output or input."""
+        with self._opened(which, end) as pipe:
+            return 0 if pipe is None else int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4), "little")
+
+    def _is_unreadable(self) -> bool:
+        """Whether nobody can read its input any more: the keeper would refuse more of it, too late for its sender."""
+        with self._opened("input", os.O_WRONLY) as pipe:
+            if pipe is None:
+                return False
+            poll = select.poll()
+            poll.register(pipe, 0)  # for errors alone: it has no reader
+            return bool(poll.poll(0))
+
+    @contextlib.contextmanager
+    def _opened(self, which: str, end: int) -> Iterator[int | None]:
+        """Open an end of a pipe for a moment; None if it is closed, or not known yet."""
         # The descriptor is only a path: it keeps neither end open, so that nobody misses the other's end.
-        try:
+        opened = None
+        with contextlib.suppress(KeyError, OSError):
             opened = os.open(f"/proc/self/fd/{self._descriptors[which]}", end | os.O_NONBLOCK)
-        except (KeyError, OSError):  # it is closed
-            return 0
         try:
-            return int.from_bytes(fcntl.ioctl(opened, termios.FIONREAD, b"\0" * 4), "little")
+            yield opened
         finally:
-            os.close(opened)
+            if opened is not None:
+                os.close(opened)
 
 
 class KeptPty(KeptChild):
