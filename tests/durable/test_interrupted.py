@@ -320,3 +320,23 @@ async def test_R9_a_program_that_raises_finds_its_approval_its_build_and_its_bat
         "publish published",
     ]
     assert (tmp_path / "compiled").read_text() == "once\n"
+
+
+async def test_B1_of_two_turns_that_are_begun_at_once_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Runtime(store=stored_in(tmp_path)) as rt:
+        continues, collect = asyncio.Event(), rt.registry.collect_sometimes
+
+        async def slowly() -> None:
+            monkeypatch.setattr(rt.registry, "collect_sometimes", collect)
+            await continues.wait()
+
+        monkeypatch.setattr(rt.registry, "collect_sometimes", slowly)
+        late = asyncio.ensure_future(rt.turn("main").__aenter__())
+        await asyncio.sleep(0)
+        async with rt.turn("main"):
+            continues.set()
+            with pytest.raises(KeepholdError) as refused:
+                await late
+            assert refused.value.code == "turn_open"

@@ -130,8 +130,12 @@ class Turn:
         if before is None and not is_plain(self.conversation):
             await self._check_name()
         if before is not None:
-            ours = before.owner == registry.store.owner  # interrupted here, and the store could not write that
-            if before.owner is not None and not ours:
+            if before.owner == registry.store.owner:
+                await registry.write((), keep=False)  # a turn that was begun meanwhile is known then
+                if registry.conversation(self.conversation).turn is not None:
+                    raise self._open_elsewhere()
+                # It was interrupted here, and the store could not write that.
+            elif before.owner is not None:
                 if registry.store.alive(before.owner):
                     raise self._open_elsewhere()
                 await parts.recovery.take_first(before.owner, self.conversation)
