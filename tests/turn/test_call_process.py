@@ -93,6 +93,23 @@ async def test_C7_a_process_ends_with_the_call(how: str) -> None:
         assert sleeps() == []
 
 
+@keephold.tool
+async def two(call: keephold.Call) -> str:
+    """Run a short program beside one with children, which reads its input after the other has ended."""
+    long = await call.process("sh", "-c", "sh -c 'echo up; read line; echo $line'; echo over", stdin=PIPE)
+    assert long.stdout is not None
+    await long.stdout.readline()
+    await (await call.process("true")).wait()
+    out, _ = await long.communicate(b"still\n")
+    return f"{out!r} {long.returncode}"
+
+
+async def test_C7_the_end_of_one_process_leaves_the_others_of_its_call_alone() -> None:
+    async with keephold.Runtime([two]) as rt, rt.turn("main") as turn:
+        (response,) = await turn.run([keephold.ToolCall(id="1", name="two", arguments={})])
+    assert response.result == r"b'still\nover\n' 0"
+
+
 async def test_F1_a_process_that_cannot_start_says_why() -> None:
     @keephold.tool
     async def broken(call: keephold.Call) -> None:

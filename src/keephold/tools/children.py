@@ -1,7 +1,7 @@
 """Processes that a function tool starts for its call, by `call.process` (C7, R2).
 
-They bear the call's mark and run in sessions of their own. When the function returns, raises or is ended, they are
-ended as those of a command are, and only then does the handle stop.
+Each bears a mark below that of the call, and runs in a session of its own. When the function returns, raises or is
+ended, they are ended as those of a command are, and only then does the handle stop.
 """
 
 import asyncio
@@ -135,11 +135,10 @@ class Children:
         if self._ending:
             raise ToolError("this call is being ended and starts no more processes", code="cancelled")
         self._guard.ensure()
-        whole = {**inherited(pass_env), **(env or {}), **self._guard.environ(self._uid)}
+        own = f"{self._uid}/{len(self._started)}"  # or the end of one would end the others, too
+        whole = {**inherited(pass_env), **(env or {}), **self._guard.environ(own)}
         try:
-            child = ChildProcess(
-                argv, call_mark(self._guard.mark, self._uid), self._grace, cwd=cwd, env=whole, **streams
-            )
+            child = ChildProcess(argv, call_mark(self._guard.mark, own), self._grace, cwd=cwd, env=whole, **streams)
         except (OSError, ValueError, IndexError) as error:
             raise not_started(argv, cwd, error) from error
         self._started.append(child)
