@@ -1,4 +1,4 @@
-"""What only its user can have written: small JSON files (the record of trusted files, logins), and sockets."""
+"""Small JSON files (the record of trusted files, logins) and sockets that only their user can have made."""
 
 import json
 import os
