@@ -376,6 +376,7 @@ async def test_R6_an_attached_user_and_a_reader_stay_through_replacements(tmp_pa
                 for task in showing:
                     task.cancel()
                 await asyncio.wait(showing)
+            await user.abort(fact["uid"])  # a kept process would go on
 
 
 def follow(fact: dict[str, Any]) -> frames.Want:
