@@ -4,14 +4,16 @@ Lines are searched as `rendering.py` shows them. The last line counts before it 
 line end.
 
 A search reads the handle's output by offset and looks at each byte a bounded number of times: once while its line is
-read, and again with the part of an unfinished line that each later piece continues. It does not take the event loop
-for itself: a long output is searched in steps, and after a slow step the others come first.
+read, and again with the part of an unfinished line that each later piece continues. Searches do not take the event loop
+for themselves: a long output is searched in steps, and after slow steps, of however many searches, all others come
+first.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
+from weakref import WeakKeyDictionary
 
 from keephold.handles.output import Output, Piece
 from keephold.handles.patterns import Pattern
@@ -24,11 +26,44 @@ LONGEST_LINE = 4096
 """Characters of an unfinished line that are searched again when it continues; of a longer line, the last ones."""
 _SLOW_SECS = 0.02
 _SHARE = 9
-"""After a slow step the search pauses for this many times as long as it took."""
+"""After slow steps all searches pause for this many times as long as those took."""
+_CHEAP = 128
+"""A piece is searched without delay if as many of them are one step."""
 _SHOWN = 1000
 """Characters of a matched line that are shown."""
 _BEFORE = 200
 """A longer line is shown from this many characters before the match."""
+
+
+class _Share:
+    """The time that all searches of an event loop take from it."""
+
+    def __init__(self) -> None:
+        self._spent = 0.0  # in this round of the loop
+        self._until = 0.0
+
+    @property
+    def pause(self) -> float:
+        """Seconds until a step may be taken."""
+        return self._until - asyncio.get_running_loop().time()
+
+    def spend(self, took: float) -> None:
+        loop = asyncio.get_running_loop()
+        if not self._spent:
+            loop.call_soon(self._begin_round)
+        self._spent += took
+        if self._spent > _SLOW_SECS:
+            self._until = loop.time() + _SHARE * self._spent
+
+    def _begin_round(self) -> None:
+        self._spent = 0.0
+
+
+_shares: WeakKeyDictionary[asyncio.AbstractEventLoop, _Share] = WeakKeyDictionary()
+
+
+def _share() -> _Share:
+    return _shares.setdefault(asyncio.get_running_loop(), _Share())
 
 
 class Search:
@@ -74,34 +109,46 @@ class Search:
         was_behind, self._later = self._later is not None, None
         output = self._output()
         if output is not None and output.total > self.offset:
+            if self._is_long(output.total - self.offset) and _share().pause > 0:
+                self._continue()
+                return
             piece = output.read(self.offset, self.offset + self._pattern.step)
             took = self._take(piece, WIDTH if output.timeline is None else output.timeline.cols(piece.start))
             if self.matched is None and (output.total > self.offset or took > _SLOW_SECS):
-                self._continue(took)
+                self._continue()
         if self.matched is not None or (was_behind and self._later is None):
             self._looked()
 
-    def _continue(self, took: float) -> None:
-        loop = asyncio.get_running_loop()
-        slow = took > _SLOW_SECS
-        self._later = loop.call_later(_SHARE * took, self._step) if slow else loop.call_soon(self._step)
+    def _is_long(self, size: int) -> bool:
+        return size * _CHEAP > self._pattern.step
+
+    def _continue(self) -> None:
+        loop, pause = asyncio.get_running_loop(), _share().pause
+        self._later = loop.call_later(pause, self._step) if pause > 0 else loop.call_soon(self._step)
 
     def _take(self, piece: Piece, cols: int) -> float:
         """Search the piece; return the seconds that it took, or 0 if it cannot have been slow."""
         if piece.missing:  # the line before the gap has no end, and the one behind it no beginning
             self._lines, self._line, self._cut = Lines(), "", False
         self.offset = piece.end
-        began = time.thread_time() if self._pattern.is_slow else 0.0
+        is_long = self._is_long(len(piece.data))
+        began = time.thread_time() if is_long else 0.0
         self._look(piece.data, cols)
-        return time.thread_time() - began if self._pattern.is_slow else 0.0
+        if not is_long:
+            return 0.0
+        took = time.thread_time() - began
+        _share().spend(took)
+        return took
 
     async def feed(self, data: bytes, start: int, missing: int = 0) -> None:
         """Search output of another process, from the offset `start`; `missing` bytes are lost there."""
         end = start + len(data) + missing
         while self.offset < end and self.matched is None:
+            while (pause := _share().pause) > 0:  # noqa: ASYNC110 (time passes)
+                await asyncio.sleep(pause)
             part = data[self.offset - start :][: self._pattern.step]
-            took = self._take(Piece(part, self.offset, end if missing else self.offset + len(part), missing), WIDTH)
-            await asyncio.sleep(_SHARE * took if took > _SLOW_SECS else 0)
+            self._take(Piece(part, self.offset, end if missing else self.offset + len(part), missing), WIDTH)
+            await asyncio.sleep(0)
         if self.matched is not None:
             self._looked()
 

@@ -11,7 +11,6 @@ _MEMORY = 1 << 20
 """Bytes that RE2 may use for one pattern."""
 _LARGEST = 2000
 """Instructions of a pattern. The time of a search may be in proportion to these, too."""
-_SMALL = 100
 _WORK = 1 << 23
 """Bytes of a step, times instructions: tens of milliseconds if the pattern is of the slowest kind."""
 _STEP = 1 << 16
@@ -20,13 +19,11 @@ _STEP = 1 << 16
 class Pattern:
     """A compiled pattern."""
 
-    __slots__ = ("_compiled", "is_slow", "step")
+    __slots__ = ("_compiled", "step")
 
     def __init__(self, compiled: Any) -> None:
         self._compiled = compiled
-        self.is_slow: bool = compiled.programsize > _SMALL
-        """Whether a search may take much longer than reading the text does."""
-        self.step = max(1024, min(_STEP, _WORK // max(1, compiled.programsize)))
+        self.step: int = max(1024, min(_STEP, _WORK // max(1, compiled.programsize)))
         """How many bytes to search at once."""
 
     def find(self, text: bytes, start: int = 0) -> tuple[int, int] | None:
