@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,25 @@ async def test_R7_a_runtime_opens_a_store_with_strange_files_beside_it(tmp_path:
         while sorted(each.name for each in output.iterdir()) != sorted(names):  # noqa: ASYNC110 (in the background)
             await asyncio.sleep(0.01)
     assert list(owners.iterdir()) == []
+
+
+@pytest.mark.parametrize("end", ["output", "owners", "gate", "wal", "shm"])
+async def test_E6_nothing_elsewhere_is_written_or_deleted_through_a_link(tmp_path: Path, end: str) -> None:
+    """A repository can have a link of that name to any directory or file of its user."""
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "key").write_text("mine")
+    async with Runtime(store=f"sqlite:///{tmp_path}/s.db"):
+        pass
+    link = tmp_path / f"s.db-{end}"
+    if link.is_dir():
+        shutil.rmtree(link)
+    link.unlink(missing_ok=True)
+    link.symlink_to(precious if end in ("output", "owners") else precious / "key")
+    with pytest.raises(KeepholdError, match=f"s.db-{end}` is a link"):
+        async with Runtime(store=f"sqlite:///{tmp_path}/s.db"):
+            pass
+    assert [file.read_text() for file in precious.iterdir()] == ["mine"]
 
 
 async def test_R6_a_long_answer_of_one_client_does_not_cost_another_one_its_own() -> None:

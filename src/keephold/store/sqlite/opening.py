@@ -316,12 +316,25 @@ def _migrate(connection: apsw.Connection, path: Path) -> None:
         raise
 
 
+def _check_no_links(path: Path) -> None:
+    """Refuse links beside the store: the files that they lead to would be taken for ours, and written or removed."""
+    for end in ("output", "owners", "gate", "turn", "wal", "shm", "journal"):
+        beside = path.with_name(f"{path.name}-{end}")
+        if beside.is_symlink():
+            raise unusable(
+                f"`{beside}` is a link, and what it leads to would be overwritten or deleted as a part of the store; "
+                "remove the link, or move the whole store to where it leads"
+            )
+
+
 class StoreFiles:
     """The open files of a store. Opening and closing them may wait for other processes and for the disk."""
 
     def __init__(self, path: Path, output: Path) -> None:
         self.path = path
         with ExitStack() as taken:
+            with explained(path):
+                _check_no_links(path)
             claim(path)
             taken.callback(disclaim, path)
             check_version(path)
