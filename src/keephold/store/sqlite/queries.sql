@@ -328,7 +328,7 @@ FROM handles h LEFT JOIN outputs o ON o.handle = h.number
 WHERE h.stopped_at < ? AND h.stopped_at IS NOT NULL AND NOT h.hook_due
   AND NOT EXISTS (
     SELECT 1 FROM turns t WHERE t.conversation = h.conversation AND t.ended_at IS NULL
-      AND t.conversation NOT IN (SELECT value FROM json_each(?))
+      AND t.conversation NOT IN (SELECT value FROM json_each(?) AS found)
   )
 
 -- name: old_turns
