@@ -287,6 +287,7 @@ async def test_R6_another_version_is_refused_in_words(tmp_path: Path, field: str
     with served(tmp_path, CONFIG) as server:
         said = await asked(server, **{field: 1000, "release": "99.0"})
         assert why in said["refused"] and "99.0" in said["refused"] and "1000. Stop the running one" in said["refused"]
+        assert await asked(server, drain="long") == {"refused": "`drain` must be a number of seconds"}
         async with server.client() as http:
             assert (await http.get("/healthz")).status_code == 200
 

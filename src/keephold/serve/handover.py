@@ -264,6 +264,8 @@ class Offer:
         at = list(self._front.listening[0].getsockname()[:2])
         if asked.get("at") != at:
             return {"elsewhere": at}
+        if not isinstance(asked.get("drain"), int | float):  # known to be good before anything changes here
+            return {"refused": "`drain` must be a number of seconds"}
         if self._to is not None:
             return {"refused": f"another `keephold serve --replace` (pid {self._to}) is replacing it"}
         return None
