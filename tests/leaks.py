@@ -17,7 +17,7 @@ import psutil
 import pytest
 from tests import warm
 
-GRACE = 1.0
+GRACE = 10.0
 """Seconds that processes, threads, and the descriptors that threads use, have to go."""
 
 K = TypeVar("K")
@@ -62,7 +62,10 @@ def children(but: Container[int] = ()) -> dict[int, str]:
         if child.pid in but or child.pid == warm.pid():
             continue
         try:
-            found[child.pid] = f"{' '.join(child.cmdline()) or child.name()} ({child.status()})"
+            command = child.cmdline()
+            if child.ppid() in but and any(word.endswith("/marks.py") for word in command):
+                continue  # the guard of a server that several tests share comes with the first call
+            found[child.pid] = f"{' '.join(command) or child.name()} ({child.status()})"
         except psutil.ZombieProcess:
             found[child.pid] = "zombie, nobody waited for it"
         except psutil.NoSuchProcess:

@@ -312,7 +312,7 @@ async def test_R6_what_comes_up_while_the_runtime_closes_is_left_to_the_next(tmp
         await leaving
     await over(batch)
     if what == "permission":
-        approving = Runtime(tools, store=store, prompter=Person(Approved()))
+        approving = Runtime(tools, store=store, clock=clock, prompter=Person(Approved()))
         async with approving as rt, rt.turn("main", resume=True) as turn:
             responses = turn.answered if turn.unfinished is None else await turn.resume()
             assert responses is not None and responses[-1].result == "stepped"

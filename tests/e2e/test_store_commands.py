@@ -222,7 +222,7 @@ def test_L3_ps_json_has_every_fact(place: Place) -> None:
     assert fact.pop("turn").startswith("t-")
     assert fact == {
         "id": "a", "tool": "approve", "kind": "tool", "conversation": "main", "state": "running", "parked": True,
-        "owner": None, "kept": None, "attempt": 1, "next_attempt_at": None, "stopped": None, "ok": None,
+        "ready": False, "owner": None, "kept": None, "attempt": 1, "next_attempt_at": None, "stopped": None, "ok": None,
         "ended_by": None,
         "stateful": True, "priority": 0, "code": None, "message": None, "progress": None, "question": None,
     }  # fmt: skip

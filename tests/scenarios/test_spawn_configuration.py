@@ -43,7 +43,7 @@ def test_L4_the_tables_are_accepted_as_they_are_written(config: Path) -> None:
     config.write_text(TOOL + SPAWN)
     spawn = load_config(config).conversation.tools["cargo_check"].spawn
     assert spawn.stateful is True
-    assert spawn.notifications.model_dump(exclude={"deliver"}) == {
+    assert spawn.notifications.model_dump(exclude={"deliver", "on_ready"}) == {
         "on_success": True,
         "on_failure": True,
         "on_waiting": True,
@@ -65,7 +65,7 @@ def test_L4_each_flag_is_read(config: Path) -> None:
     flipped = SPAWN.replace("= true #", "= no #").replace("= false #", "= true #").replace("= no #", "= false #")
     config.write_text(TOOL + flipped)
     notifications = load_config(config).conversation.tools["cargo_check"].spawn.notifications
-    assert notifications.model_dump(exclude={"deliver"}) == {
+    assert notifications.model_dump(exclude={"deliver", "on_ready"}) == {
         "on_success": False,
         "on_failure": False,
         "on_waiting": False,

@@ -13,10 +13,9 @@ from keephold.tools.function import tool
 
 DESCRIPTION = (
     "Block until stateful tool handles reach completion. Use `any` to wait for the first handle to finish, `all` to "
-    "wait for every handle to finish, or both to combine conditions. For a program that keeps running, such as a "
-    "server, use `output` to wait for a line that it prints, or `ready`. Use it for tools that you started in the "
-    "background; never poll in a loop. Returns `completed` with results, and `pending`; early, with `needs_input`, if "
-    "all that is pending needs your input."
+    "wait for every handle to finish, or both to combine conditions. Use it for tools that you started in the "
+    "background; never poll. Returns `completed` with results, and `pending`; early, with `needs_input`, if all that "
+    "is pending needs your input."
 )
 _LONGEST = 10**9
 """Seconds, about 30 years."""
@@ -37,22 +36,16 @@ PARAMETERS: dict[str, Any] = {
             "items": {
                 "type": "object",
                 "properties": {
-                    "id": {"type": "string", "description": "Handle ID."},
-                    "pattern": {
-                        "type": "string",
-                        "description": "Regular expression (RE2 syntax), matched against one line of output at a time.",
-                    },
+                    "id": {"type": "string"},
+                    "pattern": {"type": "string", "description": "RE2, searched in each line."},
                 },
                 "required": ["id", "pattern"],
-                "additionalProperties": False,
             },
-            "description": "Returns when each of these handles has printed a line that matches its pattern, or has "
-            "stopped. Output that was printed earlier counts. `matched` in the reply is the line.",
+            "description": "Returns when each has printed a matching line or stopped; `matched` is the line.",
         },
         "ready": {
             **_IDS,
-            "description": "Handle IDs. Returns when each of these handles is ready, as its tool defines it, or has "
-            "stopped.",
+            "description": "Returns when each is ready or has stopped.",
         },
         "timeout_secs": {
             "type": "integer",
@@ -65,20 +58,11 @@ PARAMETERS: dict[str, Any] = {
 
 
 _ENTRY = {"type": "object", "properties": {"id": {"type": "string"}, "state": {"type": "string"}}, "required": ["id"]}
-_PENDING = {
-    **_ENTRY,
-    "properties": {
-        "id": {"type": "string"},
-        "state": {"type": "string"},
-        "matched": {"type": "string", "description": "The line that matched."},
-        "ready": {"type": "boolean"},
-    },
-}
 RETURNS: dict[str, Any] = {
     "type": "object",
     "properties": {
         "completed": {"type": "array", "items": _ENTRY, "description": "Those that have stopped, with their results."},
-        "pending": {"type": "array", "items": _PENDING},
+        "pending": {"type": "array", "items": _ENTRY},
         "timed_out": {"type": "boolean"},
         "needs_input": {"type": "boolean", "description": "All that are pending wait for you."},
     },

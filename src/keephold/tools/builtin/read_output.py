@@ -28,9 +28,8 @@ _SEARCH_STEP = 8 << 20
 _MAX_MATCHES = 100
 
 DESCRIPTION = (
-    "Read the kept output of a handle or of a call whose output was cut. Use it when a reply says that it was cut. It "
-    "does not wait for new output. Returns `content` or `matches`, and `end`, the `offset` to continue from, of "
-    "`total` bytes."
+    "Read the kept output of a handle or a call. Use it when a reply says that output was cut. It does not wait for "
+    "new output. Returns `content` or `matches`, and `end`, the next `offset`, of `total` bytes."
 )
 PARAMETERS: dict[str, Any] = {
     "type": "object",

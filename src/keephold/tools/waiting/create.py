@@ -47,9 +47,9 @@ RETURNS = reply(
 
 def create_tool(around: WaitToolHost) -> Tool:
     async def create_wait_handle(call: Call, **arguments: Any) -> Pending:
-        """Create a wait handle for tracking an async operation. Use it for work outside keephold, such as that of a
-        webhook or a person; it starts nothing. `complete_wait_handle` ends it, and `wait_for` gets the result. Returns
-        at once, for a `hook` with the `key` that completes it.
+        """Create a wait handle for tracking an async operation. Use it for work outside keephold, by a webhook or a
+        person; it starts nothing. `complete_wait_handle` ends it, and `wait_for` gets the result. Returns at once, for
+        a `hook` with the `key` that completes it.
         """
         await call.completion_key()
         return timed(arguments.get("timeoutMs"), around.created(call))
