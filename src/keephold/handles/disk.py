@@ -118,6 +118,7 @@ class Room:
         self._disk.on_crowded = self._crowded
         self._disk.measured = cache.store.durable
         self._making = False
+        self._once_more = False
         self._again = 0.0
 
     def _crowded(self) -> None:
@@ -130,6 +131,7 @@ class Room:
         """Try again: the handles that the turn kept can be deleted now."""
         if self._disk.crowded:
             self._again = 0.0
+            self._once_more = self._making  # that may have looked before the turn ended
             self._crowded()
 
     async def check(self) -> None:
@@ -161,7 +163,10 @@ class Room:
             _log.warning("no room could be made for output: %s", error)
         finally:
             self._making = False
-        if gone or disk.stuck:
+        if self._once_more and disk.stuck:
+            self._once_more = False
+            self._crowded()
+        elif gone or disk.stuck:
             _log.warning(
                 "stored output takes %d of %s bytes ([limits] disk): %d handles were deleted before their time%s",
                 disk.used, disk.limit, gone, ", and no more can be deleted" if disk.stuck else "",
