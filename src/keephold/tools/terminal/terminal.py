@@ -322,6 +322,7 @@ class _Call:
 
     def end(self, grace: float) -> None:
         self._ends = True
+        self._sink.reading(False)  # an `await` must not return because it waits for input
         if self._pty is not None:
             self._pty.end(grace)
 
