@@ -1,7 +1,7 @@
 """News and SIGKILL (N3, N5, R4): queued with what it tells of, gone with what carries it; a kill loses none of it.
 
 Every scene is killed at every second of its commits, before it is written or after it is and before anyone has been
-told, and at random moments; `make soak` tries both at each. Whatever ended while nobody looked is heard in the end. It
+told, and at random moments; `make soak` tries both at each. An end that nobody saw is told in the end. It
 was recorded as told once; a response that may not have arrived is given again with the news that rode on it.
 """
 

@@ -26,7 +26,7 @@ both = pytest.mark.parametrize("store", STORES)
 
 
 class Oops(Exception):
-    """What goes wrong in the program of a test."""
+    """A failure of the program under test."""
 
 
 class Scene:

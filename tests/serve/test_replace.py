@@ -242,7 +242,7 @@ def start(server: Served, *words: str) -> "subprocess.Popen[str]":
 
 
 async def refusal(server: Served, *words: str) -> str:
-    """What a server says that cannot replace this one."""
+    """Return the refusal that a server prints if it cannot replace this one."""
     process = start(server, *words)
     _, said = await asyncio.to_thread(process.communicate, timeout=PATIENCE)
     assert process.returncode == 2, said
@@ -293,7 +293,7 @@ async def test_R6_another_version_is_refused_in_words(tmp_path: Path, field: str
 
 
 async def asked(server: Served, **said: Any) -> dict[str, Any]:
-    """What the server answers to the first packet of another one."""
+    """Return the server's answer to the first packet of another one."""
     with handover_socket(server) as connection:
         connection.send(json.dumps(first_packet(server) | said).encode())
         return dict(json.loads(await asyncio.to_thread(connection.recv, 1 << 16)))
@@ -377,7 +377,7 @@ async def test_R6_an_attached_user_and_a_reader_stay_through_replacements(tmp_pa
                 for task in showing:
                     task.cancel()
                 await asyncio.wait(showing)
-            await user.abort(fact["uid"])  # a kept process would go on
+            await user.abort(fact["uid"])  # a kept process would run on
 
 
 def follow(fact: dict[str, Any]) -> frames.Want:

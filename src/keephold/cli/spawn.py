@@ -57,7 +57,7 @@ def spawn(
     connection = connected(place, loaded, None)
     if connection is None:
         raise KeepholdError(
-            "there is no server to start it in: a `memory:` store and [mcp] background_secs = 0 have none. Name a file "
+            "no server can start it: a `memory:` store and [mcp] background_secs = 0 have none. Name a file "
             "by --store, or start `keephold serve`",
             code="unsupported_store",
         )

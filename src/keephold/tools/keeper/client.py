@@ -481,7 +481,7 @@ def _not_started(reason: str) -> ToolError:
 
 def _died() -> ToolError:
     return ToolError(
-        "The keeper process of this store was killed, and the command with it. What it printed before is kept.",
+        "The keeper process of this store was killed, and the command with it. Its output up to then is kept.",
         code="crashed",
     )
 
