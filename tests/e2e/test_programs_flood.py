@@ -179,7 +179,6 @@ async def test_C6_a_program_that_floods_and_never_reads_is_refused_and_ended() -
         await other.reads("$ ")
         async with memory_stays_below(100 * MIB):
             session = await assistant.spawn("yes")
-            assert session.said["yielded_because"] == "deadline", "it is never quiet"
             assert len(await fill(session, 16_000)) <= UNREAD_LIMIT
             await other.apply("echo still $((6 * 7))\n")
             assert await other.reads("\nstill 42\n$ "), "others have their turn"

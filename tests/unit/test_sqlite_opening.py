@@ -5,6 +5,7 @@ import hashlib
 import os
 import stat
 import tempfile
+import threading
 from pathlib import Path
 
 import apsw
@@ -13,7 +14,7 @@ from tests.unit.sqlite_stores import commit, opened, record, registered
 
 from keephold.errors import KeepholdError
 from keephold.store.base import SecretAdded
-from keephold.store.sqlite import SqliteStore, opening, sql
+from keephold.store.sqlite import SqliteStore, opening, sql, store
 
 
 def dumped(path: Path) -> dict[str, str]:
@@ -279,3 +280,24 @@ async def test_a_path_that_is_not_UTF8_is_told_as_such(tmp_path: Path) -> None:
     with pytest.raises(KeepholdError, match=r"path of the store is not UTF-8.*d\\udcff") as caught:
         await SqliteStore(path).open(lambda _: None)
     assert caught.value.code == "store_unusable"
+
+
+async def test_E6_a_cancelled_open_ends_when_its_files_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, continued = threading.Event(), threading.Event()
+
+    class Slow(opening.StoreFiles):
+        def __init__(self, path: Path, directory: Path) -> None:
+            begun.set()
+            continued.wait()
+            super().__init__(path, directory)
+
+    monkeypatch.setattr(store, "StoreFiles", Slow)
+    task = asyncio.ensure_future(SqliteStore(tmp_path / "work.db").open(lambda _: None))
+    await asyncio.to_thread(begun.wait)
+    task.cancel()
+    asyncio.get_running_loop().call_later(0.01, continued.set)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert list((tmp_path / "work.db-owners").iterdir()) == []
