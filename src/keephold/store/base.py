@@ -140,8 +140,9 @@ class Store(Protocol):
     async def reply(self, id: str) -> bytes | None:
         """Return the reply to a request of this process, once there is one."""
 
-    async def posts(self, kind: PostKind) -> list[Post]:
-        """Return what processes have posted, oldest first; those of a dead process only until the next one opens."""
+    async def posts(self, kind: PostKind, prefix: str = "") -> list[Post]:
+        """Return what processes have posted, oldest first, with ids that begin so; those of a dead process only until
+        the next one opens."""
 
     # Journals, waits and keys
 

@@ -405,13 +405,18 @@ class RequestClosed(msgspec.Struct, frozen=True):
 
 
 class Posted(msgspec.Struct, frozen=True):
-    """Let other processes see a prompt or a standing permission of this one (P6), until it is taken down or this
-    process ends. The same id again replaces it."""
+    """Let other processes see something of this one (`PostKind`), until it is taken down or this process ends. The same
+    id again replaces it.
+
+    The result is None, or the `Post` of the process that has posted this id: then nothing is written.
+    """
 
     id: str
     kind: PostKind
     at: float
     body: bytes
+    instead_of: str | None = None
+    """The owner whose post of this id it replaces, because that process is dead."""
 
 
 class TakenDown(msgspec.Struct, frozen=True):

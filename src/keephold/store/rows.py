@@ -360,11 +360,12 @@ class ConversationRow(msgspec.Struct, frozen=True):
     """How many its transcript has."""
 
 
-PostKind = Literal["prompt", "standing"]
+PostKind = Literal["prompt", "standing", "watch", "fact", "lane"]
 
 
 class Post(msgspec.Struct, frozen=True):
-    """Something that a process posted for others to see: an open prompt, or a standing permission (P6)."""
+    """Something that a process posted for others to see: an open prompt or a standing permission (P6), that it waits
+    for a handle or what it knows about one (A6), that it holds a serial lane (B4)."""
 
     id: str
     kind: PostKind

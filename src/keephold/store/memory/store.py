@@ -387,8 +387,8 @@ class MemoryStore:
             if asked.to == self.owner and asked.id not in self._t.replies
         ]
 
-    async def posts(self, kind: PostKind) -> list[Post]:
-        return [post for post in self._t.posts.values() if post.kind == kind]
+    async def posts(self, kind: PostKind, prefix: str = "") -> list[Post]:
+        return [post for post in self._t.posts.values() if post.kind == kind and post.id.startswith(prefix)]
 
     async def reply(self, id: str) -> bytes | None:
         return self._t.replies.get(id)

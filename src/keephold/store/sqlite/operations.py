@@ -550,9 +550,14 @@ def request_closed(tx: Transaction, op: base.RequestClosed) -> bool:
     return bool(tx.changes())
 
 
-def posted(tx: Transaction, op: base.Posted) -> None:
-    tx.run(SQL["post"], (op.id, op.kind, tx.owner, op.at, op.body))
+def posted(tx: Transaction, op: base.Posted) -> base.Post | None:
+    tx.run(SQL["post"], (op.id, op.kind, tx.owner, op.at, op.body, op.instead_of))
+    if not tx.changes():
+        row = tx.row(SQL["posted"], (op.id,))
+        assert row is not None
+        return base.Post(*row)
     tx.touched.add(op.id)
+    return None
 
 
 def taken_down(tx: Transaction, op: base.TakenDown) -> None:

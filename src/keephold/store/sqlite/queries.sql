@@ -300,9 +300,14 @@ INSERT INTO requests (id, uid, sender, receiver, body) VALUES (?, ?, ?, ?, ?);
 UPDATE requests SET reply = ? WHERE id = ? RETURNING uid;
 
 -- name: post
--- Let other processes see a prompt or a standing permission.
+-- Let other processes see something of this one, also in place of a dead process.
 INSERT INTO posts (id, kind, owner, at, body) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT (id) DO UPDATE SET at = excluded.at, body = excluded.body WHERE owner = excluded.owner;
+ON CONFLICT (id) DO UPDATE SET owner = excluded.owner, at = excluded.at, body = excluded.body
+WHERE owner = excluded.owner OR owner = ?;
+
+-- name: posted
+-- The post of an id.
+SELECT id, kind, owner, at, body FROM posts WHERE id = ?;
 
 -- name: take_down
 -- Remove what this process has posted.

@@ -291,8 +291,8 @@ class Reads:
     async def requests(self) -> list[Request]:
         return [Request(*row) for row in self._rows(SQL["requests"], (self.owner,))]
 
-    async def posts(self, kind: PostKind) -> list[Post]:
-        return [Post(*row) for row in self._rows(SQL["posts"], (kind,))]
+    async def posts(self, kind: PostKind, prefix: str = "") -> list[Post]:
+        return [Post(*row) for row in self._rows(SQL["posts"], (kind, prefix, prefix))]
 
     async def reply(self, id: str) -> bytes | None:
         row = self._row(SQL["reply_to"], id)

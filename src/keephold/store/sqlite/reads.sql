@@ -193,8 +193,8 @@ SELECT id, conversation, turn, uid, at, request, answer, error FROM inquiries WH
 SELECT id, uid, body FROM requests WHERE receiver = ? AND reply IS NULL ORDER BY number;
 
 -- name: posts
--- The posts of all processes.
-SELECT id, kind, owner, at, body FROM posts WHERE kind = ? ORDER BY number;
+-- The posts of all processes with ids that begin so.
+SELECT id, kind, owner, at, body FROM posts WHERE kind = ? AND substr(id, 1, length(?)) = ? ORDER BY number;
 
 -- name: reply_to
 -- The reply to a request of this process.

@@ -375,6 +375,25 @@ class SharingChecks(Suite):
         assert await reopened.posts("prompt") == [] and await reopened.posts("standing") == []
 
     @shared
+    async def check_B4_a_post_is_of_one_process_until_that_one_is_dead(self, store: Browse) -> None:
+        """So it can be what only one process at a time may have."""
+        other = await self.second(store)
+        held = Posted("lane:x", "lane", NOON, b"mine")
+        assert await self.commit(store, held, held) == [None, None]
+        mine = Post("lane:x", "lane", store.owner, NOON, b"mine")
+        taking = Posted("lane:x", "lane", NOON + 1, b"theirs")
+        assert await self.commit(other, taking) == [mine]
+        assert await self.commit(other, replace(taking, instead_of="another")) == [mine]
+        assert await self.commit(other, replace(taking, instead_of=store.owner)) == [None]
+        assert await self.commit(store, TakenDown(("lane:x",)), held) == [
+            None,
+            Post("lane:x", "lane", other.owner, NOON + 1, b"theirs"),
+        ]
+        await self.commit(other, TakenDown(("lane:x",)))
+        await self.word(store, "lane:x")
+        assert await self.commit(store, held) == [None]
+
+    @shared
     async def check_S6_ids_and_turns_are_one_for_all_processes(self, store: Browse) -> None:
         other = await self.second(store)
         told: list[str] = []

@@ -5,7 +5,7 @@ Times are made up and never compared with a clock: a store has none of its own.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -20,6 +20,7 @@ from keephold.store.base import (
     Op,
     Parked,
     Parking,
+    PostKind,
     Record,
     Registered,
     Resolution,
@@ -188,7 +189,7 @@ class Suite:
         found["due"] = await store.due(NOON + 1000 * DAY)
         found["next"] = (await store.due(NOON - DAY))[1]
         found["requests"] = await store.requests()
-        found["posts"] = [*await store.posts("prompt"), *await store.posts("standing")]
+        found["posts"] = [post for kind in get_args(PostKind) for post in await store.posts(kind)]
         return {name: msgspec.json.encode(value).decode() for name, value in found.items()}
 
     # Handles

@@ -265,6 +265,9 @@ class OtherChecks(Suite):
         assert (await store.posts("prompt"))[0] == Post("p1", "prompt", store.owner, NOON + 1, b"y")
         await self.commit(store, TakenDown(("p1", "s1", "unknown")), TakenDown(()))
         assert await store.posts("prompt") == [second] and await store.posts("standing") == []
+        await self.commit(store, Posted("fact:a:1", "fact", NOON, b"1"), Posted("fact:b:1", "fact", NOON, b"2"))
+        assert [post.body for post in await store.posts("fact", "fact:b:")] == [b"2"]
+        assert await store.posts("watch", "fact:b:") == []
 
     async def check_D3_secrets_are_rotated(self, store: Browse) -> None:
         await self.commit(store, SecretAdded("z", b"\x00" * 32, NOON))
