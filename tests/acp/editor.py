@@ -11,6 +11,7 @@ from typing import Any
 
 import acp
 from acp import schema
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ("look", "change", "job", "waits", "floods", "asks", "wonders", "hangs", "fails")
@@ -199,7 +200,7 @@ class Editor:
 
     async def prompt(self, session: str, *steps: dict[str, Any]) -> str:
         """Run a turn; its stop reason."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             answer = await self.connection.prompt(prompt=[acp.text_block(script(*steps))], session_id=session)
         return str(answer.stop_reason)
 

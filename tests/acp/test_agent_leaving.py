@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.acp.editor import statuses
 from tests.acp.within import Within, within
+from tests.patience import PATIENCE
 
 from keephold.acp.agent import replay
 from keephold.acp.agent import server as served
@@ -101,7 +102,7 @@ async def test_X1_a_session_that_brings_no_servers_waits_for_none(
 ) -> None:
     monkeypatch.setattr(served, "_CONNECT_SECS", 1000.0)
     hangs = '[mcp.servers.slow]\ncommand = ["sleep", "1000"]\n'
-    async with within(tmp_path, hangs) as agent, asyncio.timeout(20):
+    async with within(tmp_path, hangs) as agent, asyncio.timeout(PATIENCE):
         await agent.new()
 
 

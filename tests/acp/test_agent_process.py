@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.acp.editor import ROOT, config, editor, script, shown, statuses
+from tests.patience import PATIENCE
 
 NOISY = """
 [conversation.tools.noisy]
@@ -43,7 +44,7 @@ class Wire:
 
     async def until(self, key: str, value: Any) -> dict[str, Any]:
         """The next message with that value; those before are passed over."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while line := await self._in.readline():
                 message: dict[str, Any] = json.loads(line)
                 if message.get(key) == value:
@@ -70,7 +71,7 @@ async def test_R6_a_turn_that_is_left_goes_on_with_the_next_prompt(tmp_path: Pat
         process.send_signal(signal.SIGTERM)
     else:
         wire.close()
-    assert await asyncio.wait_for(process.wait(), 20) == (0 if how == "end of input" else 143)
+    assert await asyncio.wait_for(process.wait(), PATIENCE) == (0 if how == "end of input" else 143)
     wire.close()
     async with editor(tmp_path) as person:
         await person.connection.load_session(cwd="/tmp", session_id=session, mcp_servers=[])
@@ -91,7 +92,7 @@ async def test_R6_a_client_that_goes_in_the_middle_of_a_stream_waits_for_nothing
     while "so far" not in str(await wire.until("method", "session/update")):
         pass
     wire.close()
-    assert await asyncio.wait_for(process.wait(), 20) == 0
+    assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
     async with editor(tmp_path) as person:
         await person.connection.load_session(cwd="/tmp", session_id=session, mcp_servers=[])
         assert await person.prompt(session, {"text": ["and on"]}) == "end_turn"
@@ -104,7 +105,7 @@ async def test_X1_nothing_comes_before_initialize(tmp_path: Path) -> None:
     wire.send("session/new", 1, cwd="/tmp", mcpServers=[])
     assert (await wire.until("id", 1))["error"]["code"] == -32600
     wire.close()
-    assert await asyncio.wait_for(process.wait(), 20) == 0
+    assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
 
 
 async def test_X1_what_a_tool_prints_does_not_get_into_the_protocol(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.acp.test_client_drained import agent, text
+from tests.patience import PATIENCE
 
 from keephold.acp import ConnectionLost, RpcError, connect
 from keephold.acp.client.connection import Connection
@@ -19,7 +20,6 @@ from keephold.acp.client.session import PermissionRequest, Session
 SEED = int(os.environ.get("KEEPHOLD_SEED", "20260101"))
 TIMES = int(os.environ.get("KEEPHOLD_FUZZ", "1"))
 PLAYS = 8
-PATIENCE = 20.0
 
 
 class Hand:

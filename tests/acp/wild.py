@@ -12,9 +12,8 @@ from typing import Any
 
 import psutil
 from tests.acp.watching import OPENING, Id, Message, Watch
+from tests.patience import PATIENCE
 
-PATIENCE = 20.0
-"""Seconds after which something that must happen is taken for lost."""
 CONFIG = """
 [conversation.tools.acts]
 source = "local"

@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.acp.editor import config, script
 from tests.acp.wires import Heard
+from tests.patience import PATIENCE
 
 from keephold import Runtime
 from keephold.acp.agent.projects import Projects, SessionPrompts
@@ -49,7 +50,7 @@ class Within:
         return [update for update in told if update.get("toolCallId", "").endswith(f".{call}")]
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while not condition():
                 self.heard.more.clear()
                 await self.heard.more.wait()

@@ -1,7 +1,6 @@
 """What tests of providers ask for, in pydantic-ai's words."""
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic_ai.direct import model_request, model_request_stream
@@ -18,7 +17,6 @@ from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.output import OutputObjectDefinition
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
-from tests.agent.providers.base import PATIENCE
 
 from keephold.runtime import Runtime
 from keephold.schema.dialects import Dialect
@@ -86,13 +84,6 @@ async def ask(
     ) as streamed:
         events = [event async for event in streamed]
     return streamed.get(), len(events)
-
-
-async def until(found: Callable[[], bool]) -> None:
-    """Until it is so; a hang is an error."""
-    async with asyncio.timeout(PATIENCE):
-        while not found():  # noqa: ASYNC110 (a server makes it so, which has no event for it)
-            await asyncio.sleep(0.001)
 
 
 def definitions(runtime: Runtime, dialect: Dialect) -> list[ToolDefinition]:

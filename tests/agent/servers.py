@@ -22,9 +22,10 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.google import GoogleProvider
 from pydantic_ai.providers.openai import OpenAIProvider
-from tests.agent.providers.base import KEY, PATIENCE, Provider, running
+from tests.agent.providers.base import KEY, Provider, running
 from tests.agent.providers.formats import WIRES
 from tests.agent.providers.script import Saying, Script, Step, Turn
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 KEPT: list[Any] = []

@@ -1,7 +1,6 @@
 """A conversation with a script, and everything that its listener hears: the words of the tests of the agent."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,12 +67,6 @@ async def talking(
     async with with_wait_tools(tools, clock=clock, config=config, store=store, **more) as rt:
         yield Talk(rt, rt.conversation(id, model=script.model))
     assert script.invalid == []
-
-
-async def until(found: Callable[[], Any]) -> None:
-    """Until that is so. The loop's other work goes on; nothing is measured."""
-    while not found():  # noqa: ASYNC110 (whatever it is, the test does not make it)
-        await asyncio.sleep(0.001)
 
 
 def unreadable(store: Any, read: str, times: int) -> list[int]:

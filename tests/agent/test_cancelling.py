@@ -10,8 +10,9 @@ import pytest
 from pydantic_ai.exceptions import ModelServerError
 from pydantic_ai.messages import ModelResponse
 from tests.agent.scripted import Reply, Script, at_end, called, spawned
-from tests.agent.talk import Talk, kinds, talking, until
+from tests.agent.talk import Talk, kinds, talking
 from tests.agent.test_loop import TOOLS, running
+from tests.patience import until
 
 import keephold
 from keephold.agent.events import Event

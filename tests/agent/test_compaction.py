@@ -7,7 +7,8 @@ from typing import Any
 from pydantic_ai.exceptions import ModelAuthenticationError, ModelContextWindowExceededError, ModelServerError
 from pydantic_ai.messages import ModelResponse, UserPromptPart
 from tests.agent.scripted import Reply, Script, called, spawned
-from tests.agent.talk import Talk, kinds, talking, unreadable, until, written
+from tests.agent.talk import Talk, kinds, talking, unreadable, written
+from tests.patience import until
 
 import keephold
 from keephold import Call, Pending

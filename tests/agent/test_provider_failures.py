@@ -6,11 +6,12 @@ from contextlib import AsyncExitStack
 import httpx2
 import pytest
 from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError, ModelRateLimitError
-from tests.agent.asking import ask, said, until, user
+from tests.agent.asking import ask, said, user
 from tests.agent.providers.base import KEY
 from tests.agent.providers.formats import FORMATS
 from tests.agent.providers.script import Break, Fail, Hang, Reply
 from tests.agent.servers import model_of, provider
+from tests.patience import until
 
 STATUSES = [(format, status) for format in FORMATS for status in (429, 500, 529 if format == "anthropic" else 503)]
 

@@ -8,6 +8,7 @@ from pydantic_ai.messages import ModelResponse
 from pydantic_ai.usage import RequestUsage
 from tests.agent.scripted import Reply, Script, called
 from tests.agent.talk import talking, written
+from tests.patience import until
 
 import keephold
 from keephold.agent.events import Usage, Used
@@ -128,8 +129,6 @@ async def test_G1_what_is_told_of_it(clock: VirtualClock) -> None:
 
 async def test_G1_a_turn_that_is_resumed_has_spent_before(tmp_path: Path) -> None:
     import asyncio
-
-    from tests.agent.talk import until
 
     from keephold import KeepholdError, Runtime
 

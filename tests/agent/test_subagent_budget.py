@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from tests.agent.scripted import Reply, Script, called, put, spawned
-from tests.agent.talk import talking, until, written
+from tests.agent.talk import talking, written
+from tests.patience import until
 
 import keephold
 from keephold import KeepholdError, Runtime

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from pydantic_ai.messages import UserPromptPart
 from tests.agent.scripted import Reply, Script, Sent, called, spawned
-from tests.agent.talk import talking, until
+from tests.agent.talk import talking
 from tests.agent.test_subagents import completed, config, helped
+from tests.patience import until
 
 import keephold
 from keephold import Call, Runtime

@@ -12,11 +12,12 @@ from typing import Any
 import psutil
 import pytest
 from tests.agent.scripted import Script, called, spawned
-from tests.agent.talk import Talk, talking, until, written
+from tests.agent.talk import Talk, talking, written
 from tests.agent.test_subagent_permission import WAYS, answers, note, starting
 from tests.agent.test_subagents import completed
 from tests.e2e.driver import turn
 from tests.e2e.driver import until as eventually
+from tests.patience import until
 from tests.turn.people import Person
 
 from keephold.acp import subagent

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from tests.agent.scripted import Reply, Script, Sent, at_end, called, put, spawned
-from tests.agent.talk import Talk, talking, until, written
+from tests.agent.talk import Talk, talking, written
+from tests.patience import until
 
 import keephold
 from keephold import Call, ConfigError, Question, Runtime

@@ -19,7 +19,8 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 from tests.agent.scripted import Reply, Script, called, problems
-from tests.agent.talk import talking, until
+from tests.agent.talk import talking
+from tests.patience import until
 
 import keephold
 from keephold import KeepholdError, Runtime, ToolCall

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from tests.agent.asking import until
 from tests.agent.providers.base import Provider
 from tests.agent.providers.formats import FORMATS
 from tests.agent.providers.script import Break, Fail, Hang, Reply, Step
 from tests.agent.servers import model_of, provider
+from tests.patience import until
 from tests.turn.people import few
 
 import keephold

@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.agent.providers.base import PATIENCE
 from tests.agent.providers.neutral import Asked
 from tests.agent.providers.script import Reply, Step, Usage
+from tests.patience import PATIENCE
 
 import keephold
 from keephold import Call, Question, Runtime, Tool

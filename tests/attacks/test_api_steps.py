@@ -20,7 +20,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from tests.mcp.serving import until
+from tests.patience import until
 from tests.turn.people import Person
 from tests.unit.waiting.calls import Caller
 from tests.unit.workflow.test_api import echo, server

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 from tests.durable.lives import notifications, stored_in
+from tests.patience import PATIENCE
 
 from keephold import HandleInfo, Runtime
 from keephold.outcomes import Failure
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0
 
 
 class Life:

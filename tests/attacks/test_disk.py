@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.durable.lives import stored_in, until
+from tests.durable.lives import stored_in
+from tests.patience import until
 from tests.turn.calls import STATEFUL, call, spawn
 
 import keephold

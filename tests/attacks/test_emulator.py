@@ -4,13 +4,14 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from time import perf_counter
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.patience import until
 from tests.soak import SOAK, tries
 from tests.turn.calls import TALKING, call, reply
 
@@ -43,12 +44,6 @@ async def screen(turn: Turn, id: str) -> str:
 def pid(found: EmulatorHost) -> int:
     assert found._process is not None
     return found._process.pid
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not true():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def test_K6_terminals_go_on_when_the_idle_process_is_killed() -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import power_cut, stored_in, until
+from tests.durable.lives import power_cut, stored_in
+from tests.patience import PATIENCE, until
 from tests.turn.people import Person
 from tests.unit.waiting.calls import Caller
 from tests.unit.workflow.test_api import server
@@ -132,7 +133,7 @@ async def test_Q2_answers_about_hosts_and_agents_are_not_remembered() -> None:
         for id in "xy":
             rt.agent_functions.add(id, asks, "replay", None, run="ask")
         agents = [{"id": id, "type": "agent", "config": {"agentId": id, "prompt": "p"}} for id in "xy"]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             ended = await Caller(rt).wait_for(await started(rt, api("a", one), api("b", two), *agents))
     assert ended["status"] == "completed", ended
     asked = [each for each in person.seen if isinstance(each, AskQuestion)]

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from tests.browser.workshop import CONFIG
-from tests.serve.serving import PATIENCE, TOKEN, Served, served
+from tests.patience import PATIENCE
+from tests.serve.serving import TOKEN, Served, served
 from tests.serve.test_schemathesis import furnished
 from tests.soak import tries
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.patience import PATIENCE
 
 from keephold import Runtime
 from keephold.errors import KeepholdError
@@ -78,7 +79,7 @@ async def test_R7_a_record_cannot_name_the_socket_of_a_stranger(tmp_path: Path) 
             stranger.listen()
             taking = asyncio.create_task(Keeper(tmp_path).take_back("u", 1, HOOKS))
             with pytest.raises(KeepholdError, match="nothing listens"):
-                await asyncio.wait_for(taking, 5.0)
+                await asyncio.wait_for(taking, PATIENCE)
             with pytest.raises(BlockingIOError):
                 stranger.accept()
 
@@ -96,7 +97,7 @@ async def test_R7_a_runtime_opens_a_store_with_strange_files_beside_it(tmp_path:
     (owners / "pipe").hardlink_to(pipe)
     (owners / "zeros").symlink_to("/dev/zero")
     names = ["folder.kept", os.fsdecode(b"\xff.kept")]  # these are none of ours
-    async with Runtime(store=f"sqlite:///{tmp_path}/s.db"), asyncio.timeout(30):
+    async with Runtime(store=f"sqlite:///{tmp_path}/s.db"), asyncio.timeout(PATIENCE):
         while sorted(each.name for each in output.iterdir()) != sorted(names):  # noqa: ASYNC110 (in the background)
             await asyncio.sleep(0.01)
     assert list(owners.iterdir()) == []
@@ -134,7 +135,7 @@ async def test_R6_a_long_answer_of_one_client_does_not_cost_another_one_its_own(
             every.set()
 
     successor, predecessor = Successor(Channel(one), 1, 1.0, hear), Predecessor(Channel(other), [], 1)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         await asyncio.gather(*(predecessor.tell(*each) for each in sent), every.wait())
     assert heard == sent
     predecessor.close()

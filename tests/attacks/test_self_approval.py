@@ -10,6 +10,7 @@ import pytest
 from mcp.client import Client
 from tests.mcp.clients import ERAS, KnowsTasks, ask, connected, start_task, task_is, text
 from tests.mcp.serving import serving
+from tests.patience import PATIENCE
 from tests.serve.serving import TOKEN as SERVER_TOKEN
 from tests.serve.serving import served
 from tests.turn.people import Person as Owner
@@ -54,7 +55,7 @@ def _yes(schema: dict[str, Any]) -> bool | str:
 
 async def asked(http: httpx2.AsyncClient) -> dict[str, Any]:
     """The one open request to the owner, once there is one."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not (found := (await http.get("/api/requests")).json()):  # noqa: ASYNC110 (of another process)
             await asyncio.sleep(0.01)
     (only,) = found

@@ -14,6 +14,7 @@ from mcp import Client
 from mcp.client.stdio import stdio_client
 from tests.mcp.serving import background, end_background
 from tests.mcp.test_background import Project
+from tests.patience import PATIENCE
 
 from keephold.cli.background import Background
 from keephold.config import Config
@@ -108,7 +109,7 @@ async def test_M3_a_client_that_writes_before_it_reads_does_not_block_for_good(t
         lines = b"".join(json.dumps({"jsonrpc": "2.0", **each}).encode() + b"\n" for each in requests)
         output.pause_reading()
         process.stdin.write(lines)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             await process.stdin.drain()
     finally:
         process.kill()

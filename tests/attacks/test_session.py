@@ -16,7 +16,8 @@ from playwright.async_api import expect
 from tests.browser.browsing import browser, enter, page
 from tests.mcp.clients import connected, read
 from tests.mcp.serving import Office, Process
-from tests.serve.serving import PATIENCE, TOKEN, Served, environment, free_port, serve, served
+from tests.patience import PATIENCE
+from tests.serve.serving import TOKEN, Served, environment, free_port, serve, served
 from tests.serve.wire import connection, entered, send
 
 

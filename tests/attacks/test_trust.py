@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 from tests.acp.test_agent_process import Wire
 from tests.mcp.clients import connected
-from tests.serve.serving import PATIENCE, ROOT, free_port
+from tests.patience import PATIENCE
+from tests.serve.serving import ROOT, free_port
 from tests.trusting import trusted
 
 from keephold import Runtime

@@ -8,7 +8,8 @@ from typing import Any
 from mcp.client import Client
 from tests.browser.workshop import STEPS
 from tests.mcp.clients import connected, read, texts
-from tests.serve.serving import PATIENCE, TOKEN, Served
+from tests.patience import PATIENCE
+from tests.serve.serving import TOKEN, Served
 
 
 class Agent:

@@ -5,6 +5,7 @@ import asyncio
 from playwright.async_api import Page, expect
 from tests.browser.browsing import WIDE, browser, page
 from tests.browser.scene import agent
+from tests.patience import PATIENCE
 from tests.serve.serving import Served
 from tests.serve.streams import listening
 from tests.unit.sqlite_stores import opened
@@ -55,7 +56,7 @@ async def test_R1_everyone_catches_up_with_no_gap_and_no_duplicate(workshop: Ser
         await expect(running.get_by_role("link", name="app", exact=True)).to_have_count(0)
         assert await tab.evaluate("window.performance.timeOrigin") == loaded  # nobody has loaded the page again
         kept = await stored(workshop)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while len(events.heard) < len(kept):  # noqa: ASYNC110 (whatever is missing would be missing for ever)
                 await asyncio.sleep(0.05)
         assert [(event.id, event.type) for event in events.heard] == kept

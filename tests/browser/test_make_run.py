@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 from playwright.async_api import expect
 from tests.browser.browsing import WIDE, browser, page, press
 from tests.mcp.clients import connected, read
-from tests.serve.serving import PATIENCE, ROOT, environment
+from tests.patience import PATIENCE
+from tests.serve.serving import ROOT, environment
 
 
 def recipe() -> list[str]:

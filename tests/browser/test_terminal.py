@@ -3,7 +3,8 @@
 from playwright.async_api import Page, expect
 from tests.browser.browsing import LOOKS, WIDE, Camera, browser, page
 from tests.browser.scene import Agent, agent
-from tests.serve.serving import PATIENCE, Served
+from tests.patience import PATIENCE
+from tests.serve.serving import Served
 
 
 async def refusal(assistant: Agent) -> str:

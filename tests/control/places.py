@@ -1,12 +1,13 @@
 """A control that is looked through, and the runtime that runs what it looks at: the same one, or another."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.durable.lives import stored_in
+from tests.patience import PATIENCE
 
 from keephold import Runtime, Tool
 from keephold.control.control import Control
@@ -32,17 +33,9 @@ async def uid_of(rt: Runtime, id: str, conversation: str = "main") -> str:
     return (await rt.handle(id, conversation=conversation)).uid
 
 
-async def until(condition: Callable[[], Awaitable[Any]]) -> Any:
-    """What it says, once that is something; a hang is an error."""
-    async with asyncio.timeout(20):
-        while not (found := await condition()):  # noqa: ASYNC110 (another process may make it so)
-            await asyncio.sleep(0.002)
-        return found
-
-
 async def heard(control: Control, uid: str, offset: int = 0) -> list[dict[str, Any]]:
     """All that following a handle tells, until it ends."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         return [told async for told in control.follow(uid, offset)]
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.control.places import PLACES, controlled, uid_of, until
+from tests.control.places import PLACES, controlled, uid_of
+from tests.patience import until
 from tests.turn.calls import spawn
 
 import keephold

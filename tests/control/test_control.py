@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.control.places import PLACES, controlled, uid_of, until
+from tests.control.places import PLACES, controlled, uid_of
 from tests.durable.lives import approval, ok, stored_in
+from tests.patience import until
 from tests.turn.calls import STATEFUL, TALKING, call, spawn, wait_all
 
 import keephold

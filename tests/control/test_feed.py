@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.durable.lives import START, stored_in
+from tests.patience import PATIENCE
 
 from keephold import KeepholdError, Runtime
 from keephold.control import feed as feeding
@@ -17,7 +18,6 @@ from keephold.store.base import Collected, Emitted, Registered, StoredEvent, bro
 from keephold.testing.conformance.suite import record, uid
 
 PLACES = ("main", "other")
-PATIENCE = 20.0
 Stores = pytest.mark.parametrize("kind", ["memory", "sqlite"])
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.durable.lives import stored_in
+from tests.patience import PATIENCE
 from tests.turn.calls import STATEFUL, spawn
 
 import keephold
@@ -66,7 +67,7 @@ class Place:
 @asynccontextmanager
 async def running(store: str, directory: Path) -> AsyncIterator[Place]:
     url = "memory:" if store == "memory" else stored_in(directory)
-    async with asyncio.timeout(20), Runtime([gate, door], store=url) as rt, asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(PATIENCE), Runtime([gate, door], store=url) as rt, asyncio.TaskGroup() as tasks:
         place = Place(rt, tasks)
         try:
             yield place

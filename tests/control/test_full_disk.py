@@ -9,6 +9,7 @@ import apsw
 import pytest
 from tests.control.test_needs import TOOLS, open_now, say
 from tests.durable.lives import power_cut
+from tests.patience import PATIENCE
 from tests.turn.calls import TALKING, reply, spawn, texts, wait_all
 
 import keephold
@@ -30,7 +31,7 @@ class Disk:
 
 
 async def mended(store: SqliteStore) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while store.trouble is not None:  # noqa: ASYNC110 (the writer tries again by itself)
             await asyncio.sleep(0.01)
 

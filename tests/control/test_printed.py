@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.control.places import PLACES, controlled, heard, text_of, uid_of, until
+from tests.control.places import PLACES, controlled, heard, text_of, uid_of
+from tests.patience import until
 from tests.turn.calls import TALKING, spawn
 
 import keephold

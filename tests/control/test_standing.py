@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.patience import PATIENCE
 from tests.turn.calls import STATEFUL, call, spawn, texts
 from tests.turn.people import Person
 
@@ -45,7 +46,7 @@ class Scene(NamedTuple):
 
     async def posted(self, count: int = 1) -> list[dict[str, Any]]:
         """The requests that the other process sees, once they are so many."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while len(found := await self.elsewhere.requests.page()) != count:  # noqa: ASYNC110 (of another process)
                 await asyncio.sleep(0.01)
         return found

@@ -3,6 +3,7 @@
 import asyncio
 
 from tests.durable.lives import approval
+from tests.patience import PATIENCE
 from tests.turn.calls import STATEFUL, spawn
 
 import keephold
@@ -27,7 +28,7 @@ async def test_L1_the_journal_has_what_the_tool_did_and_neither_traces_nor_keys(
 
     async with Runtime([wait]) as rt, rt.turn("main") as turn:
         await turn.run([spawn("wait", "w")])
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(PATIENCE):
             await done.wait()
         uid = (await rt.handle("w", conversation="main")).uid
         await rt.registry.write((Journaled(uid, 1, "trace", "call", b"", b"{}"),))
@@ -54,7 +55,7 @@ async def test_K5_the_title_of_a_conversation_has_no_key() -> None:
     keys: list[Key] = []
     async with Runtime([approval(keys)]) as rt, rt.turn("main") as turn:
         await turn.run([spawn("approve", "a")])
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(PATIENCE):
             while not keys:  # noqa: ASYNC110 (the tool says nothing but its key)
                 await asyncio.sleep(0.002)
         await rt.registry.write((Described("main", 1.0, {"title": f"bring {keys[0]}"}),))

@@ -13,6 +13,7 @@ from typing import Any
 from tests.crash.stage import Commits, runtime_of
 from tests.crash.talk import Play
 from tests.crash.world import World
+from tests.patience import PATIENCE
 
 import keephold.runtime
 import keephold.turn.relay
@@ -67,12 +68,14 @@ async def compete(world: World, request: Request) -> str:
 
 async def host(world: World, request: Request) -> str:
     """Run a handle that outlives its turn, for others to talk to. Dies where it is told to."""
-    commits = Commits(request["kill"], lambda: os.kill(os.getpid(), signal.SIGKILL))
+    commits = Commits(strike=lambda: os.kill(os.getpid(), signal.SIGKILL))
     async with runtime_of(world, commits) as runtime:
         async with Play(runtime, world).turn("house") as talk:
             await talk.spawn("keeper", "k")
             await talk.wait("k")
-        world.say("ready", commits=commits.count)
+        await runtime.registry.write(())
+        commits.count_from_here(request["kill"])
+        world.say("ready")
         await _until_released(world)
     world.say("served", commits=commits.count)
     return "done"
@@ -132,7 +135,7 @@ class Step:
             return
         self._count += 1
         struct.pack_into("q", self._memory, 8 * self._place, self._count)
-        until = time.monotonic() + 10
+        until = time.monotonic() + PATIENCE
         while struct.unpack_from("q", self._memory, 8 * (1 - self._place))[0] < self._count:
             assert time.monotonic() < until, "the other one does not come"
             os.sched_yield()
@@ -161,6 +164,7 @@ async def _until_released(world: World) -> None:
 def _impatient() -> None:
     """A peer that has died is noticed after 5 s; a test does not wait so long."""
     keephold.upkeep.SWEEP_SECS = 0.1
+    keephold.turn.relay.SILENT_SECS = PATIENCE
 
 
 Role = Callable[[World, Request], Awaitable[str]]

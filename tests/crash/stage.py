@@ -21,8 +21,11 @@ class Commits:
     """The fault seam of the store: counts transactions, and strikes at the chosen one (`before:3`, `after:3`)."""
 
     def __init__(self, at: str | None = None, strike: Callable[[], None] | None = None) -> None:
-        self.count = 0
         self.strike = strike
+        self.count_from_here(at)
+
+    def count_from_here(self, at: str | None) -> None:
+        self.count = 0
         side, _, number = (at or ":0").partition(":")
         self._at = side, int(number)
 

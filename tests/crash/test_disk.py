@@ -14,7 +14,8 @@ from typing import Any
 
 import apsw
 import pytest
-from tests.durable.lives import Story, approval, ok, parked, stopped, stored_in, until
+from tests.durable.lives import Story, approval, ok, parked, stopped, stored_in
+from tests.patience import PATIENCE, until
 from tests.turn.calls import STATEFUL, call, spawn
 
 import keephold
@@ -102,7 +103,7 @@ async def count(text: str) -> int:
 
 async def refused(turn: Turn, disk: Disk, calls: int = 2) -> None:
     """The responses to a batch that is too large for the disk; soon."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         responses = await turn.run([call("count", text=LARGE) for _ in range(calls)])
     for response in responses:
         assert response.is_error and response.code == "store_unavailable"
@@ -196,7 +197,7 @@ async def test_D5_resolving_is_refused_and_works_afterwards(tmp_path: Path, disk
         async with full(disk, rt):
             for _ in range(2):
                 with pytest.raises(KeepholdError) as caught:
-                    async with asyncio.timeout(5):
+                    async with asyncio.timeout(PATIENCE):
                         await rt.resolve(keys[0], ok(LARGE))
                 assert caught.value.code == "store_unavailable"
                 assert all(words in caught.value.message for words in ("nothing was written", *disk.says))
@@ -223,7 +224,7 @@ async def test_R6_closing_does_not_wait_for_room(tmp_path: Path, disk: Disk, mon
     disk.fill(rt)
     finish.set()
     await trouble(rt)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await rt.close()
     disk.free()
     async with Runtime(tools, store=stored_in(tmp_path)) as rt:

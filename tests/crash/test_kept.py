@@ -19,6 +19,7 @@ from typing import Any, cast
 import pytest
 from tests.crash.kept import KeptTurn, kept_turn
 from tests.e2e.driver import until
+from tests.patience import PATIENCE
 from tests.soak import tries
 
 import keephold
@@ -288,7 +289,7 @@ async def test_R7_a_user_drives_a_terminal_that_was_taken_back(directory: Path) 
 
 async def printed(rt: keephold.Runtime, wanted: bytes) -> bytes:
     """Return the output of the handle `t` once it has that."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while True:
             uid = (await rt.handle("t", conversation="c")).uid
             output = rt.registry.printed(uid)
@@ -404,10 +405,10 @@ async def test_R7_a_password_prompt_is_asked_again_and_the_password_stays_hidden
             if turns == "begin":
                 async with rt.turn("c") as turn:
                     await turn.run([keephold.ToolCall("1", "secret", {"action": "spawn", "id": "t"})])
-                    await asyncio.wait_for(asked.wait(), 20)
+                    await asyncio.wait_for(asked.wait(), PATIENCE)
                     asked.clear()
             elif turns == "answer":
-                await asyncio.wait_for(asked.wait(), 20)
+                await asyncio.wait_for(asked.wait(), PATIENCE)
                 assert (await rt.handle("t", conversation="c")).state == "waiting"
                 answered.set_result(Answer(secret))
                 await printed(rt, b"more? ")

@@ -9,10 +9,10 @@ import asyncio
 import itertools
 import json
 import shutil
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE, until
 from tests.turn.calls import STATEFUL
 
 import keephold
@@ -111,22 +111,12 @@ async def notifications(rt: Runtime, conversation: str = "main") -> list[tuple[s
     return [(each.kind, each.level) for each in await rt.registry.store.notifications(conversation)]
 
 
-async def stopped(rt: Runtime, id: str, conversation: str = "main", within: float = 8) -> keephold.HandleInfo:
+async def stopped(rt: Runtime, id: str, conversation: str = "main", within: float = PATIENCE) -> keephold.HandleInfo:
     """The handle when it has stopped; a hang is an error."""
     await rt.wait(all=[id], timeout=within, conversation=conversation)
     info = await rt.handle(id, conversation=conversation)
     assert info.state == "stopped", info
     return info
-
-
-async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
-    """Until it is so, in real or virtual time; a hang is an error."""
-    async with asyncio.timeout(8):
-        while True:
-            so = condition()
-            if so is True or (so is not False and await so):
-                return
-            await asyncio.sleep(0.002)
 
 
 async def parked(rt: Runtime, count: int = 1) -> None:

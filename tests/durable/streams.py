@@ -6,12 +6,11 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+from tests.patience import PATIENCE
 
 from keephold import Runtime
 from keephold.store.sqlite.store import SqliteStore
 from keephold.turn import attach_protocol as frames
-
-PATIENCE = 8.0
 
 
 class Heard(NamedTuple):

@@ -18,8 +18,8 @@ from tests.durable.lives import (
     power_cut,
     stopped,
     stored_in,
-    until,
 )
+from tests.patience import PATIENCE, until
 from tests.turn.calls import STATEFUL, abort, call, fetch, reply, spawn
 
 import keephold
@@ -232,7 +232,7 @@ async def test_S2_an_abort_while_the_call_is_being_parked(tmp_path: Path) -> Non
         for n in range(15):
             await reply(turn, spawn("approve", f"a{n}"))
             await asyncio.sleep(n * 0.0004)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 assert (await reply(turn, abort("approve", f"a{n}")))["ended_by"] == "abort"
             info = await rt.handle(f"a{n}", conversation="main")
             assert info.state == "stopped" and isinstance(info.outcome, Failure)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import HandClock, approval, only, parked, power_cut, stopped, stored_in, until
+from tests.durable.lives import HandClock, approval, only, parked, power_cut, stopped, stored_in
+from tests.patience import PATIENCE, until
 from tests.turn.calls import STATEFUL, call, fetch, reply, spawn, wait_all
 from tests.turn.people import Person, attended
 
@@ -184,7 +185,7 @@ async def test_Q5_an_answer_that_is_no_text_is_taken_or_asked_again(tmp_path: Pa
 
     person = Person(Answer("caf\udce9"), Answer("plain"))
     async with attended(None, [asks], person=person, store=stored_in(tmp_path)) as (_, turn):
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENCE):
             (response,) = await turn.run([call("asks")])
         assert response.result.startswith("got ") or response.code == "not_storable"
 

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Literal
 
 import pytest
-from tests.durable.lives import in_state, only, stored_in, until
+from tests.durable.lives import in_state, only, stored_in
+from tests.patience import PATIENCE, until
 from tests.turn.calls import TALKING, apply, reply, spawn, wait_all
 from tests.turn.people import Person
 
@@ -177,7 +178,7 @@ async def test_C9_input_that_cannot_be_forwarded_is_answered_with_an_error(
     async with another(tmp_path, talks, None) as (second, _):
         await until(lambda: in_state(second, "a", "waiting"))
         handle = second.registry.find("a", "main")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             failed = await second.actions.perform(handle, "apply", {"input": object()}, by=by)
         assert failed.is_error and "TypeError" in failed.result
 

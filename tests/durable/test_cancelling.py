@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import HandClock, approval, ok, only, parked, power_cut, stored_in, until
+from tests.durable.lives import HandClock, approval, ok, only, parked, power_cut, stored_in
+from tests.patience import PATIENCE, until
 from tests.turn.calls import STATEFUL, abort, call, opened, reply, spawn
 
 import keephold
@@ -284,7 +285,7 @@ async def test_T4_R6_what_has_returned_pending_is_parked_although_that_is_still_
         while not keys:  # noqa: ASYNC110 (to be here in the very pass in which the tool returns)
             await asyncio.sleep(0)
         if end == "turn":
-            await asyncio.wait_for(turn.end(), timeout=5)
+            await asyncio.wait_for(turn.end(), PATIENCE)
     async with Runtime([approve], store=store) as rt:
         assert (await rt.handle("a", conversation="main")).parked
         assert str(await rt.resolve(keys[0], ok(7))) == "accepted"

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import Story, ok, only, stopped, stored_in, until
+from tests.durable.lives import Story, ok, only, stopped, stored_in
+from tests.patience import until
 from tests.turn.calls import STATEFUL, TALKING, apply, call, reply, spawn
 
 import keephold

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import notifications, ok, stored_in, until
+from tests.durable.lives import notifications, ok, stored_in
+from tests.patience import until
 from tests.turn.calls import STATEFUL, abort, call, reply, spawn
 
 import keephold

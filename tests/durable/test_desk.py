@@ -18,9 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.crash.test_disk import Disk, disk, full, trouble
-from tests.durable.lives import approval, notifications, ok, stored_in, until
+from tests.durable.lives import approval, notifications, ok, stored_in
 from tests.mcp.clients import post_modern
 from tests.mcp.serving import ROOT, environment, serving
+from tests.patience import PATIENCE, until
 from tests.soak import tries
 from tests.turn.calls import STATEFUL
 from tests.wait_tools import with_wait_tools
@@ -127,7 +128,7 @@ async def test_O4_what_was_cut_is_read_by_its_label_whenever_the_call_ended(tmp_
 @pytest.mark.parametrize("label", ["\ud800", "", "call:1 \x00 x", "i" * 100_000])
 async def test_B1_any_label_is_answered(tmp_path: Path, label: str) -> None:
     """Labels are ids of requests, which clients choose."""
-    async with Runtime(TOOLS, store=stored_in(tmp_path)) as rt, asyncio.timeout(5):
+    async with Runtime(TOOLS, store=stored_in(tmp_path)) as rt, asyncio.timeout(PATIENCE):
         for ms in (0, 25):
             response = await rt.call_queue("main").call(ToolCall(label, "nap", {"ms": ms}))
             assert response.id == label
@@ -143,7 +144,7 @@ async def test_C9_what_cannot_be_stored_is_told(tmp_path: Path, ms: int) -> None
         await call.ask(Question(id="q", text="Which?", default=object()))
         return "never"
 
-    async with Runtime([asks_oddly], store=stored_in(tmp_path)) as rt, asyncio.timeout(5):
+    async with Runtime([asks_oddly], store=stored_in(tmp_path)) as rt, asyncio.timeout(PATIENCE):
         response = await rt.call_queue("main").call(ToolCall("1", "asks_oddly"))
         assert response.is_error and response.code == "not_storable"
         assert not rt.batches and rt.live() == []
@@ -301,7 +302,7 @@ async def visited(rt: Runtime, label: str, plan: tuple[str, int, Fate, int]) -> 
 async def happens(plans: list[tuple[str, int, Fate, int]], directory: Path) -> None:
     store = stored_in(directory)
     async with Runtime(TOOLS, store=store) as rt:
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(PATIENCE):
             done = await asyncio.gather(*(visited(rt, f"v{n}", plan) for n, plan in enumerate(plans)))
             await handed_back(rt)
             await until(lambda: rt.registry.live() == [])
@@ -347,7 +348,7 @@ async def test_R6_closing_right_after_a_call_has_begun(tmp_path: Path, tool: str
     answers = [asyncio.create_task(visit.response()) for visit in begun]
     await asyncio.sleep(moment / 1000)
     await rt.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         responses = await asyncio.gather(*answers)
     async with Runtime(TOOLS, store=store) as rt:
         found = {record.call_id: record for record in await rows(rt)}
@@ -382,7 +383,7 @@ async def test_R4_the_end_of_an_unwritten_call_waits_for_room(tmp_path: Path, di
                 await trouble(rt)
                 await asyncio.sleep(0.05)
                 assert not any(answer.done() for answer in answers), "durable before visible"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             responses = await asyncio.gather(*answers)
         assert [response.is_error for response in responses] == [False] * 3
         states = [record.state for record in await rows(rt)]

@@ -5,8 +5,9 @@ import hashlib
 from pathlib import Path
 
 import msgspec
-from tests.durable.lives import stored_in, until
+from tests.durable.lives import stored_in
 from tests.durable.streams import Client, wanting
+from tests.patience import PATIENCE, until
 from tests.turn.calls import apply, reply, spawn
 
 import keephold
@@ -123,6 +124,6 @@ async def test_R6_closing_the_runtime_ends_it(tmp_path: Path) -> None:
         await reply(turn, spawn("shell", "s"))
         async with wanting(rt, "s", "attach") as client:
             await screen_of(client)
-            async with asyncio.timeout(8):
+            async with asyncio.timeout(PATIENCE):
                 await rt.close()
             assert (await client.everything()).end.handle.ended_by == "shutdown"

@@ -19,8 +19,8 @@ from tests.durable.lives import (
     power_cut,
     stopped,
     stored_in,
-    until,
 )
+from tests.patience import until
 from tests.turn.calls import STATEFUL, abort, call, fetch, reply, spawn, wait_all
 from tests.turn.people import Person
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import approval, ok, parked, parsed, stored_in, until
+from tests.durable.lives import approval, ok, parked, parsed, stored_in
+from tests.patience import until
 from tests.turn.calls import STATEFUL, call, spawn, wait_all
 from tests.turn.puppets import STORES, store_url
 

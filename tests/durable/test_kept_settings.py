@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import until
+from tests.patience import until
 from tests.turn.calls import STATEFUL, call, spawn
 
 import keephold

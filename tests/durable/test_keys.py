@@ -9,7 +9,8 @@ import string
 from pathlib import Path
 
 import pytest
-from tests.durable.lives import HandClock, approval, ok, parked, power_cut, stopped, stored_in, until
+from tests.durable.lives import HandClock, approval, ok, parked, power_cut, stopped, stored_in
+from tests.patience import until
 from tests.turn.calls import STATEFUL, opened, reply, spawn
 
 import keephold

@@ -4,9 +4,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.durable.lives import START, HandClock, power_cut, stopped, stored_in, until
+from tests.durable.lives import START, HandClock, power_cut, stopped, stored_in
 from tests.durable.program import tools
 from tests.durable.test_two_processes import program
+from tests.patience import until
 from tests.turn.calls import STATEFUL
 
 import keephold

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import Story, approval, ok, only, parked, parsed, power_cut, stopped, stored_in, until
+from tests.durable.lives import Story, approval, ok, only, parked, parsed, power_cut, stopped, stored_in
+from tests.patience import PATIENCE, until
 from tests.turn.calls import TALKING, abort, apply, call, fetch, reply, spawn, wait_all
 
 import keephold
@@ -123,7 +124,7 @@ async def test_A6_an_await_elsewhere_is_told_that_the_caller_must_answer(tmp_pat
         async with one.turn("main") as turn:
             await reply(turn, spawn("asks", "q"))
         async with two.turn("main") as turn:
-            waited = parsed(await asyncio.wait_for(only(turn, wait_all("q")), timeout=5))
+            waited = parsed(await asyncio.wait_for(only(turn, wait_all("q")), PATIENCE))
             assert waited["needs_input"] is True
             assert waited["pending"][0]["question"]["text"] == "Sure?"
             await reply(turn, apply("asks", "q", True))
@@ -144,7 +145,7 @@ async def test_A6_a_question_that_is_asked_again_after_a_restart_needs_input(tmp
         if ending == "crash":
             store = power_cut(store)
     async with Runtime(tools, store=store) as rt, rt.turn("main") as turn:
-        waited = parsed(await asyncio.wait_for(only(turn, wait_all("q", "r")), timeout=5))
+        waited = parsed(await asyncio.wait_for(only(turn, wait_all("q", "r")), PATIENCE))
         assert waited["needs_input"] is True
         assert [("question" in each, each.get("waiting_for_input")) for each in waited["pending"]] == [
             (True, None),

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 from tests.durable.lives import stored_in
+from tests.patience import PATIENCE
 
 import keephold
 from keephold import Call, Question, Runtime, ToolCall
@@ -21,7 +22,7 @@ async def test_C9_a_question_that_cannot_be_stored_ends_the_call(tmp_path: Path)
         return "never"
 
     async with Runtime([asks], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             (answer,) = await turn.run([ToolCall("1", "asks")])
         assert answer.is_error and answer.code == "not_storable" and ended == [True]
         assert rt.live() == []

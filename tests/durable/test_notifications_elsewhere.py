@@ -4,9 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.durable.lives import approval, notifications, ok, parked, stored_in, until
+from tests.durable.lives import approval, notifications, ok, parked, stored_in
 from tests.durable.program import tools as its_tools
 from tests.durable.test_two_processes import program
+from tests.patience import until
 from tests.turn.calls import fetch, spawn, wait_all
 from tests.turn.puppets import Puppets, heard, lines, nothing, over, start
 

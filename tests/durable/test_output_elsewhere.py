@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.durable.lives import power_cut, stored_in, until
+from tests.durable.lives import power_cut, stored_in
+from tests.patience import until
 from tests.turn.calls import TALKING, abort, call, fetch, reply, spawn
 
 import keephold

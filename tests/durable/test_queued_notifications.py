@@ -4,7 +4,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.durable.lives import approval, notifications, ok, only, parked, parsed, stored_in, until
+from tests.durable.lives import approval, notifications, ok, only, parked, parsed, stored_in
+from tests.patience import until
 from tests.turn.calls import abort, call, fetch, opened, reply, spawn, wait_all
 
 from keephold import Key, Pending, Runtime, ToolCall

@@ -4,7 +4,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.durable.lives import START, only, power_cut, stopped, stored_in, until
+from tests.durable.lives import START, only, power_cut, stopped, stored_in
+from tests.patience import until
 from tests.turn.calls import STATEFUL, abort
 
 import keephold

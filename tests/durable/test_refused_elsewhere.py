@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.durable.lives import in_state, stored_in, until
+from tests.durable.lives import in_state, stored_in
 from tests.durable.program import tools
 from tests.durable.test_two_processes import program
+from tests.patience import until
 from tests.turn.calls import TALKING, reply, spawn
 from tests.turn.people import Person
 
@@ -31,7 +32,7 @@ async def test_M3_input_that_a_stopped_process_did_not_take_is_never_given(tmp_p
         Runtime(tools(tmp_path), store=stored_in(tmp_path)) as rt,
     ):
         await rt.registry.write(())
-        running.send(signal.SIGSTOP)
+        running.stop(tmp_path)
         with pytest.raises(KeepholdError, match="Nothing was sent") as refused:
             await rt.send("session", "refused", conversation="main")
         assert refused.value.code == "owner_not_answering"

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import HandClock, Story, journaled, ok, power_cut, stopped, stored_in, until
+from tests.durable.lives import HandClock, Story, journaled, ok, power_cut, stopped, stored_in
+from tests.patience import PATIENCE, until
 from tests.turn.calls import STATEFUL, spawn
 
 import keephold
@@ -29,7 +30,7 @@ async def relive(
     async with Runtime([tool], store=store, clock=clock) as rt:
         turn = await rt.turn("main").__aenter__()
         await turn.run([spawn(tool.name, "w")])
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(PATIENCE):
             await story.reached.wait()
         await rt.registry.write(())  # what was said so far is written
         cut = power_cut(store)

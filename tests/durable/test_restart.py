@@ -18,8 +18,8 @@ from tests.durable.lives import (
     power_cut,
     stopped,
     stored_in,
-    until,
 )
+from tests.patience import PATIENCE, until
 from tests.turn.calls import STATEFUL, abort, call, fetch, reply, spawn, wait_all
 
 import keephold
@@ -115,7 +115,7 @@ async def crash_in(tool: FunctionTool, story: Story, directory: Path, clock: Han
     async with Runtime([tool], store=store, clock=clock) as rt:
         turn = await rt.turn("main").__aenter__()
         await reply(turn, spawn(tool.name, "w"))
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(PATIENCE):
             await story.reached.wait()
         await rt.registry.write(())
         cut = power_cut(store)

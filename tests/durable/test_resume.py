@@ -5,19 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import (
-    HandClock,
-    Story,
-    approval,
-    ok,
-    only,
-    parked,
-    parsed,
-    power_cut,
-    stopped,
-    stored_in,
-    until,
-)
+from tests.durable.lives import HandClock, Story, approval, ok, only, parked, parsed, power_cut, stopped, stored_in
+from tests.patience import PATIENCE, until
 from tests.turn.calls import STATEFUL, abort, call, fetch, reply, spawn, wait_all
 
 import keephold
@@ -54,7 +43,7 @@ async def cut_in(
     async with Runtime(tools, store=store, clock=clock) as rt:
         turn = await rt.turn("main").__aenter__()
         batch = asyncio.create_task(turn.run(calls))
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(PATIENCE):
             await story.reached.wait()
         await parked(rt, parks)
         await until(stopped_calls)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from tests.durable.lives import START, HandClock, Story, approval, ok, only, power_cut, stopped, stored_in, until
+from tests.durable.lives import START, HandClock, Story, approval, ok, only, power_cut, stopped, stored_in
+from tests.patience import until
 from tests.turn.calls import STATEFUL, abort, call, fetch, opened, reply, settings, spawn, wait_all
 
 import keephold

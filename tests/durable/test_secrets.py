@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import power_cut, stopped, stored_in, until
+from tests.durable.lives import power_cut, stopped, stored_in
+from tests.patience import until
 from tests.turn.calls import STATEFUL, TALKING, call, reply, spawn
 from tests.turn.people import Model, Person, attended
 

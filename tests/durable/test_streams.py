@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.durable.lives import in_state, stored_in, until
+from tests.durable.lives import in_state, stored_in
 from tests.durable.streams import connected, path_of, wanting
+from tests.patience import PATIENCE, until
 from tests.turn.calls import STATEFUL, TALKING, apply, reply, spawn
 
 import keephold
@@ -87,7 +88,7 @@ async def test_O5_a_client_that_does_not_read_costs_one_frame_and_holds_nobody_u
     async with Runtime([gush], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn:
         await turn.run([spawn("gush", "g", size=20_000_000)])
         async with wanting(rt, "g", "follow") as slow:
-            await rt.wait(all=["g"], timeout=8, conversation="main")
+            await rt.wait(all=["g"], timeout=PATIENCE, conversation="main")
             (client,) = rt.streams._clients.values()
             assert client._writer.transport.get_write_buffer_size() <= 2 * CHUNK
             heard = await slow.everything()
@@ -204,7 +205,7 @@ async def test_closing_does_not_wait_for_a_client_that_does_not_read(tmp_path: P
         await turn.run([spawn("gush", "g", size=5_000_000)])
         async with wanting(rt, "g", "follow"):
             await rt.wait(all=["g"], conversation="main")
-            async with asyncio.timeout(8):
+            async with asyncio.timeout(PATIENCE):
                 await rt.close()
 
 

@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.durable.lives import ok, only, parsed, stopped, stored_in, until
+from tests.durable.lives import ok, only, parsed, stopped, stored_in
 from tests.durable.program import tools
+from tests.patience import PATIENCE, stop_between_commits, until
 from tests.turn.calls import apply, fetch, reply
 
 from keephold import KeepholdError, Runtime
@@ -29,6 +30,9 @@ class Program:
     def send(self, number: int) -> None:
         os.kill(self._process.pid, number)
 
+    def stop(self, directory: Path) -> None:
+        stop_between_commits(self._process.pid, Path(stored_in(directory).removeprefix("sqlite:///")))
+
     async def kill(self) -> None:
         """As a crash would: it gets to do nothing more."""
         if self._process.returncode is None:
@@ -46,7 +50,7 @@ async def program(directory: Path, how: str, *names: str) -> AsyncIterator[Progr
     running = Program(process)
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             assert await process.stdout.readline() == b"ready\n"
         yield running
     finally:
@@ -92,7 +96,6 @@ async def test_E6_who_lives_keeps_its_calls_and_its_turn_and_who_is_dead_loses_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that is stopped lives: no clock decides."""
-    monkeypatch.setattr(relay, "SILENT_SECS", 0.2)
     async with (
         program(tmp_path, "kept", "session", "deploy") as running,
         Runtime(tools(tmp_path), store=stored_in(tmp_path)) as rt,
@@ -100,9 +103,10 @@ async def test_E6_who_lives_keeps_its_calls_and_its_turn_and_who_is_dead_loses_t
     ):
         entry = parsed(await only(turn, apply("session", "session", "hi")))
         assert entry["content"].endswith("you said hi\n")
-        await asyncio.sleep(0.1)  # or it might be stopped in a commit, with the file locked
-        running.send(signal.SIGSTOP)
-        silent = await only(turn, fetch("session", "session"))
+        running.stop(tmp_path)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(relay, "SILENT_SECS", 0.2)
+            silent = await only(turn, fetch("session", "session"))
         assert silent.code == "owner_not_answering"
         await rt.recovery.sweep()
         info = await rt.handle("deploy", conversation="main")
@@ -139,7 +143,7 @@ async def test_R1_a_sweep_finds_who_has_died(tmp_path: Path, monkeypatch: pytest
         program(tmp_path, "spawn", "work") as running,
         Runtime(tools(tmp_path), store=stored_in(tmp_path)) as rt,
     ):
-        waiting = asyncio.create_task(rt.wait(all=["work"], timeout=8, conversation="main"))
+        waiting = asyncio.create_task(rt.wait(all=["work"], timeout=PATIENCE, conversation="main"))
         await asyncio.sleep(0.3)
         assert not waiting.done()
         await running.kill()

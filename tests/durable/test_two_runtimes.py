@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import Story, approval, notifications, ok, only, parked, parsed, stopped, stored_in, until
+from tests.durable.lives import Story, approval, notifications, ok, only, parked, parsed, stopped, stored_in
+from tests.patience import PATIENCE, until
 from tests.turn.calls import STATEFUL, TALKING, abort, apply, call, fetch, reply, spawn, wait_all
 
 import keephold
@@ -70,12 +71,12 @@ async def test_C5_the_cursor_goes_with_the_conversation(tmp_path: Path) -> None:
             await reply(turn, abort("session", "s"))
 
 
-async def test_A7_an_await_is_woken_by_the_other_runtime(tmp_path: Path) -> None:
-    """By its bell: a sweep would come only after 5 s."""
+async def test_A7_an_await_is_woken_by_the_other_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keephold.upkeep.SWEEP_SECS", 3600)  # by its bell
     store = stored_in(tmp_path)
     async with Runtime([slow], store=store) as one, Runtime([slow], store=store) as two:
         await kept(one, spawn("slow", "w"))
-        async with two.turn("main") as turn, asyncio.timeout(3):
+        async with two.turn("main") as turn, asyncio.timeout(PATIENCE):
             python = asyncio.create_task(two.wait(all=["w"], conversation="main"))
             waited = await reply(turn, wait_all("w"))
             assert waited["completed"] == [{"id": "w", "state": "stopped", "result": "done"}]
@@ -90,7 +91,7 @@ async def test_A7_an_await_of_a_parked_call_that_another_runtime_completes(tmp_p
         await reply(turn, spawn("approve", "a"))
         await until(lambda: len(keys) == 1)
         await parked(one)
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(PATIENCE):
             batch = asyncio.create_task(turn.run([wait_all("a"), call("approve")]))
             await until(lambda: len(keys) == 2)
             await parked(one, 2)
@@ -112,7 +113,7 @@ async def test_E5_an_event_that_comes_by_another_runtime(tmp_path: Path) -> None
 
     store = stored_in(tmp_path)
     async with Runtime([listens], store=store) as one, Runtime(store=store) as two, one.turn("main") as turn:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(PATIENCE):
             batch = asyncio.create_task(turn.run([call("listens")]))
             await until(lambda: len(keys) == 1)
             await two.resolve(keys[0], ok("now"))
@@ -133,7 +134,7 @@ async def test_D2_an_abort_by_another_runtime_of_a_parked_call(tmp_path: Path) -
         async with one.turn("main") as turn:
             await reply(turn, spawn("approve", "a"))
             await parked(one)
-        waiting = asyncio.create_task(one.wait(all=["a"], timeout=3, conversation="main"))
+        waiting = asyncio.create_task(one.wait(all=["a"], timeout=PATIENCE, conversation="main"))
         async with two.turn("main") as turn:
             assert (await reply(turn, abort("approve", "a")))["ended_by"] == "abort"
         assert (await waiting)["completed"][0]["result"] == "pending tool completion cancelled"
@@ -263,7 +264,7 @@ async def test_M3_a_runtime_that_closes_hands_over_to_one_that_waits(
             turn = await one.turn("main").__aenter__()
             await reply(turn, spawn("work", "w"))
             await story.reached.wait()
-            waiting = asyncio.create_task(two.wait(all=["w"], timeout=5, conversation="main"))
+            waiting = asyncio.create_task(two.wait(all=["w"], timeout=PATIENCE, conversation="main"))
             await asyncio.sleep(0.05)
             story.dies = False
         (entry,) = (await waiting)["completed"]
@@ -278,7 +279,7 @@ async def test_D7_a_deadline_that_both_see_pass_is_one_end_and_one_piece_of_news
     async with Runtime(tools, store=store) as one, Runtime(tools, store=store) as two, one.turn("main") as turn:
         await turn.run([spawn("approve", f"a{n}") for n in range(5)])
         ids = [f"a{n}" for n in range(5)]
-        waits = await asyncio.gather(*(rt.wait(all=ids, timeout=5, conversation="main") for rt in (one, two)))
+        waits = await asyncio.gather(*(rt.wait(all=ids, timeout=PATIENCE, conversation="main") for rt in (one, two)))
         assert [len(waited["completed"]) for waited in waits] == [5, 5]
         await asyncio.sleep(0.2)
         assert await notifications(one) == await notifications(two) == [("tool.failed", "error")] * 5
@@ -299,7 +300,7 @@ async def test_D5_keys_that_another_runtime_revokes(tmp_path: Path) -> None:
         await turn.run([spawn("approve", "a"), spawn("listens", "l")])
         await until(lambda: len(keys) == 2)
         await parked(one)
-        waiting = asyncio.create_task(one.wait(all=["a", "l"], timeout=3, conversation="main"))
+        waiting = asyncio.create_task(one.wait(all=["a", "l"], timeout=PATIENCE, conversation="main"))
         await asyncio.sleep(0.05)
         assert await two.revoke_keys("main") == 2
         assert len((await waiting)["completed"]) == 2

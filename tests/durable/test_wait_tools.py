@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import HandClock, Story, power_cut, stopped, stored_in, until
+from tests.durable.lives import HandClock, Story, power_cut, stopped, stored_in
+from tests.patience import PATIENCE, until
 from tests.unit.waiting.calls import Caller
 from tests.wait_tools import with_wait_tools
 
@@ -18,13 +19,14 @@ from keephold.prompts import AgentRequest
 from keephold.store.base import Parked, Parking, Record, Registered, Resolution
 
 
-async def test_W8_created_here_waited_for_there_completed_here(tmp_path: Path) -> None:
+async def test_W8_created_here_waited_for_there_completed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keephold.upkeep.SWEEP_SECS", 3600)  # by the bell
     store = stored_in(tmp_path)
     async with (
         with_wait_tools(store=store) as one,
         with_wait_tools(store=store) as two,
-        asyncio.timeout(4),
-    ):  # a sweep takes 5 s
+        asyncio.timeout(PATIENCE),
+    ):
         here, there = Caller(one), Caller(two)
         await here.create("h", type="workflow", metadata={"k": 1})
         waiting = asyncio.create_task(there.wait_for("h"))
@@ -271,7 +273,7 @@ async def test_W5_a_sleep_that_is_resumed_sleeps_the_rest(tmp_path: Path) -> Non
     async with (
         with_wait_tools(store=after, clock=clock) as rt,
         rt.turn("main", resume=True) as turn,
-        asyncio.timeout(5),
+        asyncio.timeout(PATIENCE),
     ):
         (response,) = await turn.resume()
         assert json.loads(response.result)["actualDurationMs"] == 61_000

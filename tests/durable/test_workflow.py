@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import HandClock, journaled, ok, power_cut, stopped, stored_in, until
+from tests.durable.lives import HandClock, journaled, ok, power_cut, stopped, stored_in
 from tests.durable.workflow_program import LINES, Around, flow_tool
+from tests.patience import until
 from tests.turn.calls import spawn
 from tests.unit.workflow.world import inline
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import HandClock, ok, parked, power_cut, stopped, stored_in, until
+from tests.durable.lives import HandClock, ok, parked, power_cut, stopped, stored_in
+from tests.patience import until
 from tests.wait_tools import with_wait_tools
 
 import keephold

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-from tests.e2e.driver import PATIENCE
 from tests.e2e.place import Said, ran
+from tests.patience import PATIENCE
 from tests.turn.calls import STATEFUL, TALKING
 
 import keephold

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from tests.patience import PATIENCE
 
-PATIENCE = 20.0
-"""Seconds after which a turn that says nothing is a failure. Two busy cores make everything slow now and then."""
 _TOKEN = "KEEPHOLD_E2E_TOKEN"
 
 

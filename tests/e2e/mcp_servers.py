@@ -1,12 +1,11 @@
 """Real MCP servers for the tests of using them: a program on pipes or over HTTP, in either era, and what it noted."""
 
-import asyncio
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,13 +86,6 @@ async def using(turn: Turn, tool: str, /, **arguments: Any) -> Response:
     """The response to one call."""
     (response,) = await turn.run([ToolCall(id="1", name=tool, arguments=arguments)])
     return response
-
-
-async def until(condition: Callable[[], bool], within: float = 15) -> None:
-    """Until it is so; a hang is an error."""
-    async with asyncio.timeout(within):
-        while not condition():  # noqa: ASYNC110 (another process makes it so)
-            await asyncio.sleep(0.01)
 
 
 def names(rt: Runtime) -> set[str]:

@@ -23,7 +23,8 @@ from mcp.server.auth.routes import create_auth_routes
 from mcp.server.auth.settings import AuthSettings, ClientRegistrationOptions
 from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 from starlette.applications import Starlette
-from tests.e2e.driver import PATIENCE, until
+from tests.e2e.driver import until
+from tests.patience import PATIENCE
 
 SCOPES = ["read", "write"]
 

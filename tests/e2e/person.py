@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tests.e2e.driver import PATIENCE, until
+from tests.e2e.driver import until
 from tests.leaks import all_pids
+from tests.patience import PATIENCE
 
 from keephold.handles.question import Question
 from keephold.tools.terminal.emulator import open_emulator

@@ -12,7 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.e2e.driver import PATIENCE, until
+from tests.e2e.driver import until
+from tests.patience import PATIENCE
 
 WORKER = '''
 import asyncio, json, sys

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.e2e.driver import PATIENCE
+from tests.patience import PATIENCE
 
 _ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+)/(?:\?token=| \(token: )([^\s)]+)")
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.driver import PATIENCE
+from tests.patience import PATIENCE
 
 from keephold import Response, Runtime, Tool, ToolCall, Turn, terminal
 from keephold.turn.prompts import Prompter

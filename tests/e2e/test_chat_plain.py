@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 from tests.e2e.chats import Chats
-from tests.e2e.driver import PATIENCE, until
+from tests.e2e.driver import until
+from tests.patience import PATIENCE
 from tests.trusting import write_trusted
 
 from keephold.agent.events import Event, Interjected, Text, TurnFinished, TurnStarted

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.chats import ChatPane, Chats
-from tests.e2e.driver import PATIENCE, until
+from tests.e2e.driver import until
+from tests.patience import PATIENCE
 from tests.programs import needs
 from tests.trusting import write_trusted
 

@@ -9,8 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.e2e.driver import PATIENCE, until
+from tests.e2e.driver import until
 from tests.e2e.place import Place, spawn
+from tests.patience import PATIENCE
 
 
 @pytest.fixture

@@ -20,10 +20,11 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from tests.e2e.agent import Agent
-from tests.e2e.driver import PATIENCE, until
+from tests.e2e.driver import until
 from tests.e2e.panes import Pane
 from tests.e2e.place import Place, Said, spawn
 from tests.e2e.servers import Served, served
+from tests.patience import PATIENCE
 from tests.programs import needs
 
 from keephold import KeepholdError

@@ -5,7 +5,8 @@ import multiprocessing
 import subprocess
 from concurrent.futures import Future, ProcessPoolExecutor
 
-from tests.e2e.driver import PATIENCE, Start, TurnProcess, until
+from tests.e2e.driver import Start, TurnProcess, until
+from tests.patience import PATIENCE
 
 import keephold
 

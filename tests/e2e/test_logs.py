@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.agent import Agent
-from tests.e2e.driver import PATIENCE
+from tests.patience import PATIENCE
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx2
 import pytest
-from tests.e2e.mcp_servers import names, until, using
+from tests.e2e.mcp_servers import names, using
 from tests.e2e.oauth_server import Guarded, guarded
+from tests.patience import PATIENCE, until
 from tests.serve.serving import environment
 
 from keephold import Runtime
@@ -23,8 +24,6 @@ from keephold.config.servers import login_file
 from keephold.config.trust import Record
 from keephold.errors import ConfigError
 from keephold.tools.remote.login import LoginFile
-
-PATIENCE = 60
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +141,7 @@ async def test_M6_without_a_login_calls_name_the_command_until_the_user_has_logg
         away = await add(rt)
         assert away.code == "mcp_disconnected" and right in away.result
         await asyncio.to_thread(log_in, config)
-        await until(lambda: "add" in names(rt), within=PATIENCE)
+        await until(lambda: "add" in names(rt))
         assert (await add(rt)).result == "3"
         server.provider.revoke()
         ended = await add(rt)

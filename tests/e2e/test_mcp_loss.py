@@ -12,7 +12,8 @@ from pathlib import Path
 import mcp.types as types
 import pytest
 from mcp import Client
-from tests.e2e.mcp_servers import Server, free_port, names, serving, start_http, until, using
+from tests.e2e.mcp_servers import Server, free_port, names, serving, start_http, using
+from tests.patience import PATIENCE, until
 
 import keephold
 from keephold import Runtime, ToolCall
@@ -128,7 +129,7 @@ async def test_M6_an_http_server_that_is_started_anew_is_found_again(era: str, t
             assert response.is_error and response.code == "mcp_disconnected"
             assert (await using(turn, "echo", text="x")).code == "mcp_disconnected"
             process = start_http(server, port)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 while (await using(turn, "echo", text="x")).result != "x":  # noqa: ASYNC110 (it takes its time)
                     await asyncio.sleep(0.1)
     finally:

@@ -9,7 +9,8 @@ from pathlib import Path
 import mcp.types as types
 import pytest
 from mcp import Client, StdioServerParameters
-from tests.e2e.mcp_servers import Server, names, serving, until, using
+from tests.e2e.mcp_servers import Server, names, serving, using
+from tests.patience import until
 
 from keephold import Runtime, ToolCall
 from keephold.mcp.server import Server as KeepholdServer

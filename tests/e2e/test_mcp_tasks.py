@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from tests.durable.lives import power_cut, stored_in
-from tests.e2e.mcp_servers import Server, serving, until, using
+from tests.e2e.mcp_servers import Server, serving, using
+from tests.patience import PATIENCE, until
 
 from keephold import Runtime, ToolCall
 from keephold.outcomes import Failure, Ok
@@ -30,7 +31,7 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
 
 async def outcome_of(rt: Runtime, id: str) -> object:
     """The outcome of a handle that stops by itself: a question that is open is not the end of the wait."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(PATIENCE):
         while (info := await rt.handle(id, conversation="main")).state != "stopped":  # noqa: ASYNC110 (it asks, too)
             await asyncio.sleep(0.02)
     return info.outcome

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.e2e.driver import PATIENCE
 from tests.e2e.terminals import Assistant, at_work, patient, python, shell
+from tests.patience import PATIENCE
 from tests.turn.people import Person
 
 from keephold import Tool, terminal

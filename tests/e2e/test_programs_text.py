@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.e2e.driver import PATIENCE
 from tests.e2e.terminals import Assistant, at_work, patient, python, quick
+from tests.patience import PATIENCE
 
 TEXT = "Grüße, 日本語, 👋🏽 and Ω≈ç√; e\u0301 is one letter of two."
 

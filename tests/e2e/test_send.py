@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.agent import Agent
-from tests.e2e.driver import PATIENCE, until
+from tests.e2e.driver import until
+from tests.patience import PATIENCE
 
 
 @pytest.fixture

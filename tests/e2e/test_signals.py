@@ -4,7 +4,8 @@ import signal
 from typing import Any
 
 import pytest
-from tests.e2e.driver import PATIENCE, Start, TurnProcess, told_to_end, until
+from tests.e2e.driver import Start, TurnProcess, told_to_end, until
+from tests.patience import PATIENCE
 
 CONFIG = """
 [conversation.tools."*"]

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.driver import PATIENCE, until
+from tests.e2e.driver import until
 from tests.e2e.place import Place, Said, spawn
+from tests.patience import PATIENCE
 
 AT_ONCE = 3.0
 """Seconds; a change that only the sweep would find takes up to five."""

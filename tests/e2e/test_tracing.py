@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.durable.lives import stored_in
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +23,7 @@ async def killed_when_ready(directory: Path) -> int:
     process = await program(directory, "begin")
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             assert await process.stdout.readline() == b"ready\n"
     finally:
         process.kill()
@@ -37,7 +38,7 @@ def spans(directory: Path) -> list[dict[str, Any]]:
 async def test_R1_one_trace_across_a_kill_and_a_restart(tmp_path: Path) -> None:
     first = await killed_when_ready(tmp_path)
     second = await program(tmp_path, "go-on")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         assert await second.wait() == 0
     found = spans(tmp_path)
     (step,) = [span for span in found if span["name"] == "step"]

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.driver import PATIENCE, until
+from tests.e2e.driver import until
+from tests.patience import PATIENCE
 from tests.trusting import write_trusted
 
 from keephold.cli.turn import PARK_AFTER_SECS

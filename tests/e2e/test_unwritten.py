@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.e2e.driver import PATIENCE
 from tests.e2e.place import Place, spawn
+from tests.patience import PATIENCE
 from tests.trusting import write_trusted
 
 COMMANDS = [

@@ -5,9 +5,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.e2e.driver import PATIENCE, until
+from tests.e2e.driver import until
 from tests.e2e.place import Place, Worker, spawn
 from tests.e2e.servers import served
+from tests.patience import PATIENCE
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from tests.e2e.driver import PATIENCE
+from tests.patience import PATIENCE
 from textual.pilot import Pilot
 from textual.widgets import Static
 

@@ -16,7 +16,7 @@ from typing import Any
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
-from tests.durable.lives import until
+from tests.patience import until
 from tests.turn.calls import STATEFUL, spawn, wait_all
 
 import keephold

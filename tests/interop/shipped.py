@@ -10,7 +10,8 @@ from pathlib import Path
 from tests.interop.form import FORMS
 from tests.interop.jobs import JOBS
 from tests.mcp.clients import connected
-from tests.serve.serving import PATIENCE, ROOT, TOKEN, free_port, served
+from tests.patience import PATIENCE
+from tests.serve.serving import ROOT, TOKEN, free_port, served
 
 PROXIED = [
     "test_simple_text", "test_image_content", "test_audio_content", "test_tool_with_progress", "test_error_handling",

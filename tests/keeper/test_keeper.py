@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.keeper.runtimes import Driver, Followed, Runtime, gone, keeper_of, runs, runtime
+from tests.patience import PATIENCE
 
 from keephold.errors import KeepholdError
 from keephold.handles.output import Layout
@@ -229,7 +230,7 @@ async def test_A6_a_command_that_reads_has_reported_its_output(tmp_path: Path) -
         for count in (1, 1000, 20000):
             del followed.data[:]
             followed.child.write(b"%d\n" % count)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 while not followed.child.probe():  # noqa: ASYNC110 (nothing tells)
                     await asyncio.sleep(0)
             assert followed.data.endswith(b"%d\nend\n" % count)

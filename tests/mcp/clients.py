@@ -12,6 +12,7 @@ from mcp.client import ClaimContext, Client, ClientExtension, NotificationBindin
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, Result
 from pydantic import BaseModel, ConfigDict
+from tests.patience import PATIENCE
 
 TASKS = "io.modelcontextprotocol/tasks"
 MODERN = "2026-07-28"
@@ -68,7 +69,7 @@ class KnowsTasks(ClientExtension):
     async def heard(self, task: str, last: str) -> list[dict[str, Any]]:
         """What is told of a task, up to that status."""
         told: list[dict[str, Any]] = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while not told or told[-1]["status"] != last:
                 told.append(await self.told.get())
                 assert told[-1]["taskId"] == task
@@ -157,7 +158,7 @@ async def start_task(client: Client, name: str, **arguments: Any) -> str:
 
 async def task_is(client: Client, task: str, *statuses: str) -> dict[str, Any]:
     """The task, when it has one of these statuses."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while True:
             found = await ask(client, "tasks/get", taskId=task)
             if found["status"] in statuses:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ import uvicorn
 from mcp.client.stdio import StdioServerParameters
 from tests.mcp.clients import TOKENS
 from tests.mcp.office import CONFIG, TOOLS
+from tests.patience import PATIENCE, until
 from tests.trusting import write_trusted
 
 from keephold import Runtime
@@ -28,15 +29,6 @@ from keephold.tools.base import Tool
 from keephold.turn.prompts import Prompter
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 20.0
-"""Seconds after which something is a hang. Two busy cores make everything slow now and then."""
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Until it is so; a hang is an error."""
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 (another process may make it so)
-            await asyncio.sleep(0.005)
 
 
 def environment(directory: Path) -> dict[str, str]:

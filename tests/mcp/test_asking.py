@@ -24,7 +24,8 @@ from tests.mcp.clients import (
     text,
     texts,
 )
-from tests.mcp.serving import Office, serving, until
+from tests.mcp.serving import Office, serving
+from tests.patience import PATIENCE, until
 from tests.simulation.stores import HeldStore
 
 
@@ -215,7 +216,7 @@ async def test_Q2_a_2025_task_is_asked_about_by_whoever_waits_for_it() -> None:
             waiting.cancel()
             await asyncio.wait([waiting])
         person = Person({"sure": True})
-        async with connected(here.url, "legacy", elicitation_callback=person) as client, asyncio.timeout(10):
+        async with connected(here.url, "legacy", elicitation_callback=person) as client, asyncio.timeout(PATIENCE):
             answered = await ask(client, "tasks/result", taskId=task)
             assert answered["content"][0]["text"] == "it: yes"
         await until(here.idle)
@@ -269,7 +270,7 @@ async def test_M2_a_call_that_asks_is_a_task_at_once() -> None:
     async with (
         serving(task_after=60) as here,
         connected(here.url, MODERN, tasks=KnowsTasks(), elicitation_callback=Person()) as client,
-        asyncio.timeout(10),
+        asyncio.timeout(PATIENCE),
     ):
         task = await start_task(client, "confirm", what="it")
         (key,) = (await ask(client, "tasks/get", taskId=task))["inputRequests"]

@@ -13,7 +13,8 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from tests.mcp.clients import ERAS, read
-from tests.mcp.serving import background, end_background, environment, lives, until
+from tests.mcp.serving import background, end_background, environment, lives
+from tests.patience import until
 from tests.trusting import write_trusted
 
 CONFIG = """

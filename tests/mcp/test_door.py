@@ -8,7 +8,8 @@ from typing import Any
 import httpx2
 import pytest
 from tests.mcp.clients import MODERN, connected, read, texts
-from tests.mcp.serving import PATIENCE, Office, Process, serving
+from tests.mcp.serving import Office, Process, serving
+from tests.patience import PATIENCE
 
 TOKEN = "t" * 32
 PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}

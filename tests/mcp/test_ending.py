@@ -18,7 +18,8 @@ from mcp.client.stdio import stdio_client
 from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
 from tests.mcp.clients import ERAS, MODERN, KnowsTasks, ask, connected, read, start_task, task_is
-from tests.mcp.serving import PATIENCE, Office, Process, until
+from tests.mcp.serving import Office, Process
+from tests.patience import PATIENCE, until
 
 PROMPT = 5.0
 """Seconds within which a process that was told to end has ended, on a busy machine."""

@@ -13,7 +13,8 @@ import pytest
 from mcp.client import Client
 from mcp.shared.exceptions import MCPError
 from tests.mcp.clients import ERAS, MODERN, KnowsTasks, connected, post_modern, read, texts
-from tests.mcp.serving import Here, Office, serving, until
+from tests.mcp.serving import Here, Office, serving
+from tests.patience import until
 
 
 def calling(client: Client, name: str, **arguments: Any) -> "asyncio.Task[Any]":

@@ -25,7 +25,8 @@ from tests.mcp.clients import (
     task_is,
     texts,
 )
-from tests.mcp.serving import Here, serving, until
+from tests.mcp.serving import Here, serving
+from tests.patience import PATIENCE, until
 
 TOKENS = {"alice": "a" * 32, "bob": "b" * 32}
 NEVER = "0123456789abcdef0123456789abcdef"
@@ -121,7 +122,7 @@ async def acknowledged(here: Here, token: str, **wanted: Any) -> dict[str, Any]:
     async with (
         httpx2.AsyncClient() as http,
         http.stream("POST", here.url, json=message, headers=headers) as response,
-        asyncio.timeout(10),
+        asyncio.timeout(PATIENCE),
     ):
         async for line in response.aiter_lines():
             if line.startswith("data:"):

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from tests.mcp.clients import ERAS, connected, read, texts
-from tests.mcp.serving import serving, until
+from tests.mcp.serving import serving
+from tests.patience import until
 
 import keephold.mcp.calls
 

@@ -7,7 +7,8 @@ from typing import Any
 import mcp_types
 from mcp.client.subscriptions import ResourceUpdated
 from tests.mcp.clients import KnowsTasks, Person, ask, connected, listening, read, start_task, task_is
-from tests.mcp.serving import serving, until
+from tests.mcp.serving import serving
+from tests.patience import PATIENCE, until
 
 YES = {"action": "accept", "content": {"sure": True}}
 LIST = "keephold://handles"
@@ -60,7 +61,7 @@ async def test_M2_progress_of_a_task_is_told(tmp_path: Path) -> None:
         task = await start_task(client, "measure", gate=str(tmp_path / "gate"))
         async with listening(client, taskIds=[task]) as acknowledged:
             await acknowledged
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 while (await tasks.told.get()).get("statusMessage") != "step 3":
                     pass
             (tmp_path / "gate").touch()
@@ -70,7 +71,7 @@ async def test_M2_progress_of_a_task_is_told(tmp_path: Path) -> None:
 async def test_W8_changes_of_handles_are_told_on_a_stream() -> None:
     async with serving() as here, connected(here.url) as client:
         await client.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
-        async with client.listen(resource_subscriptions=[LIST, f"{LIST}/h"]) as stream, asyncio.timeout(10):
+        async with client.listen(resource_subscriptions=[LIST, f"{LIST}/h"]) as stream, asyncio.timeout(PATIENCE):
             await client.call_tool("complete_wait_handle", {"handleId": "h", "result": 1})
             told = {await anext(stream), await anext(stream)}
             assert told == {ResourceUpdated(uri=LIST), ResourceUpdated(uri=f"{LIST}/h")}
@@ -84,7 +85,7 @@ async def test_W8_changes_of_handles_are_told_on_a_stream() -> None:
 async def test_W8_a_handle_that_is_yet_to_come_is_told() -> None:
     """Who subscribes first and creates then must not wait in vain."""
     async with serving() as here, connected(here.url) as client:
-        async with client.listen(resource_subscriptions=[f"{LIST}/h"]) as stream, asyncio.timeout(10):
+        async with client.listen(resource_subscriptions=[f"{LIST}/h"]) as stream, asyncio.timeout(PATIENCE):
             await client.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
             await client.call_tool("complete_wait_handle", {"handleId": "h", "result": 1})
             assert await anext(stream) == ResourceUpdated(uri=f"{LIST}/h")
@@ -99,7 +100,7 @@ async def test_W8_changes_of_handles_are_told_to_a_session() -> None:
             told.put_nowait(str(message.params.uri))
 
     async with serving() as here:
-        async with connected(here.url, "legacy", message_handler=note) as client, asyncio.timeout(10):
+        async with connected(here.url, "legacy", message_handler=note) as client, asyncio.timeout(PATIENCE):
             await client.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
             await client.call_tool("create_wait_handle", {"handleId": "other", "type": "custom"})
             await ask(client, "resources/subscribe", uri=f"{LIST}/h")
@@ -122,7 +123,7 @@ async def test_W8_a_stream_that_is_dropped_leaves_nothing(tmp_path: Path) -> Non
             for _ in range(5):
                 async with (
                     listening(client, taskIds=[task], resourceSubscriptions=[LIST, f"{LIST}/h"]) as acknowledged,
-                    asyncio.timeout(10),
+                    asyncio.timeout(PATIENCE),
                 ):
                     await acknowledged
             await ask(client, "tasks/cancel", taskId=task)

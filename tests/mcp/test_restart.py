@@ -9,12 +9,13 @@ import mcp_types
 import pytest
 from mcp.shared.exceptions import MCPError
 from tests.mcp.clients import ERAS, KnowsTasks, Person, ask, connected, listening, read, start_task, task_is, texts
-from tests.mcp.serving import Office, Process, until
+from tests.mcp.serving import Office, Process
+from tests.patience import PATIENCE, until
 
 
 async def reconnecting(url: str, era: str, name: str, **arguments: Any) -> Any:
     """A client that tries again until it is answered."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while True:
             try:
                 async with connected(url, era) as client:
@@ -102,7 +103,7 @@ async def test_M3_a_call_that_its_client_left_is_found_after_a_restart(office: O
         lost = asyncio.create_task(client.call_tool("wait_at", {"gate": office.path("gate")}))
         await until(Path(office.path("gate.begun")).exists)
         lost.cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while not (listed := read(await client.call_tool("list_wait_handles", {}))["handles"]):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     (found,) = listed

@@ -11,7 +11,8 @@ from mcp.client import Client
 from mcp.shared.message import ClientMessageMetadata
 from mcp_types import CallToolResult
 from tests.mcp.clients import connected, read, text
-from tests.mcp.serving import PATIENCE, Office, Process, serving, until
+from tests.mcp.serving import Office, Process, serving
+from tests.patience import PATIENCE, until
 
 from keephold.mcp.sessions import Events, place_of
 
@@ -92,7 +93,7 @@ async def _lost(http: httpx2.AsyncClient, url: str, session: dict[str, str], id:
 
 
 async def _answer(stream: httpx2.Response) -> dict[str, Any]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         async for line in stream.aiter_lines():
             if line.startswith("data:") and line != "data: ":
                 return dict(mcp_types.jsonrpc_message_adapter.validate_json(line[5:]).model_dump(by_alias=True))

@@ -12,7 +12,8 @@ import pytest
 from mcp.client import Client
 from tests.mcp.clients import ERAS, MODERN, KnowsTasks, Person, TaskMade, connected, read, text, texts
 from tests.mcp.office import TOOLS, weigh
-from tests.mcp.serving import Office, serving, until
+from tests.mcp.serving import Office, serving
+from tests.patience import until
 
 import keephold
 from keephold.mcp.server import Server

@@ -2,7 +2,8 @@
 
 import pytest
 from tests.mcp.clients import ERAS, connected
-from tests.mcp.serving import serving, until
+from tests.mcp.serving import serving
+from tests.patience import until
 from tests.spans import Spans, spans, trace_of
 
 __all__ = ["spans"]

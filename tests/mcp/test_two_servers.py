@@ -10,6 +10,7 @@ import pytest
 from mcp.client.subscriptions import ResourceUpdated
 from tests.mcp.clients import ERAS, KnowsTasks, Person, ask, connected, listening, read, start_task, task_is, texts
 from tests.mcp.serving import Office, Process
+from tests.patience import PATIENCE
 
 LIST = "keephold://handles"
 YES = {"action": "accept", "content": {"sure": True}}
@@ -159,7 +160,7 @@ async def test_W8_changes_of_handles_are_told_at_the_other(pair: Pair) -> None:
         async with (
             there.listen(resource_subscriptions=[f"{LIST}/told"]) as one_handle,
             there.listen(resource_subscriptions=[LIST]) as all_handles,
-            asyncio.timeout(10),
+            asyncio.timeout(PATIENCE),
         ):
             await here.call_tool("complete_wait_handle", {"handleId": "told", "result": 1})
             assert await anext(one_handle) == ResourceUpdated(uri=f"{LIST}/told")

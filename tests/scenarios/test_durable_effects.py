@@ -7,7 +7,8 @@
 from pathlib import Path
 from typing import Any
 
-from tests.durable.lives import journaled, power_cut, stopped, stored_in, until
+from tests.durable.lives import journaled, power_cut, stopped, stored_in
+from tests.patience import until
 from tests.scenarios.assistant import call, one
 
 import keephold

@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx2
 import uvicorn
-from tests.mcp.serving import _end_watcher, until
+from tests.mcp.serving import _end_watcher
+from tests.patience import until
 from tests.wait_tools import with_wait_tools
 
 from keephold import Runtime

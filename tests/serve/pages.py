@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx2
 from starlette.applications import Starlette
+from tests.patience import PATIENCE
 from tests.wait_tools import with_wait_tools
 
 from keephold import Runtime, Tool, Turn
@@ -102,7 +103,7 @@ class Dashboard:
 
     async def need(self, after: dict[str, Any] | None = None) -> dict[str, Any]:
         """What waits for a person, once something does; `after`: something else than this."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while True:  # a prompter tells nobody else when it is asked
                 found = [
                     need for need in await self.control.requests.page() if after is None or need["id"] != after["id"]

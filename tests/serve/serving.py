@@ -15,12 +15,11 @@ from pathlib import Path
 
 import httpx2
 import psutil
+from tests.patience import PATIENCE
 from tests.trusting import write_trusted
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "token-of-the-tests-0123456789abcdef"
-PATIENCE = 30.0
-"""Seconds after which something is a hang. Two busy cores make everything slow now and then."""
 
 
 def environment(directory: Path) -> dict[str, str]:

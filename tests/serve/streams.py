@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import httpx2
-from tests.serve.serving import PATIENCE, Served
+from tests.patience import PATIENCE
+from tests.serve.serving import Served
 
 
 class Event(NamedTuple):

@@ -10,7 +10,8 @@ from typing import Any
 import httpx2
 import jsonschema_rs
 import pytest
-from tests.durable.lives import approval, crash_looped, ok, stored_in, until
+from tests.durable.lives import approval, crash_looped, ok, stored_in
+from tests.patience import PATIENCE, until
 from tests.serve.application import Application, application
 from tests.serve.streams import Event, events
 from tests.turn.calls import TALKING, call, spawn
@@ -20,8 +21,6 @@ from keephold import Call, KeepholdError, Key, Question
 from keephold.serve import sse
 from keephold.serve.api import Api
 from keephold.serve.operations import Operation, shapes
-
-PATIENCE = 20.0
 
 
 @keephold.tool(actions=TALKING)

@@ -7,7 +7,8 @@ from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from tests.serve.serving import PATIENCE, TOKEN, Served, served
+from tests.patience import PATIENCE
+from tests.serve.serving import TOKEN, Served, served
 from tests.serve.wire import connection, parse, send
 from tests.soak import tries
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from tests.serve.serving import PATIENCE, TOKEN, Served, environment, serve, served
+from tests.patience import PATIENCE
+from tests.serve.serving import TOKEN, Served, environment, serve, served
 from tests.serve.wire import entered, send
 from tests.trusting import write_trusted
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from tests.browser.workshop import CONFIG
 from tests.mcp.clients import connected, read
-from tests.serve.serving import PATIENCE, TOKEN, Served, environment, served
+from tests.patience import PATIENCE
+from tests.serve.serving import TOKEN, Served, environment, served
 from tests.serve.wire import entered, send
 
 EVIL = (

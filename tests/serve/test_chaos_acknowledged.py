@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from mcp.shared.exceptions import MCPError
-from tests.durable.lives import stored_in, until
+from tests.durable.lives import stored_in
 from tests.mcp.clients import ERAS, Person, ask, connected, read
+from tests.patience import until
 from tests.serve.application import TOKEN, application
 from tests.turn.calls import TALKING
 from tests.unit.sqlite_stores import opened

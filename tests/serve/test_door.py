@@ -14,8 +14,9 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Message
 from tests.control.test_full_disk import Disk, mended
-from tests.durable.lives import approval, ok, until
+from tests.durable.lives import approval, ok
 from tests.mcp.clients import connected
+from tests.patience import until
 from tests.serve.application import TOKEN, Application, application
 from tests.turn.calls import STATEFUL, spawn
 

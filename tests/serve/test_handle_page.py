@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.serve.pages import Page, dashboard
 from tests.turn.calls import STATEFUL, TALKING, reply, spawn
 
@@ -181,7 +182,7 @@ async def test_a_workflow_is_drawn_with_its_current_step() -> None:
         arguments = {"workflowId": "w", "name": "Build <i>it</i>", "steps": steps}
         await seen.turn.run([keephold.ToolCall("1", "execute_workflow_async", arguments)])
         (fact,) = (await seen.control.store_view.handles(kind="workflow"))["handles"]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while (await seen.control.runtime_view.workflow(fact["uid"]))["current"] != ["slow"]:  # noqa: ASYNC110 (nobody tells)
                 await asyncio.sleep(0.005)
         page = await seen.page(f"/handles/{fact['uid']}")
@@ -197,7 +198,7 @@ async def test_a_terminal_is_shown_as_it_is_when_the_page_is_made() -> None:
     async with dashboard([shell]) as seen:
         uid = await started(seen, "shell", "s")
         await seen.control.apply(uid, "printf '\\033[1;31m<b>red</b>\\033[0m'\r")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 page = await seen.page(f"/handles/{uid}")
                 (screen,) = [each for each in page.all("pre") if "data-screen" in each.attributes]

@@ -14,7 +14,7 @@ import httpx2
 import msgspec
 import pytest
 from tests.durable.lives import power_cut
-from tests.mcp.serving import until
+from tests.patience import until
 from tests.serve.application import application
 from tests.turn.calls import STATEFUL
 

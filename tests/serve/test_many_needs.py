@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import until
+from tests.patience import PATIENCE, until
 from tests.serve.application import Application, application
 from tests.serve.pages import Page
 from tests.turn.calls import TALKING, abort, call, spawn
@@ -104,7 +104,7 @@ async def test_L1_questions_of_other_processes_count_as_well(tmp_path: Path) -> 
     async with application(store=store) as served, served.client() as http, keephold.Runtime([asks], store=store) as rt:
         async with rt.turn("main") as turn:
             await turn.run([spawn("asks", "a"), spawn("asks", "b")])
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 while (await http.get("/api/stats")).json()["requests"] != 2:  # noqa: ASYNC110 (they are about to ask)
                     await asyncio.sleep(0.01)
             assert "\nkeephold_open_requests 2.0\n" in (await http.get("/metrics")).text

@@ -18,7 +18,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
-from tests.durable.lives import ok, parked, power_cut, stopped, stored_in, until
+from tests.durable.lives import ok, parked, power_cut, stopped, stored_in
+from tests.patience import until
 from tests.turn.calls import STATEFUL, TALKING, apply, call, spawn, wait_all
 from tests.turn.people import Asked
 

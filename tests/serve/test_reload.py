@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import stored_in, until
+from tests.durable.lives import stored_in
 from tests.mcp.clients import connected
+from tests.patience import PATIENCE, until
 from tests.serve.application import TOKEN, application
 from tests.turn.calls import STATEFUL, abort, call, fetch, reply, settings, spawn, texts
 
@@ -174,6 +175,6 @@ async def test_M1_clients_are_told_that_the_tools_are_others(tmp_path: Path) -> 
         async with connected(f"{served.base}/mcp", "legacy", token=TOKEN, message_handler=message) as client:
             before = {tool.name for tool in (await client.list_tools()).tools}
             served.runtime.reload(config(tmp_path, WORDS.format(word="one")))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 await heard.wait()
             assert {tool.name for tool in (await client.list_tools()).tools} - before == {"say", "doze"}

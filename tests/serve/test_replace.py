@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ import mcp_types
 import pytest
 from tests.durable.lives import ok
 from tests.mcp.clients import ERAS, connected
+from tests.patience import PATIENCE, until
 from tests.serve.lasting import CONFIG as LASTING
-from tests.serve.serving import PATIENCE, TOKEN, Served, environment, serve, served
+from tests.serve.serving import TOKEN, Served, environment, serve, served
 from tests.serve.streams import listening
 from tests.soak import tries
 
@@ -69,13 +70,6 @@ actions = ["spawn", "fetch", "apply", "abort"]
 on_turn_end = "keep"
 """
 )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Until it is so. A server that starts takes the processor from the others, so that this may last."""
-    async with asyncio.timeout(2 * PATIENCE):
-        while not condition():  # noqa: ASYNC110 (other processes change it)
-            await asyncio.sleep(0.005)
 
 
 class Load:

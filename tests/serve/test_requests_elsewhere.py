@@ -11,6 +11,7 @@ from typing import Any
 
 from mcp.client import Client
 from tests.mcp.clients import connected, texts
+from tests.patience import PATIENCE
 from tests.serve.serving import TOKEN, Served, environment, served
 
 TOOLS = """
@@ -41,7 +42,7 @@ async def keephold(server: Served, *words: str, fails: bool = False) -> str:
 
 async def listed(server: Served, what: str, count: int = 1) -> list[dict[str, Any]]:
     """Open requests or standing permissions, once they are so many."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while len(found := (await keephold(server, what, "--json")).splitlines()) != count:  # noqa: ASYNC110 (of another process)
             await asyncio.sleep(0.02)
     return [json.loads(line) for line in found]

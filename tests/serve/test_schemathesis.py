@@ -17,7 +17,8 @@ from schemathesis.checks import CHECKS
 from schemathesis.core.failures import FailureGroup
 from tests.browser.workshop import CONFIG
 from tests.mcp.clients import connected, read
-from tests.serve.serving import PATIENCE, TOKEN, Served, served
+from tests.patience import PATIENCE
+from tests.serve.serving import TOKEN, Served, served
 from tests.soak import tries
 
 EXAMPLES = tries(8, soak=25)

@@ -12,7 +12,8 @@ import httpx2
 import pytest
 import uvicorn
 from starlette.applications import Starlette
-from tests.durable.lives import stored_in, until
+from tests.durable.lives import stored_in
+from tests.patience import PATIENCE, until
 from tests.turn.calls import apply, reply, spawn
 
 import keephold
@@ -21,7 +22,6 @@ from keephold.serve.screens import Screens
 from keephold.serve.watched_terminal import LocalTerminal, RemoteTerminal, terminal_of
 from keephold.turn.attach_protocol import Size
 
-PATIENCE = 20.0
 _SPAN = re.compile("<[^>]*>")
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import httpx2
 import pytest
 from click.testing import CliRunner
-from tests.durable.lives import ok, until
+from tests.durable.lives import ok
 from tests.mcp.clients import connected
+from tests.patience import PATIENCE, until
 from tests.serve.lasting import CONFIG
-from tests.serve.serving import PATIENCE, TOKEN, Served, served
+from tests.serve.serving import TOKEN, Served, served
 from tests.serve.streams import Event, events
 from tests.trusting import write_trusted
 

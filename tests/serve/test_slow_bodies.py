@@ -8,7 +8,7 @@ import uvicorn
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
-from tests.durable.lives import until
+from tests.patience import PATIENCE, until
 from tests.serve.application import TOKEN, application
 from uvicorn.server import ServerState
 
@@ -129,7 +129,7 @@ async def test_K6_every_address_has_the_limit_and_no_error_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
     monkeypatch.setattr(slow_clients, "BODY_SECS", 0.1)
-    async with application() as served, asyncio.timeout(60):
+    async with application() as served, asyncio.timeout(PATIENCE):
         logger = logging.getLogger("uvicorn.error")
         monkeypatch.setattr(logger, "level", logging.ERROR)
         logger.addHandler(caplog.handler)

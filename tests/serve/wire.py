@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from tests.serve.serving import PATIENCE, TOKEN, Served
+from tests.patience import PATIENCE
+from tests.serve.serving import TOKEN, Served
 
 
 class Answer(NamedTuple):

@@ -1,10 +1,9 @@
 """Calls as a model writes them and answers as it reads them: the words in which the tests of the turn are written."""
 
-import asyncio
 import itertools
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -80,13 +79,6 @@ async def opened(
     """A runtime with these tools, and a turn of it."""
     async with Runtime(tools, clock=clock, config=config) as rt, rt.turn(conversation) as turn:
         yield rt, turn
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Until something outside the loop, a process or a thread, has come so far; a hang is an error."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 (nobody could set an event)
-            await asyncio.sleep(0.005)
 
 
 def settings(directory: Path, toml: str) -> Path:

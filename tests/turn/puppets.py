@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE
 from tests.turn.calls import STATEFUL, call, spawn
 
 import keephold
@@ -137,19 +138,19 @@ def lines(notifications: Sequence[Notification]) -> list[tuple[str, str]]:
 
 async def over(rt: Runtime, *ids: str, conversation: str = "main") -> None:
     """Until they have stopped, without anyone having been shown that they have."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         await rt.wait(all=ids, conversation=conversation)
 
 
 async def in_state(rt: Runtime, id: str, state: str, conversation: str = "main") -> None:
     """Until the handle is visibly in that state; a hang is an error."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while (await rt.handle(id, conversation=conversation)).state != state:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
 
 async def waited_for(rt: Runtime, *ids: str, conversation: str = "main") -> None:
     """Until somebody waits for each of these handles of the runtime; a hang is an error."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not all(rt.registry.find(id, conversation).watchers for id in ids):  # noqa: ASYNC110
             await asyncio.sleep(0.002)

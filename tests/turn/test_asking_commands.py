@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.turn.calls import abort, apply, call, fetch, reply, settings, spawn, texts, until, wait_all
+from tests.patience import until
+from tests.turn.calls import abort, apply, call, fetch, reply, settings, spawn, texts, wait_all
 from tests.turn.people import Model, Person, attended
 
 import keephold

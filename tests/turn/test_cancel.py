@@ -6,20 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.turn.calls import (
-    STATEFUL,
-    TALKING,
-    abort,
-    call,
-    fetch,
-    opened,
-    replies,
-    settings,
-    spawn,
-    texts,
-    until,
-    wait_all,
-)
+from tests.patience import until
+from tests.turn.calls import STATEFUL, TALKING, abort, call, fetch, opened, replies, settings, spawn, texts, wait_all
 
 import keephold
 from keephold import Call, Response, Runtime, ToolCall, ToolError, Turn

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE
 from tests.turn.calls import (
     STATEFUL,
     TALKING,
@@ -84,7 +85,7 @@ async def test_K6_a_serial_spawn_over_the_limit_does_not_hold_up_the_calls_after
     config = settings(tmp_path, "[limits]\nlive_handles = 1\n")
     serial = replace(work, scheduling="serial")
     async with Runtime([serial], clock=clock, config=config) as rt, rt.turn("main") as turn:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             fits, *over, one_shot = await turn.run([*(spawn("work", id) for id in "abc"), call("work")])
         assert "running" in fits.result and one_shot.result == "0"
         assert all("[limits] live_handles" in each.result for each in over)

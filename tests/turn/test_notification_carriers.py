@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.simulation.stores import HeldStore
 from tests.turn.calls import call
 from tests.turn.puppets import STORES, Puppets, heard, lines, nothing, over, start, store_url, told
@@ -215,13 +216,16 @@ async def test_N4_whoever_streams_is_let_go_when_the_turn_is_over(clock: Virtual
         assert over
 
 
-async def test_N4_critical_news_of_another_process_wakes_whoever_streams(tmp_path: Path) -> None:
+async def test_N4_critical_news_of_another_process_wakes_whoever_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keephold.upkeep.SWEEP_SECS", 3600)  # by the bell
     url = store_url("sqlite", tmp_path)
     async with Runtime([nothing], store=url) as one, Runtime([], store=url) as two, one.turn("main") as turn:
         stream = asyncio.create_task(turn.urgent())
         await two.notify("a.b", "info", "soon", conversation="main")
         await two.notify("a.b", "critical", "stop", conversation="main")
-        async with asyncio.timeout(4):  # by the bell: the sweep comes every 5 s
+        async with asyncio.timeout(PATIENCE):
             await stream
         assert [text for _, text in await heard(turn)] == ["stop", "soon"]
 

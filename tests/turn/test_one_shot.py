@@ -4,20 +4,8 @@ import asyncio
 import json
 from pathlib import Path
 
-from tests.turn.calls import (
-    STATEFUL,
-    TALKING,
-    abort,
-    call,
-    fetch,
-    opened,
-    replies,
-    reply,
-    settings,
-    spawn,
-    texts,
-    until,
-)
+from tests.patience import until
+from tests.turn.calls import STATEFUL, TALKING, abort, call, fetch, opened, replies, reply, settings, spawn, texts
 
 import keephold
 from keephold import Call, Question, Tool

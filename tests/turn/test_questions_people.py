@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.patience import PATIENCE
 from tests.turn.calls import STATEFUL, TALKING, abort, apply, call, fetch, replies, reply, settings, spawn, wait_all
 from tests.turn.people import Model, Person, attended, few
 
@@ -318,7 +319,7 @@ async def test_Q3_a_question_that_nobody_needs_any_more_is_withdrawn(clock: Virt
     @keephold.tool(actions=TALKING)
     async def patient(call: Call) -> str:
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE):
                 return str(await call.ask(SURE))
         except TimeoutError:
             return "nobody said anything"

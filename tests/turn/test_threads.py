@@ -6,27 +6,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.turn.calls import (
-    STATEFUL,
-    TALKING,
-    abort,
-    call,
-    fetch,
-    opened,
-    replies,
-    reply,
-    spawn,
-    texts,
-    until,
-    wait_all,
-)
+from tests.patience import PATIENCE, until
+from tests.turn.calls import STATEFUL, TALKING, abort, call, fetch, opened, replies, reply, spawn, texts, wait_all
 
 import keephold
 from keephold import Call, ConfigError, Question, Runtime
 from keephold.testing import VirtualClock
-
-PATIENCE = 20.0
-"""Seconds after which a thread that was told to go on is taken to hang."""
 
 
 @pytest.fixture

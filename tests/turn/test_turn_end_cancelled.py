@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from tests.durable.lives import approval
 from tests.leaks import marked_processes
+from tests.patience import PATIENCE, until
 from tests.turn.assistant import Assistant, silent, work
-from tests.turn.calls import STATEFUL, call, replies, settings, spawn, until
+from tests.turn.calls import STATEFUL, call, replies, settings, spawn
 from tests.turn.puppets import STORES, Puppets, heard, nothing, start, store_url, waited_for
 
 import keephold
@@ -170,7 +171,7 @@ async def test_R9_whoever_ends_the_turn_is_cancelled(puppets: Puppets, tmp_path:
         await (asked.wait() if when == "asked" else waited_for(rt, "a"))
         ends.cancel()
         with pytest.raises(asyncio.CancelledError):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 await ends
         assert rt.live() == [] and await fates(rt) == {"a": "turn_end"}
         assert turn.ending is None
@@ -314,7 +315,7 @@ async def test_R6_closing_the_runtime_ends_the_end(puppets: Puppets, tmp_path: P
     await (asked.wait() if when == "asked" else waited_for(rt, "a"))
     await rt.close()
     try:
-        async with asyncio.timeout(5):  # an inquiry has two minutes
+        async with asyncio.timeout(PATIENCE):  # an inquiry has two minutes
             await ends
     except KeepholdError as error:
         assert error.code == "runtime_closed"

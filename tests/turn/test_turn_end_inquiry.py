@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.turn.assistant import Assistant, saying, work
 from tests.turn.calls import TALKING, fetch, spawn
 from tests.turn.puppets import STORES, Puppets, heard, in_state, nothing, over, start, store_url
@@ -83,7 +84,7 @@ async def test_T2_the_preview_of_a_command_is_text(tmp_path: Path) -> None:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
@@ -212,7 +213,7 @@ async def test_A6_one_that_comes_to_wait_for_the_caller_is_not_waited_for(puppet
     tool = puppets.tool(actions=TALKING)
     async with Runtime([tool, nothing], inquiry=Assistant("wait", block)) as rt, rt.turn("main") as turn:
         await heard(turn, start("a"))
-        async with asyncio.timeout(20):  # its own patience is 300 s
+        async with asyncio.timeout(PATIENCE):  # its own patience is 300 s
             ending = await turn.end()
         assert ending.results[0]["ended_by"] == "turn_end"
 

@@ -4,10 +4,10 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.patience import until
 
 from keephold.tools import cgroups, marks
 from keephold.tools.guard import Guard, reap
@@ -55,12 +55,6 @@ def members(guard: Guard, uid: str = "u") -> list[int]:
         return [int(pid) for pid in Path(f"{own}/keephold-{guard.mark}/{uid}/cgroup.procs").read_text().split()]
     except OSError:
         return []
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 (nothing tells when a file of the kernel changes)
-            await asyncio.sleep(0.002)
 
 
 def runs(pid: int) -> bool:

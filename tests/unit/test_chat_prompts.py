@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
+from tests.patience import PATIENCE
 
 from keephold.cli import prompter
 from keephold.cli.keyboard import LineEditor, Tty
@@ -14,7 +15,6 @@ from keephold.cli.prompter import TerminalPrompter, Typing
 from keephold.handles.question import Question
 from keephold.turn.prompts import Answer, Approved, AskQuestion, Decision, Dismissed, Prompt, RunTool
 
-PATIENCE = 20.0
 NOTICE = "Waiting for you to stop typing"
 RUN = RunTool(tool="order", action=None, id=None, arguments={"item": "ink"}, conversation="main")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 
 from keephold.durable.deferred import Pending
 from keephold.errors import ToolError
@@ -66,7 +67,7 @@ class Recorder:
         self._news.set()
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while not condition():
                 self._news.clear()
                 await self._news.wait()
@@ -436,7 +437,7 @@ async def test_C6_a_command_without_stdin_says_what_would_give_it_one(start: Sta
 
 async def test_C4_the_probe_tells_whether_it_reads(start: Start) -> None:
     live, recorder = start(["cat"], stateful=True, stdin=True)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while (reads := live.probe()) is False:  # noqa: ASYNC110 (nobody tells when a process begins to read)
             await asyncio.sleep(0)
     assert reads in (True, None)

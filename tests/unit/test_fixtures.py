@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import HandClock, ok, stopped, until
+from tests.durable.lives import HandClock, ok, stopped
 from tests.fixtures.make import HERE, LINES, OPEN_BATCH, Tools
+from tests.patience import until
 from tests.turn.calls import abort, call, reply
 
 from keephold import KeepholdError, Runtime

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 
 from keephold import Runtime, ToolCall, tool
 from keephold.listeners import Listeners
@@ -110,6 +111,6 @@ async def test_a_listener_that_raises_keeps_nobody_waiting(caplog: pytest.LogCap
         for listeners in (rt.registry.on_created, rt.registry.on_settled, rt.registry.store.on_commit):
             listeners.add(bad)
         rt.registry.on_settled.add(lambda uid, state, what: ended.append("b"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             (response,) = await turn.run([ToolCall("1", "work")])
     assert "done" in response.result and ended == ["b"] and "bad listener" in caplog.text

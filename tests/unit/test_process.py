@@ -5,11 +5,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 
 import pytest
+from tests.patience import until
 
 from keephold.errors import ToolError
 from keephold.tools import marks
@@ -79,12 +80,6 @@ class Run:
         """What runs of the call: bearers of its mark, and members of its group."""
         group = [pid for pid in marks.pids() if marks.in_group(pid, self.process.pid)]
         return sorted({*marks.find(self.mark), *group})
-
-
-async def until(condition: Callable[[], bool | None]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 (what is waited for happens in other processes)
-            await asyncio.sleep(0.002)
 
 
 def descriptors() -> set[Path]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import apsw
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.sqlite_stores import NOON, commit, end, give, line, opened, registered, uid
 
 from keephold.errors import KeepholdError
@@ -50,7 +51,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 async def settled(store: SqliteStore) -> None:
     """Wait until the store can write."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while store.trouble is not None:  # noqa: ASYNC110 - there is nothing to wait for
             await asyncio.sleep(0.005)
 

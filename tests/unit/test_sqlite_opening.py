@@ -10,6 +10,7 @@ from pathlib import Path
 
 import apsw
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.sqlite_stores import commit, opened, record, registered
 
 from keephold.errors import KeepholdError
@@ -188,7 +189,7 @@ async def test_where_a_runtime_directory_is_too_long_for_sockets_another_is_used
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/" + "nowhere" * 20)  # two that do not agree find each other
     await two.open(lambda _: None)
     await commit(two, registered(1))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await heard.wait()
     await two.close()
     await one.close()

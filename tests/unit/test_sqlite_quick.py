@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.sqlite_stores import commit, end, give, line, opened, registered, uid
 
 from keephold.store.base import Op
@@ -94,7 +95,7 @@ def test_R4_an_interrupt_while_the_loop_writes_leaves_nothing_unanswered(tmp_pat
             try:
                 await asyncio.sleep(1)
             finally:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(PATIENCE):
                     await given
                     await commit(store, registered(3))
                     seen.extend(record.uid for record in await store.handles())

@@ -9,6 +9,7 @@ from typing import Any
 import apsw
 import msgspec
 from tests.fixtures.make import HERE
+from tests.patience import PATIENCE
 from tests.unit.sqlite_stores import NOON, commit, opened, registered, uid
 
 from keephold.handles.state import Running
@@ -101,7 +102,7 @@ async def test_G1_what_is_said_is_heard_and_a_description_is_not(tmp_path: Path)
     async def until(name: str) -> set[str]:
         """All that is heard, until this is: rings that come together are heard as one."""
         names: set[str] = set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while name not in names:
                 names |= await heard.get() or set()
         return names

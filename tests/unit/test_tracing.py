@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import ok, parked, power_cut, stopped, stored_in, until
+from tests.durable.lives import ok, parked, power_cut, stopped, stored_in
+from tests.patience import until
 from tests.spans import Spans, said, spans, trace_of
 from tests.turn.calls import STATEFUL, TALKING, abort, apply, call, spawn, wait_all
 from tests.turn.people import Asked

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.patience import PATIENCE
 
 from keephold import worker as worker_module
 from keephold.testing import VirtualClock
@@ -91,7 +92,7 @@ async def test_K6_a_stopped_process_is_replaced(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("content", ["", "c1", "a1ff", "91" * 100_000])
 async def test_K6_a_reply_that_is_not_msgpack_is_a_death(content: str) -> None:
     async with working() as worker:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             bad, after = await ends(worker, ["reply", content], 1)
         assert type(bad) is WorkerDied and after == 1
 

@@ -22,10 +22,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 from tests.agent.providers.neutral import Asked
 from tests.agent.providers.script import Break, Fail, Hang, Overrun, Reply, Script, Turn
+from tests.patience import PATIENCE
 
 KEY = "sk-for-tests"
-PATIENCE = 10.0
-"""Seconds after which starting or ending a server is a hang."""
 
 
 class Refusal(Exception):

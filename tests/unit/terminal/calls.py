@@ -1,6 +1,5 @@
 """Calls of terminal tools, for tests: a sink that keeps what it is told, and a way to start one."""
 
-import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import until
 
 from keephold.durable.deferred import Pending
 from keephold.handles.question import Question
@@ -107,9 +107,3 @@ def sh(script: str) -> list[str]:
 
 def python(script: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", "import json, os, select, signal, sys, termios, time, tty\n" + script]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 (what is waited for happens in other processes)
-            await asyncio.sleep(0.002)

@@ -1,11 +1,12 @@
 """Programs in terminals, for tests: what they said, what they are, what is left of them."""
 
-import asyncio
 import os
 import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+
+from tests.patience import until
 
 from keephold.tools import marks
 from keephold.tools.session import Exit
@@ -65,12 +66,6 @@ class Run:
     def left(self) -> list[int]:
         """What runs of the call."""
         return marks.find(self.mark)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 (what is waited for happens in other processes)
-            await asyncio.sleep(0.002)
 
 
 def python(script: str) -> list[str]:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.terminal.calls import Recorder, Start, guard, python, sh, start, until
+from tests.patience import until
+from tests.unit.terminal.calls import Recorder, Start, guard, python, sh, start
 
 from keephold.handles.question import Question
 from keephold.handles.state import Failure, Ok, Outcome, PrintedOutput

@@ -6,7 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.unit.terminal.ptys import Run, python, until
+from tests.patience import until
+from tests.unit.terminal.ptys import Run, python
 
 from keephold.tools.terminal.probe import State
 

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.unit.terminal.ptys import Run, descriptors, name_of, python, until
+from tests.patience import until
+from tests.unit.terminal.ptys import Run, descriptors, name_of, python
 
 from keephold.errors import ToolError
 from keephold.tools import marks

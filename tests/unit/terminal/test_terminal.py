@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.terminal.calls import Start, guard, python, sh, start, until
+from tests.patience import until
+from tests.unit.terminal.calls import Start, guard, python, sh, start
 
 from keephold.errors import ToolError
 from keephold.handles.state import Failure, Ok, PrintedOutput

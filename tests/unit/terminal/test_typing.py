@@ -8,7 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.unit.terminal.ptys import Run, python, until
+from tests.patience import until
+from tests.unit.terminal.ptys import Run, python
 
 from keephold.errors import ToolError
 from keephold.tools.child import UNREAD_LIMIT
