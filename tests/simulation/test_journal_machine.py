@@ -84,8 +84,8 @@ from keephold.store.base import (
     TurnEnded,
     WaitOpened,
 )
+from keephold.store.sql import operations as queues
 from keephold.store.sqlite import SqliteStore
-from keephold.store.sqlite import operations as queues
 
 MEMORY = Path("/dev/shm")
 """Where a commit costs nothing: a power cut is a copy here, so nothing need be on a disk."""

@@ -12,9 +12,9 @@ from tests.unit.sqlite_stores import NOON, commit, opened, registered, uid
 
 from keephold.handles.state import Ok, Running, Stopped, name
 from keephold.store.base import EVENTS_LIMIT, Collected, HandleQuery, status_of
-from keephold.store.sqlite import events
-from keephold.store.sqlite.listing import listing
-from keephold.store.sqlite.sql import APPLICATION_ID, migrations
+from keephold.store.sql import events
+from keephold.store.sql.listing import listing
+from keephold.store.sqlite.sql import APPLICATION_ID, SQL, migrations
 
 ALL = {"handles_live", "handles_over"}
 
@@ -44,7 +44,7 @@ def test_L3_a_page_is_read_from_an_index_in_order(wanted: dict[str, Any], indexe
     connection = apsw.Connection(":memory:")
     for script in migrations().values():
         connection.execute(script)
-    query, bound = listing(HandleQuery(**{"limit": 50, "newest": True, **wanted}))
+    query, bound = listing(SQL, HandleQuery(**{"limit": 50, "newest": True, **wanted}))
     plan = [str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", bound)]
     connection.close()
     assert {found for step in plan for found in re.findall(r"INDEX (handles_\w+)", step)} == indexes, plan

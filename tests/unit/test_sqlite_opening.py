@@ -248,8 +248,8 @@ def test_every_query_is_described_and_scans_no_large_table() -> None:
         "spawned",
         "place",
     )
-    for name, query in {**sql.SQL, **sql.RECORDS}.items():
-        if not query.startswith("WHERE") and name not in ("records", "events"):
+    for name, query in sql.SQL.items():
+        if not query.startswith(("WHERE", "IN (", "+")) and name not in ("records", "events"):
             count = query.count("?") if "?1" not in query else max(n for n in range(1, 10) if f"?{n}" in query)
             plan = [str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", [None] * count)]
             scans = [
@@ -259,7 +259,7 @@ def test_every_query_is_described_and_scans_no_large_table() -> None:
                 "h USING INDEX handles_holding",
                 "handles USING INDEX handles_live",
                 "handles USING INDEX handles_parked",
-                "turns USING INDEX turns_open",
+                "t USING INDEX turns_open",
             ]
             assert not {step.removeprefix("SCAN ").replace("COVERING ", "") for step in scans} - {*of_few}, (
                 f"{name}: {scans}"

@@ -9,8 +9,8 @@ from tests.unit.sqlite_stores import commit, opened, registered, uid
 
 from keephold import KeepholdError
 from keephold.store.base import HandleQuery
+from keephold.store.sql.listing import scans
 from keephold.store.sqlite import SqliteStore
-from keephold.store.sqlite.listing import scans
 
 LONG = "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n LIMIT 3000000) SELECT max(n) FROM n"
 

@@ -14,7 +14,7 @@ from tests.unit.sqlite_stores import NOON, commit, opened, registered, uid
 
 from keephold.handles.state import Running
 from keephold.store.base import ConversationRow, Described, Forgotten, TranscriptAppended, TranscriptLine
-from keephold.store.sqlite.listing import conversations
+from keephold.store.sql.listing import conversations
 from keephold.store.sqlite.opening import reader
 from keephold.store.sqlite.sql import APPLICATION_ID, SQL, migrations
 
@@ -70,7 +70,7 @@ async def test_G1_pages_are_found_by_an_index_and_are_in_order_there(tmp_path: P
         connection = reader(store.path)
         try:
             transcript = _plan(connection, SQL["transcript"], ("main", 5, 10))
-            lists = [_plan(connection, *conversations(wanted, None, 10)) for wanted in (None, {"a": 1})]
+            lists = [_plan(connection, *conversations(SQL, wanted, None, 10)) for wanted in (None, {"a": 1})]
         finally:
             connection.close()
     assert "SEARCH transcripts USING INDEX transcripts_in (conversation=? AND line>?)" in transcript

@@ -23,7 +23,7 @@ import apsw
 
 from keephold.errors import KeepholdError
 from keephold.forking import leak_in_children
-from keephold.store.sqlite.listing import compare
+from keephold.store.sql.listing import compare
 from keephold.store.sqlite.lock_holders import stopped_writer
 from keephold.store.sqlite.processes import SUFFIXES, Bell, Turnstile, owners_of
 from keephold.store.sqlite.sql import APPLICATION_ID, SQL, migrations

@@ -66,7 +66,7 @@ class SqliteStore(Reads):
             place = await asyncio.shield(opening)
         except asyncio.CancelledError:
             opening.add_done_callback(_let_go)
-            await asyncio.wait([opening])  # its thread goes on making files, which the caller may want to remove
+            await asyncio.wait([opening])  # its thread may still make files, which the caller may want to remove
             raise
         self._process = os.getpid()
         self._loop, self._place, self.owner, self._reading = loop, place, place.owners.me, place.reading

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from keephold.store.sqlite.codec import Row
+from keephold.store.sql.codec import Row
 from keephold.store.sqlite.opening import reader
 
 T = TypeVar("T")

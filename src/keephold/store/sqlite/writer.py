@@ -37,13 +37,14 @@ from keephold.store.base import (
     Registered,
     TranscriptAppended,
 )
+from keephold.store.sql.events import note_events
+from keephold.store.sql.operations import write, write_group
+from keephold.store.sql.transaction import Transaction
 from keephold.store.sqlite import opening
-from keephold.store.sqlite.events import write_events
 from keephold.store.sqlite.lock_holders import stopped_writer
 from keephold.store.sqlite.opening import StoreFiles
-from keephold.store.sqlite.operations import write, write_group
 from keephold.store.sqlite.sql import SQL
-from keephold.store.sqlite.transaction import Transaction
+from keephold.store.sqlite.statements import SqliteStatements
 from keephold.store.sqlite.write_errors import STORAGE, lost, sentence, unavailable
 
 _log = logging.getLogger("keephold.store")
@@ -378,7 +379,8 @@ class Writer:
 
     def _statements(self, connection: apsw.Connection, commits: list[Commit], at_once: bool) -> Transaction:
         """Run everything of a transaction except its beginning and its end."""
-        tx = Transaction(connection, self._owner, self._directory, self._place.owners.alive)
+        statements = SqliteStatements(connection)
+        tx = self._transaction(statements)
         try:
             for commit, results in zip(commits, write_group(tx, [commit.ops for commit in commits]), strict=True):
                 commit.results, commit.error, commit.told = results, None, bool(tx.events)
@@ -389,8 +391,8 @@ class Writer:
             if at_once:  # beginning again may take long
                 raise Busy from refused
             connection.execute("BEGIN IMMEDIATE")
-            tx = self._one_by_one(connection, commits)
-        write_events(tx)
+            tx = self._one_by_one(statements, commits)
+        statements.add_events(note_events(tx))
         if tx.forgetful:
             tx.line = None
         if tx.line is None:
@@ -401,25 +403,28 @@ class Writer:
             self._sync(tx.files)
         return tx
 
-    def _one_by_one(self, connection: apsw.Connection, commits: list[Commit]) -> Transaction:
+    def _transaction(self, statements: SqliteStatements) -> Transaction:
+        return Transaction(statements, self._owner, self._directory, self._place.owners.alive)
+
+    def _one_by_one(self, statements: SqliteStatements, commits: list[Commit]) -> Transaction:
         """Write the commits that can be written, and note why the others cannot."""
-        all_of_them = Transaction(connection, self._owner, self._directory, self._place.owners.alive)
+        all_of_them = self._transaction(statements)
         for commit in commits:
-            tx = Transaction(connection, self._owner, self._directory, self._place.owners.alive)
-            connection.execute("SAVEPOINT commit_")
+            tx = self._transaction(statements)
+            statements.run("SAVEPOINT commit_")
             try:
                 commit.results, commit.error = write(tx, commit.ops), None
                 commit.told = bool(tx.events)
             except STORAGE:
                 raise
             except Exception as error:
-                connection.execute("ROLLBACK TO commit_")
+                statements.run("ROLLBACK TO commit_")
                 if getattr(error, "code", None) == "lease_lost" and self._place.owners.displaced():
                     raise Displaced from error
                 commit.error = error if isinstance(error, KeepholdError) else _cannot(error)
             else:
                 all_of_them.add(tx)
-            connection.execute("RELEASE commit_")
+            statements.run("RELEASE commit_")
         return all_of_them
 
     def _sync(self, files: set[str]) -> None:

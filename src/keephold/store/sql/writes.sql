@@ -1,5 +1,6 @@
--- The writes of SqliteStore, and the reads that decide about them; `reads.sql` has the rest. `sql.py` reads both: a
--- query begins with `-- name:` and ends with the next one; the line after the name says what it is for.
+-- The writes of the SQL stores, and the reads that decide about them; `reads.sql` has the rest. `queries.py` reads
+-- both: a query begins with `-- name:` and ends with the next one; the line after the name says what it is for. Both
+-- databases understand these; `dialect.sql` of each store has those that only one does, and may replace others.
 
 -- name: count_commit
 -- Count this transaction of this process, so that it can be found out whether it was committed.
@@ -61,7 +62,7 @@ ON CONFLICT (conversation, turn, batch) DO UPDATE SET calls = excluded.calls, re
 
 -- name: count_batch
 -- Count the turn's batches, and open this one: what was handed out before has arrived.
-UPDATE turns SET batches = max(batches, ?1), open_batch = ?1, carried = NULL
+UPDATE turns SET batches = CASE WHEN batches > ?1 THEN batches ELSE ?1 END, open_batch = ?1, carried = NULL
 WHERE conversation = ?2 AND turn = ?3 AND ended_at IS NULL;
 
 -- name: batch
@@ -85,12 +86,13 @@ UPDATE turns SET open_batch = NULL WHERE conversation = ? AND turn = ? AND open_
 UPDATE handles SET cursor = ?2 WHERE uid = ?1 AND cursor < ?2;
 
 -- name: register
--- Add a handle.
+-- Add a handle, unless its id is active or its uid exists.
 INSERT INTO handles (
     uid, id, tool, conversation, turn, batch, position, call_id, kind, priority, stateful, state_name, status,
     stopped_at, owner, fence, attempt, next_attempt_at, cursor, deadline, parking, resources, metadata, progress, state,
     arguments, allowed, retry_of
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING;
 
 -- name: named
 -- Whether an id was ever used, as far as is known.
@@ -136,7 +138,7 @@ SELECT conversation, id, tool FROM handles WHERE uid = ?;
 
 -- name: rewrite
 -- Replace arguments that a user has edited (P5), unless they are NULL; note what allowed the call, unless it is NULL.
-UPDATE handles SET arguments = coalesce(?1, arguments), resources = iif(?1 IS NULL, resources, ?2),
+UPDATE handles SET arguments = coalesce(?1, arguments), resources = CASE WHEN ?1 IS NULL THEN resources ELSE ?2 END,
     allowed = coalesce(?3, allowed)
 WHERE number = ?4;
 
@@ -150,9 +152,10 @@ WHERE number = ?1;
 -- Take over a call. An attempt was cut short unless it had not started, was between two, or its process has run on.
 UPDATE handles
 SET owner = ?1, fence = fence + 1,
-    attempt = attempt + (NOT ?2 AND state_name <> 'pending' AND next_attempt_at IS NULL AND standing IS NOT 'queued'),
-    deaths = deaths
-        + (NOT ?2 AND state_name <> 'pending' AND next_attempt_at IS NULL AND coalesce(standing, 'alone') = 'alone'),
+    attempt = attempt + CASE WHEN NOT ?2 AND state_name <> 'pending' AND next_attempt_at IS NULL
+        AND coalesce(standing, '') <> 'queued' THEN 1 ELSE 0 END,
+    deaths = deaths + CASE WHEN NOT ?2 AND state_name <> 'pending' AND next_attempt_at IS NULL
+        AND coalesce(standing, 'alone') = 'alone' THEN 1 ELSE 0 END,
     state_name = ?3, state = ?4, standing = ?5
 WHERE number = ?6;
 
@@ -186,11 +189,6 @@ UPDATE handles SET attempt = ?, next_attempt_at = ? WHERE number = ?;
 -- Delete recorded errors, which the next attempt does not replay (R5).
 DELETE FROM journal WHERE handle = ? AND NOT ok;
 
--- name: record_step
--- Add a journal line, if the fencing number is right.
-INSERT INTO journal (handle, kind, name, digest, value, ok, input)
-SELECT number, ?, ?, ?, ?, ?, ? FROM handles WHERE uid = ? AND fence = ? AND stopped_at IS NULL;
-
 -- name: open_wait
 -- Add a key; it may have been taken before.
 INSERT INTO waits (key_id, uid, conversation, kind, name, secret_id) VALUES (?, ?, ?, ?, ?, ?)
@@ -198,7 +196,7 @@ ON CONFLICT (key_id) DO NOTHING;
 
 -- name: take_completion_key
 -- Note that the call has its completion key, and the terms on which it is parked if its owner dies.
-UPDATE handles SET keyed = 1, parking = coalesce(?2, parking), deadline = CASE WHEN ?2 IS NULL THEN deadline ELSE ?3 END
+UPDATE handles SET keyed = TRUE, parking = coalesce(?2, parking), deadline = CASE WHEN ?2 IS NULL THEN deadline ELSE ?3 END
 WHERE number = ?1;
 
 -- name: park
@@ -218,11 +216,11 @@ RETURNING uid, kind, conversation;
 
 -- name: completed
 -- Note that the completion of a call has arrived. If the call is held, a runtime that has the tool takes it.
-UPDATE handles SET resolved = 1 WHERE number = ?;
+UPDATE handles SET resolved = TRUE WHERE number = ?;
 
 -- name: revoke
 -- Revoke the conversation's open keys.
-UPDATE waits SET revoked = 1, resolved_at = ? WHERE conversation = ? AND resolution IS NULL AND NOT revoked
+UPDATE waits SET revoked = TRUE, resolved_at = ? WHERE conversation = ? AND resolution IS NULL AND NOT revoked
 RETURNING key_id, uid, kind;
 
 -- name: emit
@@ -231,16 +229,20 @@ INSERT INTO process_events (process, sequence, type, payload, at)
 SELECT ?1, coalesce(max(sequence), 0) + 1, ?2, ?3, ?4 FROM process_events WHERE process = ?1 RETURNING sequence;
 
 -- name: expose
--- Give a one-shot call a name.
-UPDATE handles SET stateful = 1, id = ? WHERE uid = ?;
+-- Give a one-shot call a name, unless that is active.
+UPDATE handles SET stateful = TRUE, id = ?1 WHERE uid = ?2 AND (stopped_at IS NOT NULL OR NOT EXISTS (
+    SELECT 1 FROM handles h
+    WHERE h.conversation = handles.conversation AND h.id = ?1 AND h.stateful AND h.stopped_at IS NULL AND h.uid <> ?2
+));
 
 -- name: call_hook
 -- Note that the hook has run, and remove the owner.
-UPDATE handles SET hook_due = 0, owner = NULL WHERE uid = ? AND hook_due;
+UPDATE handles SET hook_due = FALSE, owner = NULL WHERE uid = ? AND hook_due;
 
 -- name: notify
--- Queue a notification.
-INSERT INTO notifications (conversation, kind, level, message, at, uid, carriers) VALUES (?, ?, ?, ?, ?, ?, ?);
+-- Queue a notification. Returns its number.
+INSERT INTO notifications (conversation, kind, level, message, at, uid, carriers) VALUES (?, ?, ?, ?, ?, ?, ?)
+RETURNING number;
 
 -- name: renew
 -- Change the message of a handle's queued notification of one kind.
@@ -284,7 +286,7 @@ UPDATE queues SET dropped = 0 WHERE conversation = ?;
 
 -- name: deliver
 -- Take the notifications that may ride on one of these carriers.
-DELETE FROM notifications WHERE conversation = ? AND carriers & ?
+DELETE FROM notifications WHERE conversation = ? AND (carriers & ?) <> 0
 RETURNING number, conversation, kind, level, message, at, uid, carriers;
 
 -- name: inquire
@@ -303,7 +305,7 @@ UPDATE requests SET reply = ? WHERE id = ? RETURNING uid;
 -- Let other processes see something of this one, also in place of a dead process.
 INSERT INTO posts (id, kind, owner, at, body) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET owner = excluded.owner, at = excluded.at, body = excluded.body
-WHERE owner = excluded.owner OR owner = ?;
+WHERE posts.owner = excluded.owner OR posts.owner = ?;
 
 -- name: posted
 -- The post of an id.
@@ -333,16 +335,15 @@ FROM handles h LEFT JOIN outputs o ON o.handle = h.number
 WHERE h.stopped_at < ? AND h.stopped_at IS NOT NULL AND NOT h.hook_due
   AND NOT EXISTS (
     SELECT 1 FROM turns t WHERE t.conversation = h.conversation AND t.ended_at IS NULL
-      AND t.conversation NOT IN (SELECT value FROM json_each(?) AS found)
+      AND t.conversation NOT {among}
   )
 
 -- name: old_turns
--- Open turns that began before a time.
-SELECT conversation, turn, owner FROM turns WHERE ended_at IS NULL AND began_at < ?;
-
--- name: active_since
--- Whether a conversation has a call that has not stopped, or stopped after a time.
-SELECT 1 FROM handles WHERE conversation = ? AND (stopped_at IS NULL OR stopped_at >= ?) LIMIT 1;
+-- Open turns that began before a time, in conversations where every call stopped before that time.
+SELECT t.conversation, t.turn, t.owner FROM turns t WHERE t.ended_at IS NULL AND t.began_at < ?1
+  AND NOT EXISTS (
+    SELECT 1 FROM handles h WHERE h.conversation = t.conversation AND (h.stopped_at IS NULL OR h.stopped_at >= ?1)
+  );
 
 -- name: add_tombstone
 -- Add the tombstone of a handle that could be named, or whose keys may still be used.
@@ -367,7 +368,7 @@ DELETE FROM process_events WHERE process = ?;
 
 -- name: add_litter
 -- Add a file to be removed after the commit.
-INSERT OR IGNORE INTO litter (file) VALUES (?);
+INSERT INTO litter (file) VALUES (?) ON CONFLICT (file) DO NOTHING;
 
 -- name: litter
 -- Files that were to be removed.
@@ -412,7 +413,9 @@ DELETE FROM inquiries WHERE number IN (
 -- name: say
 -- Count new transcript lines. Returns the conversation's number, and how many lines it has now.
 INSERT INTO conversations (id, created, updated, lines, metadata) VALUES (?1, ?2, ?2, ?3, ?4)
-ON CONFLICT (id) DO UPDATE SET updated = max(updated, ?2), lines = lines + ?3 RETURNING number, lines;
+ON CONFLICT (id) DO UPDATE SET lines = conversations.lines + ?3,
+    updated = CASE WHEN conversations.updated > ?2 THEN conversations.updated ELSE ?2 END
+RETURNING number, lines;
 
 -- name: add_line
 -- Add one transcript line.
@@ -421,15 +424,12 @@ INSERT INTO transcripts (conversation, line, turn, kind, at, body) VALUES (?, ?,
 -- name: describe
 -- Set a conversation's metadata.
 INSERT INTO conversations (id, created, updated, lines, metadata) VALUES (?1, ?2, ?2, 0, ?3)
-ON CONFLICT (id) DO UPDATE SET updated = max(updated, ?2), metadata = ?3;
+ON CONFLICT (id) DO UPDATE SET metadata = ?3,
+    updated = CASE WHEN conversations.updated > ?2 THEN conversations.updated ELSE ?2 END;
 
 -- name: forget
 -- Delete a conversation, and its transcript by the trigger.
 DELETE FROM conversations WHERE id = ?;
-
--- name: add_event
--- Add an event. Without a conversation, it is that of its handle.
-INSERT INTO events (at, type, conversation, uid, data) VALUES (?, ?, ?, ?, ?);
 
 -- name: kept_events
 -- The first event that is kept, and the last that ever was, which is always kept.
@@ -437,7 +437,7 @@ SELECT (SELECT min(seq) FROM events), coalesce((SELECT max(seq) FROM events), 0)
 
 -- name: remove_old_events
 -- Delete events below a number, up to the first one that is not old; the last one stays.
-DELETE FROM events WHERE seq < min(?1, coalesce((SELECT min(seq) FROM events WHERE seq < ?1 AND at >= ?2), ?1))
+DELETE FROM events WHERE seq < coalesce((SELECT min(seq) FROM events WHERE seq < ?1 AND at >= ?2), ?1)
   AND seq < (SELECT max(seq) FROM events);
 
 -- name: remove_events

@@ -54,7 +54,7 @@ def encode(value: object) -> bytes:
 
 
 def text(value: str) -> str:
-    """Return the text as SQLite takes it: half of a surrogate pair becomes a question mark here, too."""
+    """Return the text as databases take it: half of a surrogate pair becomes a question mark here, too."""
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
@@ -131,7 +131,7 @@ def wait_row(row: Row) -> WaitRow:
 def entry_row(row: Row) -> Entry:
     """A row of the queries `journal` and `journal_end`."""
     kind, name, digest, value, ok, input = row
-    return Entry(kind, name, digest, value, bool(ok), input)
+    return Entry(kind, name, digest, value, bool(ok), input or b"")
 
 
 def notification_row(row: Row) -> QueuedNotification:
@@ -143,7 +143,7 @@ def notification_row(row: Row) -> QueuedNotification:
 def dropped_row(row: Row) -> QueuedNotification:
     """The row of the query `notifications` that counts dropped ones."""
     _, conversation, _, _, count, at, *_ = row
-    return dropped(conversation, count, at)
+    return dropped(conversation, int(count), at)
 
 
 def inquiry_row(row: Row) -> InquiryRow:

@@ -1,7 +1,7 @@
 """The SQL for lists: the conditions of a list decide which index it is read from.
 
 A page of a long list must cost what a page costs. So a list is put together from parts, each of which is in order in an
-index of its own; SQLite merges them and stops when the page is full.
+index of its own; the database merges them and stops when the page is full.
 """
 
 import math
@@ -11,15 +11,17 @@ from typing import Any, get_args
 
 from keephold.store.base import LIVE, Collected, HandleQuery, Kind, Sort, Status
 from keephold.store.metadata import folded, holds
-from keephold.store.sqlite.codec import Row, decode, encode
-from keephold.store.sqlite.sql import SQL
+from keephold.store.sql.codec import Row, decode, encode
+
+Sql = Mapping[str, str]
+"""Named queries of a database."""
 
 Query = tuple[str, tuple[Any, ...]]
 """SQL, or a part of it, and its bindings."""
 
 _PARKED = "h.owner IS NULL AND h.parking IS NOT NULL AND h.stopped_at IS NULL"
 _TIMER = "h.kind = 'timer' AND NOT h.stateful AND h.stopped_at IS NULL"
-_HAS = "(instr(lower(h.id), ?) OR instr(lower(h.tool), ?) OR instr(lower(h.uid), ?))"
+_HAS = "(instr(lower(h.id), ?) > 0 OR instr(lower(h.tool), ?) > 0 OR instr(lower(h.uid), ?) > 0)"
 _KEYS: dict[Sort, str] = {"stopped": "coalesce({}.stopped_at, 0)", "tool": "{}.tool", "id": "{}.id"}
 """Sort keys other than the order of the uids."""
 
@@ -30,7 +32,7 @@ def compare(*both: Any) -> bool:
     return holds(metadata, wanted)
 
 
-def listing(query: HandleQuery) -> Query:
+def listing(sql: Sql, query: HandleQuery) -> Query:
     """Return the SQL for these handles."""
     conversation, stateful, kind, status = query.conversation, query.stateful, query.kind, query.status
     common = _equal({"h.turn": query.turn, "h.tool": query.tool})
@@ -42,31 +44,31 @@ def listing(query: HandleQuery) -> Query:
         common.append((_HAS, (folded(query.search),) * 3))
     states = _states(query)
     if conversation is not None and query.parked:
-        parts = _parked_in(conversation, states, stateful, kind, status, query.timers)
+        parts = _parked_in(sql, conversation, states, stateful, kind, status, query.timers)
     elif conversation is not None and stateful:
-        parts = _in_conversation(conversation, states, kind, status, query.timers)
+        parts = _in_conversation(sql, conversation, states, kind, status, query.timers)
     else:
-        parts = _anywhere(conversation, states, stateful, query.timers, narrowed=bool(query.parked))
+        parts = _anywhere(sql, conversation, states, stateful, query.timers, narrowed=bool(query.parked))
         common += _equal({"h.kind": kind, "h.status": status})
     after, limit = query.after, query.limit
     order, beyond = ("DESC", "<") if query.newest else ("ASC", ">")
     if query.sort == "stopped" and stateful and states == ("stopped",):
         narrowing = _equal({"h.conversation": conversation, "h.kind": kind, "h.status": status})
-        return _ended(narrowing, common, after, limit, order, beyond)
+        return _ended(sql, narrowing, common, after, limit, order, beyond)
     if query.sort != "created":
-        return _sorted(parts, common, _KEYS[query.sort], after, limit, order, beyond)
+        return _sorted(sql, parts, common, _KEYS[query.sort], after, limit, order, beyond)
     if after:
         common.append((f"h.uid {beyond} ?", (after,)))
     if len(parts) == 1:
         where, bound = _all([*parts, *common])
-        return f"{SQL['records']} WHERE {where} ORDER BY h.uid {order} LIMIT ?", (*bound, limit)
+        return f"{sql['records']} WHERE {where} ORDER BY h.uid {order} LIMIT ?", (*bound, limit)
     union, bound = _union(parts, common)
-    chosen = f"SELECT number FROM ({union} ORDER BY 2 {order} LIMIT ?)"
-    return f"{SQL['records']} WHERE h.number IN ({chosen}) ORDER BY h.uid {order}", (*bound, limit)
+    chosen = f"SELECT number FROM ({union} ORDER BY 2 {order} LIMIT ?) AS found"
+    return f"{sql['records']} WHERE h.number IN ({chosen}) ORDER BY h.uid {order}", (*bound, limit)
 
 
 def scans(query: HandleQuery) -> bool:
-    """Whether no index has these handles in order, so that SQLite may have to look at all handles."""
+    """Whether no index has these handles in order, so that the database may have to look at all handles."""
     if query.search is not None or query.tool is not None:
         return True
     if query.sort != "created" and not (query.sort == "stopped" and query.stateful and _states(query) == ("stopped",)):
@@ -87,14 +89,14 @@ def _states(query: HandleQuery) -> tuple[str, ...]:
 
 
 def _in_conversation(
-    conversation: str, states: tuple[str, ...], kind: Kind | None, status: Status | None, timers: bool
+    sql: Sql, conversation: str, states: tuple[str, ...], kind: Kind | None, status: Status | None, timers: bool
 ) -> list[Query]:
     """Return parts for a conversation's spawned handles, which are in order for each status and kind."""
     statuses = get_args(Status) if status is None else (status,)
     statuses = tuple(each for each in statuses if any((state in LIVE) is (each == "pending") for state in states))
     kinds = get_args(Kind) if kind is None else (kind,)
     every = not set(LIVE) - set(states)
-    within = "" if every or "stopped" in states else f" AND +h.state_name IN ({_marks(states)})"
+    within = "" if every or "stopped" in states else f" AND {sql['aside']}h.state_name IN ({_marks(states)})"
     bound = () if not within else states
     parts: list[Query] = [
         (f"h.conversation = ? AND h.stateful AND h.status = ? AND h.kind = ?{within}", (conversation, *each, *bound))
@@ -102,10 +104,11 @@ def _in_conversation(
     ]
     if timers and "pending" in statuses and "timer" in kinds:
         parts.append((f"h.conversation = ? AND {_TIMER}{within}", (conversation, *bound)))
-    return parts or [("0", ())]
+    return parts or [("FALSE", ())]
 
 
 def _parked_in(
+    sql: Sql,
     conversation: str,
     states: tuple[str, ...],
     stateful: bool | None,
@@ -116,17 +119,17 @@ def _parked_in(
     """Return parts for what is parked in a conversation: some of its live spawned handles, and one-shot calls, by an
     index."""
     alive = tuple(each for each in states if each in LIVE)
-    spawned = [] if stateful is False else _in_conversation(conversation, alive, kind, status, timers=False)
+    spawned = [] if stateful is False else _in_conversation(sql, conversation, alive, kind, status, timers=False)
     if stateful and not timers:
         return spawned
     which = _TIMER if stateful else "NOT h.stateful"
-    within = f"h.conversation = ? AND {which} AND +h.state_name IN ({_marks(alive)})"
+    within = f"h.conversation = ? AND {which} AND {sql['aside']}h.state_name IN ({_marks(alive)})"
     one_shot = _all([(within, (conversation, *alive)), *_equal({"h.kind": kind, "h.status": status})])
     return [*spawned, one_shot]
 
 
 def _anywhere(
-    conversation: str | None, states: tuple[str, ...], stateful: bool | None, timers: bool, *, narrowed: bool
+    sql: Sql, conversation: str | None, states: tuple[str, ...], stateful: bool | None, timers: bool, *, narrowed: bool
 ) -> list[Query]:
     """Return parts for any conversation: live handles are in order for each state, and so are stopped spawned ones."""
     spawned = {True: " AND h.stateful", False: " AND NOT h.stateful", None: ""}[stateful]
@@ -134,23 +137,23 @@ def _anywhere(
     if timers or narrowed or not (alive or (conversation is None and stateful)):
         if stateful is not None and timers:
             spawned = f" AND ({spawned.removeprefix(' AND ')} OR {_TIMER})"
-        where, bound = _all(_equal({"h.conversation": conversation}) or [("1", ())])
+        where, bound = _all(_equal({"h.conversation": conversation}) or [("TRUE", ())])
         if len(states) > len(LIVE):
             return [(f"{where}{spawned}", bound)]
         return [(f"{where}{spawned} AND h.state_name IN ({_marks(states)})", (*bound, *states))]
-    # `+` keeps SQLite from the index of conversations: live handles are fewer than a conversation's handles.
-    within = ("", ()) if conversation is None else (" AND +h.conversation = ?", (conversation,))
+    # Not by the index of conversations: live handles are fewer than a conversation's handles.
+    within = ("", ()) if conversation is None else (f" AND {sql['aside']}h.conversation = ?", (conversation,))
     parts: list[Query] = []
     for state in states:
         if state == "stopped":
             parts.append((f"h.stopped_at IS NOT NULL{spawned}", ()))
         else:
             parts.append((f"h.state_name = ? AND h.stopped_at IS NULL{spawned}{within[0]}", (state, *within[1])))
-    return parts or [("0", ())]
+    return parts or [("FALSE", ())]
 
 
 def _ended(
-    narrowing: list[Query], common: list[Query], after: str | None, limit: int, order: str, beyond: str
+    sql: Sql, narrowing: list[Query], common: list[Query], after: str | None, limit: int, order: str, beyond: str
 ) -> Query:
     """List spawned handles that have stopped by when they did, which an index has in order."""
     wanted = [("h.stateful AND h.stopped_at IS NOT NULL", ()), *narrowing, *common]
@@ -160,25 +163,23 @@ def _ended(
     where, bound = _all(wanted)
     ordered = f"ORDER BY h.stopped_at {order}, h.uid {order} LIMIT ?"
     chosen = f"SELECT h.number FROM handles h WHERE {where} {ordered}"
-    return f"{SQL['records']} WHERE h.number IN ({chosen}) ORDER BY h.stopped_at {order}, h.uid {order}", (
+    return f"{sql['records']} WHERE h.number IN ({chosen}) ORDER BY h.stopped_at {order}, h.uid {order}", (
         *bound,
         limit,
     )
 
 
 def _sorted(
-    parts: list[Query], common: list[Query], key: str, after: str | None, limit: int, order: str, beyond: str
+    sql: Sql, parts: list[Query], common: list[Query], key: str, after: str | None, limit: int, order: str, beyond: str
 ) -> Query:
-    """List in an order that no index has: SQLite looks at all handles."""
+    """List in an order that no index has: the database looks at all handles."""
     of_it = key.format("h")
     if after:
         last = f"(SELECT {key.format('x')} FROM handles x WHERE x.uid = ?)"
         common = [*common, (f"({of_it}, h.uid) {beyond} ({last}, ?)", (after, after))]
-    union, bound = _union(parts, common, f", {of_it} AS key")
-    chosen = (
-        f"SELECT number FROM ({union}) ORDER BY key {order}, uid {order} LIMIT ?"  # before the other columns are read
-    )
-    return f"{SQL['records']} WHERE h.number IN ({chosen}) ORDER BY {of_it} {order}, h.uid {order}", (*bound, limit)
+    union, bound = _union(parts, common, f", {of_it} AS key")  # sorted before the other columns are read
+    chosen = f"SELECT number FROM ({union}) AS found ORDER BY key {order}, uid {order} LIMIT ?"
+    return f"{sql['records']} WHERE h.number IN ({chosen}) ORDER BY {of_it} {order}, h.uid {order}", (*bound, limit)
 
 
 def _union(parts: list[Query], common: list[Query], besides: str = "") -> Query:
@@ -199,35 +200,30 @@ def _all(conditions: list[Query]) -> Query:
     return " AND ".join(where for where, _ in conditions), tuple(value for _, values in conditions for value in values)
 
 
-def conversations(metadata: Mapping[str, Any] | None, before: tuple[float, str] | None, limit: int) -> Query:
+def conversations(sql: Sql, metadata: Mapping[str, Any] | None, before: tuple[float, str] | None, limit: int) -> Query:
     """Return the query for a page of conversations."""
     start = (math.inf, "") if before is None else before
     wanted: Query = ("", ()) if metadata is None else (" AND holds(metadata, ?)", (encode(metadata),))
-    return f"{SQL['conversations']}{wanted[0]} ORDER BY updated DESC, id DESC LIMIT ?", (*start, *wanted[1], limit)
+    return f"{sql['conversations']}{wanted[0]} ORDER BY updated DESC, id DESC LIMIT ?", (*start, *wanted[1], limit)
 
 
-def left_turns(
-    op: Collected, rows: Callable[[str, tuple[Any, ...]], list[Row]], alive: Callable[[str], bool]
-) -> dict[str, str]:
-    """Return the turns, by conversation, of dead processes that nobody has resumed for the time of the operation."""
-    if op.partial:
-        return {}
-    dead = [(name, turn) for name, turn, owner in rows(SQL["old_turns"], (op.before,)) if not alive(owner)]
-    return {name: turn for name, turn in dead if not rows(SQL["active_since"], (name, op.before))}
+def left_turns(rows: Iterable[Row], alive: Callable[[str], bool]) -> dict[str, str]:
+    """Return the turns, by conversation, of dead processes that nobody has resumed: rows of the query `old_turns`."""
+    return {conversation: turn for conversation, turn, owner in rows if not alive(owner)}
 
 
-def expired(op: Collected, left: Iterable[str]) -> Query:
+def expired(sql: Sql, op: Collected, left: Iterable[str]) -> Query:
     """Return the query for the handles that the operation deletes, by `number`, the first to have stopped first.
 
     Open turns keep the handles of their conversations, except of those that were `left`."""
-    conditions = [SQL["expired"]]
+    conditions = [sql["expired"]]
     bound: list[Any] = [op.before, encode(tuple(left)).decode()]
     if op.conversation is not None:
         conditions.append("h.conversation = ?")
         bound.append(op.conversation)
     for column, values in (("h.kind", op.kinds or None), ("h.status", op.statuses or None), ("h.uid", op.only)):
         if values is not None:
-            conditions.append(f"{column} IN (SELECT value FROM json_each(?))")
+            conditions.append(f"{column} {sql['among']}")
             bound.append(encode(values).decode())
     if op.early == "seen":
         conditions.append("NOT EXISTS (SELECT 1 FROM notifications n WHERE n.uid = h.uid)")

@@ -1,4 +1,4 @@
--- The reads of SqliteStore that serve callers. See `queries.sql`.
+-- The reads of the SQL stores that serve callers. See `writes.sql`.
 
 -- name: records
 -- The columns of a handle, for all queries that return handles; they add WHERE and ORDER BY.
@@ -44,7 +44,7 @@ ORDER BY h.deadline LIMIT ?;
 
 -- name: where_among
 -- The handles of these uids.
-WHERE h.uid IN (SELECT value FROM json_each(?) AS found);
+WHERE h.uid {among};
 
 -- name: next_due
 -- The next deadline.
@@ -69,14 +69,7 @@ SELECT kind, status, count(*) FROM handles WHERE conversation = ? AND stateful G
 -- name: tally_timers
 -- And how many one-shot timers that have not stopped.
 SELECT 'timer', 'pending', count(*) FROM handles
-WHERE conversation = ? AND kind = 'timer' AND NOT stateful AND stopped_at IS NULL HAVING count(*);
-
--- name: ended
--- How many spawned handles have stopped since then. Large values are not parsed: errors have none.
-SELECT tool, status, CASE status WHEN 'completed' THEN 'self' ELSE CAST(state AS TEXT) ->> '$.ended_by' END AS ended_by,
-    count(*)
-FROM handles INDEXED BY handles_ended
-WHERE stateful AND stopped_at IS NOT NULL AND stopped_at >= ? GROUP BY tool, status, ended_by;
+WHERE conversation = ? AND kind = 'timer' AND NOT stateful AND stopped_at IS NULL HAVING count(*) > 0;
 
 -- name: tombstone_of
 -- The tombstone of a handle.
@@ -99,7 +92,7 @@ SELECT uid, at FROM tombstones WHERE conversation = ? AND id = ? AND id IS NOT N
 
 -- name: journal
 -- A call's journal, as it was written.
-SELECT kind, name, digest, value, ok, coalesce(input, x'') FROM journal WHERE handle = (SELECT number FROM handles WHERE uid = ?)
+SELECT kind, name, digest, value, ok, input FROM journal WHERE handle = (SELECT number FROM handles WHERE uid = ?)
 ORDER BY number;
 
 -- name: journal_count
@@ -108,7 +101,7 @@ SELECT count(*) FROM journal WHERE handle = (SELECT number FROM handles WHERE ui
 
 -- name: journal_end
 -- Lines of a journal before its last ones, newest first, without traces. They are chosen in the index.
-SELECT kind, name, digest, value, ok, coalesce(input, x'') FROM journal WHERE number IN (
+SELECT kind, name, digest, value, ok, input FROM journal WHERE number IN (
     SELECT number FROM journal WHERE handle = (SELECT number FROM handles WHERE uid = ?) AND kind <> 'trace'
     ORDER BY number DESC LIMIT ? OFFSET ?
 ) ORDER BY number DESC;
@@ -117,31 +110,9 @@ SELECT kind, name, digest, value, ok, coalesce(input, x'') FROM journal WHERE nu
 -- The waits of a call.
 SELECT key_id, uid, conversation, kind, name, secret_id, resolution, revoked FROM waits WHERE uid = ? ORDER BY number;
 
--- name: open_waits_beyond
--- Open waits of calls that have not stopped, of conversations after that one.
-SELECT w.key_id, w.uid, w.conversation, w.kind, w.name, w.secret_id, w.resolution, w.revoked
-FROM waits w INDEXED BY waits_open CROSS JOIN handles h ON h.uid = w.uid
-WHERE w.resolution IS NULL AND NOT w.revoked AND h.stopped_at IS NULL AND w.conversation > ?
-ORDER BY w.conversation, w.number LIMIT ?;
-
--- name: open_waits_in
--- The same of one conversation, after the one of a number.
-SELECT w.key_id, w.uid, w.conversation, w.kind, w.name, w.secret_id, w.resolution, w.revoked
-FROM waits w INDEXED BY waits_open CROSS JOIN handles h ON h.uid = w.uid
-WHERE w.resolution IS NULL AND NOT w.revoked AND h.stopped_at IS NULL AND w.conversation = ?
-  AND w.number > ?
-ORDER BY w.number LIMIT ?;
-
 -- name: place_of_wait
 -- The position of a wait in the order of open ones.
 SELECT conversation, number FROM waits WHERE key_id = ?;
-
--- name: count_open_waits
--- How many open waits conversations have.
-SELECT w.conversation, count(*) FROM json_each(?) AS found
-CROSS JOIN waits w INDEXED BY waits_open ON w.conversation = found.value
-CROSS JOIN handles h ON h.uid = w.uid
-WHERE w.resolution IS NULL AND NOT w.revoked AND h.stopped_at IS NULL GROUP BY w.conversation;
 
 -- name: wait
 -- One wait.
@@ -171,7 +142,8 @@ ORDER BY sequence DESC LIMIT ?;
 
 -- name: notifications
 -- The notifications queued in a conversation. Number 0 is the count of dropped ones.
-SELECT 0, conversation, NULL, NULL, dropped, dropped_at, NULL, NULL FROM queues WHERE conversation = ?1 AND dropped
+SELECT 0, conversation, NULL, NULL, CAST(dropped AS TEXT), dropped_at, NULL, NULL FROM queues
+WHERE conversation = ?1 AND dropped > 0
 UNION ALL
 SELECT number, conversation, kind, level, message, at, uid, carriers FROM notifications WHERE conversation = ?1
 ORDER BY 1 LIMIT ?2;
@@ -181,20 +153,13 @@ ORDER BY 1 LIMIT ?2;
 SELECT id, conversation, turn, uid, at, request, answer, error FROM inquiries
 WHERE conversation = ?1 AND (?2 IS NULL OR turn = ?2) ORDER BY number LIMIT ?3;
 
--- name: newest_inquiries
--- The same, newest first. They are chosen in the index.
-SELECT id, conversation, turn, uid, at, request, answer, error FROM inquiries WHERE number IN (
-    SELECT number FROM inquiries INDEXED BY inquiries_in WHERE conversation = ?1 AND (?2 IS NULL OR turn = ?2)
-    ORDER BY number DESC LIMIT ?3
-) ORDER BY number DESC;
-
 -- name: requests
 -- Requests to this process.
 SELECT id, uid, body FROM requests WHERE receiver = ? AND reply IS NULL ORDER BY number;
 
 -- name: posts
 -- The posts of all processes with ids that begin so.
-SELECT id, kind, owner, at, body FROM posts WHERE kind = ? AND substr(id, 1, length(?)) = ? ORDER BY number;
+SELECT id, kind, owner, at, body FROM posts WHERE kind = ?1 AND substr(id, 1, length(?2)) = ?2 ORDER BY number;
 
 -- name: reply_to
 -- The reply to a request of this process.
@@ -221,7 +186,7 @@ FROM events
 
 -- name: count
 -- How many spawned handles there are: all, those of each state that is not final, and the parked ones.
-SELECT 'stopped', coalesce(sum(handles), 0) FROM spawned
+SELECT 'stopped', CAST(coalesce(sum(handles), 0) AS BIGINT) FROM spawned
 UNION ALL
 SELECT state_name, count(*) FROM handles WHERE stopped_at IS NULL AND stateful GROUP BY state_name
 UNION ALL
@@ -237,28 +202,3 @@ WHERE state_name = 'waiting' AND stopped_at IS NULL AND owner IS NOT NULL GROUP 
 -- The turns of a conversation, newest first.
 SELECT number, turn, owner, began_at, ended_at, batches FROM turns
 WHERE conversation = ? AND number < coalesce(?, 9223372036854775807) ORDER BY number DESC LIMIT ?;
-
--- name: summaries
--- Conversations by name: one step in each index for each of them, not for each handle.
-WITH RECURSIVE found (name) AS (
-    SELECT min(name) FROM (
-        SELECT min(conversation) AS name FROM handles WHERE conversation > ?1
-        UNION ALL SELECT min(conversation) FROM turns WHERE conversation > ?1
-        UNION ALL SELECT min(id) FROM conversations WHERE id > ?1
-    )
-    UNION ALL
-    SELECT (
-        SELECT min(name) FROM (
-            SELECT min(conversation) AS name FROM handles WHERE conversation > found.name
-            UNION ALL SELECT min(conversation) FROM turns WHERE conversation > found.name
-            UNION ALL SELECT min(id) FROM conversations WHERE id > found.name
-        )
-    ) FROM found WHERE found.name IS NOT NULL LIMIT ?2
-)
-SELECT name,
-    coalesce((SELECT handles FROM spawned WHERE conversation = name), 0),
-    (SELECT count(*) FROM handles INDEXED BY handles_active WHERE conversation = name AND stateful AND stopped_at IS NULL),
-    (SELECT max(uid) FROM handles WHERE conversation = name),
-    (SELECT coalesce(ended_at, began_at) FROM turns WHERE conversation = name ORDER BY number DESC LIMIT 1),
-    c.updated, c.metadata
-FROM found LEFT JOIN conversations c ON c.id = name WHERE name IS NOT NULL;

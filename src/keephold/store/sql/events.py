@@ -7,51 +7,42 @@ from typing import Any
 import msgspec
 
 from keephold.store.base import EVENTS_LIMIT, NOTIFICATION_TYPES, Collected, StoredEvent
-from keephold.store.sqlite.codec import Row, encode
-from keephold.store.sqlite.listing import Query
-from keephold.store.sqlite.sql import SQL
-from keephold.store.sqlite.transaction import Transaction
+from keephold.store.sql.codec import Row, encode
+from keephold.store.sql.listing import Query, Sql
+from keephold.store.sql.transaction import Transaction
 
-_ADD = {many: f"{SQL['add_event']}{', (?, ?, ?, ?, ?)' * (many - 1)}" for many in (32, 16, 8, 4, 2, 1)}
-"""A statement, by how many events it writes."""
 _NOTIFICATIONS = f"type IN ({', '.join(repr(each) for each in NOTIFICATION_TYPES)})"
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def write_events(tx: Transaction) -> None:
-    """Write the events that operations have drafted. Events wake other processes; for steps alone that is not
-    urgent."""
+def note_events(tx: Transaction) -> list[tuple[float, str, str | None, str | None, bytes]]:
+    """Return the rows of the events that operations have drafted. Events wake other processes; for steps alone that is
+    not urgent."""
     drafts = tx.events
-    if not drafts:
-        return
-    at = time.time()
-    values = [value for type, place, uid, data in drafts for value in (at, type, place, uid, encode(data))]
-    first = 0
-    for many, statement in _ADD.items():  # few statements: each releases the interpreter's lock and waits for it
-        while 5 * many <= len(values) - first:
-            tx.run(statement, tuple(values[first : first + 5 * many]))
-            first += 5 * many
-    if not tx.touched:
+    if drafts and not tx.touched:
         _, conversation, uid, _ = drafts[0]
         tx.touched.add(uid or conversation or "")
         tx.urgent = not all(type == "handle.stepped" for type, *_ in drafts)
+    at = time.time()
+    return [(at, type, place, uid, encode(data)) for type, place, uid, data in drafts]
 
 
 def remove_events(tx: Transaction, op: Collected) -> None:
     """Delete events of that age, and those beyond the limit, oldest first and some at a time (S5)."""
-    row = tx.row(SQL["kept_events"], ())
+    row = tx.row(tx.sql["kept_events"], ())
     assert row is not None
     first, last = row
     if first is None:
         return
     surplus = max(last - EVENTS_LIMIT - first + 1, 0)
     some = max(10 * op.limit, surplus // 4)  # so that in the long run as many are deleted as are written, at any rate
-    tx.run(SQL["remove_old_events"], (first + some, op.before))
+    tx.run(tx.sql["remove_old_events"], (first + some, op.before))
     if surplus:
-        tx.run(SQL["remove_events"], (first + min(some, surplus),))
+        tx.run(tx.sql["remove_events"], (first + min(some, surplus),))
 
 
 def between(
+    sql: Sql,
     after: int,
     limit: int,
     uid: str | None,
@@ -72,7 +63,7 @@ def between(
     if notifications:
         conditions.append(_NOTIFICATIONS)
     order = "DESC" if newest else "ASC"
-    return f"{SQL['events']} WHERE {' AND '.join(conditions)} ORDER BY seq {order} LIMIT ?", (*bound, limit)
+    return f"{sql['events']} WHERE {' AND '.join(conditions)} ORDER BY seq {order} LIMIT ?", (*bound, limit)
 
 
 def event_row(row: Row) -> StoredEvent:

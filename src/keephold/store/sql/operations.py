@@ -6,7 +6,6 @@ Functions that `_WRITE` lists check their operation, raise `KeepholdError` to re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
-import apsw
 from msgspec.structs import replace
 
 from keephold.errors import KeepholdError
@@ -39,7 +38,7 @@ from keephold.store.endings import (
 )
 from keephold.store.metadata import merged
 from keephold.store.notifications import CONTENT, DROPS, TAKES, dropped, in_order
-from keephold.store.sqlite.codec import (
+from keephold.store.sql.codec import (
     carrier_bits,
     conversation_row,
     decode_notification,
@@ -50,14 +49,11 @@ from keephold.store.sqlite.codec import (
     text,
     wait_row,
 )
-from keephold.store.sqlite.events import remove_events
-from keephold.store.sqlite.listing import expired, left_turns
-from keephold.store.sqlite.sql import RECORDS, SQL
-from keephold.store.sqlite.transaction import CallRow, Transaction, lease_lost
+from keephold.store.sql.events import remove_events
+from keephold.store.sql.listing import expired, left_turns
+from keephold.store.sql.transaction import CallRow, Transaction, lease_lost
 
 # Calls: they are registered, change, stop, and change owners
-
-_CHANGE, _STOP, _REGISTER, _RECORD_STEP = SQL["change"], SQL["stop"], SQL["register"], SQL["record_step"]
 
 
 def registered(tx: Transaction, op: base.Registered) -> None:
@@ -73,12 +69,13 @@ def registered(tx: Transaction, op: base.Registered) -> None:
         _encoded(parking), encode(new.resources) if new.resources else None, _encoded(new.metadata),
         _encoded(new.progress), encode(state), encode(new.arguments), _encoded(new.allowed), new.retry_of,
     )  # fmt: skip
-    if op.once and tx.row(SQL["named"], (new.conversation, new.id)) is not None:
+    if op.once:
+        tx.lock(new.conversation)
+        if tx.row(tx.sql["named"], (new.conversation, new.id)) is not None:
+            raise _taken(tx, new.uid, new.conversation, new.id)
+    tx.run(tx.sql["register"], columns)
+    if not tx.changes():
         raise _taken(tx, new.uid, new.conversation, new.id)
-    try:
-        tx.run(_REGISTER, columns)
-    except apsw.ConstraintError as error:
-        raise _taken(tx, new.uid, new.conversation, new.id) from error
     if nobodys and stopped_at is None and parking is not None:
         tx.events.append(events.parked(new.uid, new.conversation, parking))
     if new.output is not None:
@@ -90,7 +87,7 @@ def retried(tx: Transaction, op: base.Retried) -> None:
     if tx.call(op.of) is None:
         raise gone(op.of)
     registered(tx, base.Registered(op.record))
-    tx.run(SQL["copy_journal"], (op.record.uid, op.of))
+    tx.run(tx.sql["copy_journal"], (op.record.uid, op.of))
 
 
 def _encoded(value: object) -> bytes | None:
@@ -98,14 +95,12 @@ def _encoded(value: object) -> bytes | None:
 
 
 def exposed(tx: Transaction, op: base.Exposed) -> bool:
-    try:
-        tx.run(SQL["expose"], (op.id, op.uid))
-    except apsw.ConstraintError as error:
-        call = tx.call(op.uid)
-        assert call is not None
-        raise _taken(tx, None, call.conversation, op.id) from error
+    tx.run(tx.sql["expose"], (op.id, op.uid))
+    exists = bool(tx.changes())
+    if not exists and (call := tx.call(op.uid)) is not None:
+        raise _taken(tx, None, call.conversation, op.id)
     tx.touched.add(op.uid)
-    return bool(tx.changes())
+    return exists
 
 
 def _taken(tx: Transaction, uid: str | None, conversation: str, id: str) -> KeepholdError:
@@ -120,20 +115,20 @@ def _taken(tx: Transaction, uid: str | None, conversation: str, id: str) -> Keep
 def changed(tx: Transaction, op: base.Changed) -> State | None:
     state, notice = op.state, op.notice
     if op.yields and type(state) is Stopped and (call := tx.call(op.uid)) is not None and call.keyed:
-        completion = tx.row(SQL["completion"], (op.uid,))
+        completion = tx.row(tx.sql["completion"], (op.uid,))
         if completion is not None and completion[0] is not None:
             resolution = decode_resolution(completion[0])
             state, notice = completed_instead(state, resolution, notice, bool(call.stateful))
             changed(tx, replace(op, state=state, notice=notice, yields=False))
             return state
     if type(state) is not Stopped:
-        tx.run(_CHANGE, (name(state), encode(state), op.uid, op.fence))
+        tx.run(tx.sql["change"], (name(state), encode(state), op.uid, op.fence))
         if not tx.changes():
             tx.own(op.uid, op.fence)
         if notice is not None:
-            conversation, id, tool = tx.rows(SQL["conversation"], (op.uid,))[0]
+            conversation, id, tool = tx.rows(tx.sql["conversation"], (op.uid,))[0]
             queue_change(tx, (conversation, id, tool), op.uid, state, notice, op.event.at)
-    elif stopped := tx.rows(_STOP, (encode(state), status_of(state), state.stopped, op.uid, op.fence)):
+    elif stopped := tx.rows(tx.sql["stop"], (encode(state), status_of(state), state.stopped, op.uid, op.fence)):
         keyed, conversation, id, tool = stopped[0]
         if keyed:
             resolve_by_end(tx, op.uid, state)
@@ -153,7 +148,7 @@ def changed(tx: Transaction, op: base.Changed) -> State | None:
 def rewritten(tx: Transaction, op: base.Rewritten) -> None:
     call = tx.own(op.uid, op.fence)
     resources = encode(op.resources) if op.resources else None
-    tx.run(SQL["rewrite"], (_encoded(op.arguments), resources, _encoded(op.allowed), call.number))
+    tx.run(tx.sql["rewrite"], (_encoded(op.arguments), resources, _encoded(op.allowed), call.number))
     tx.touched.add(op.uid)
 
 
@@ -162,13 +157,13 @@ def annotated(tx: Transaction, op: base.Annotated) -> Record:
     changes = None
     if op.metadata is not None:
         changes = encode(merged(_read(tx, op.uid).metadata, op.metadata))
-    tx.run(SQL["annotate"], (call.number, _encoded(op.progress), op.priority, changes))
+    tx.run(tx.sql["annotate"], (call.number, _encoded(op.progress), op.priority, changes))
     tx.touched.add(op.uid)
     return _read(tx, op.uid)
 
 
 def _read(tx: Transaction, uid: str) -> Record:
-    row = tx.row(RECORDS["uid"], (uid,))
+    row = tx.row(tx.sql["records_uid"], (uid,))
     assert row is not None
     return record(row)
 
@@ -181,13 +176,13 @@ def claimed(tx: Transaction, op: base.Claimed) -> Record | None:
     if isinstance(state, Waiting):
         state = Running(state.created, state.started)
     standing = "queued" if op.queued else None
-    tx.run(SQL["claim"], (tx.owner, op.kept, name(state), encode(state), standing, call.number))
+    tx.run(tx.sql["claim"], (tx.owner, op.kept, name(state), encode(state), standing, call.number))
     tx.touched.add(op.uid)
     return _read(tx, op.uid)
 
 
 def counted(tx: Transaction, op: base.Counted) -> None:
-    tx.run(SQL["count_deaths"], (op.deaths, op.standing, op.uid, op.fence))
+    tx.run(tx.sql["count_deaths"], (op.deaths, op.standing, op.uid, op.fence))
 
 
 def released(tx: Transaction, op: base.Released) -> State:
@@ -196,9 +191,9 @@ def released(tx: Transaction, op: base.Released) -> State:
         call = tx.own(op.uid, op.fence)
     tx.touched.add(op.uid)
     if call.parking_json is None and call.stopped_at is None:
-        tx.run(SQL["release_running"], (NOBODY, call.number))
+        tx.run(tx.sql["release_running"], (NOBODY, call.number))
         return call.state
-    tx.run(SQL["release"], (call.number,))
+    tx.run(tx.sql["release"], (call.number,))
     return _settle(tx, call, None)
 
 
@@ -209,35 +204,26 @@ def wrote(tx: Transaction, op: base.Wrote) -> None:
 
 def attempted(tx: Transaction, op: base.Attempted) -> None:
     call = tx.own(op.uid, op.fence)
-    tx.run(SQL["attempt"], (op.attempt, op.next_at, call.number))
+    tx.run(tx.sql["attempt"], (op.attempt, op.next_at, call.number))
     if op.next_at is not None:
-        tx.run(SQL["forget_errors"], (call.number,))
+        tx.run(tx.sql["forget_errors"], (call.number,))
         tx.forgetful = True
     tx.touched.add(op.uid)
 
 
 def readied(tx: Transaction, op: base.Readied) -> None:
-    tx.run(SQL["make_ready"], (tx.own(op.uid, op.fence).number,))
+    tx.run(tx.sql["make_ready"], (tx.own(op.uid, op.fence).number,))
     tx.touched.add(op.uid)
 
 
 def journaled(tx: Transaction, ops: list[base.Journaled]) -> None:
     """Write journal lines of any calls. If one is refused, the writer finds out which by writing them one by one."""
-    before = tx.total_changes()
-    lines = [(op.kind, op.name, op.digest, op.value, op.ok, op.input or None, op.uid, op.fence) for op in ops]
-    try:
-        if len(lines) == 1:
-            tx.run(_RECORD_STEP, lines[0])
-        else:
-            tx.many(_RECORD_STEP, lines)
-    except apsw.ConstraintError as error:
+    if tx.record_steps(ops) != len(ops):
+        tx.own(ops[0].uid, ops[0].fence)
         raise KeepholdError(
             f"{ops[0].kind} `{ops[0].name}` of this call is recorded already; use each name once in a call",
             code="durable_effect_duplicate_step_id",
-        ) from error
-    if tx.total_changes() - before != len(ops):
-        tx.own(ops[0].uid, ops[0].fence)
-        raise lease_lost(ops[0].uid)
+        )
     tx.line = (ops[0].uid, ops[0].kind, ops[0].name)
 
 
@@ -249,7 +235,7 @@ def parked(tx: Transaction, op: base.Parked) -> State:
             code="pending_tool_missing_completion_key",
         )
     parking = encode(op.parking)
-    tx.run(SQL["park"], (parking, op.parking.deadline, call.number))
+    tx.run(tx.sql["park"], (parking, op.parking.deadline, call.number))
     if op.output is not None:
         tx.keep_output(op.uid, op.output)
     tx.touched.add(op.uid)
@@ -262,7 +248,7 @@ def _settle(tx: Transaction, call: CallRow, at: float | None) -> State:
     parking = call.parking
     if parking is None or call.stopped_at is not None:
         return state
-    completion = tx.row(SQL["completion"], (call.uid,))
+    completion = tx.row(tx.sql["completion"], (call.uid,))
     if completion is None:
         return state
     resolution, resolved_at, revoked = completion
@@ -288,7 +274,7 @@ def stop_parked(
     assert parking is not None
     due = hook and hook_is_due(parking, state.ended_by)
     owner = tx.owner if due else None
-    tx.run(SQL["stop_parked"], (encode(state), status_of(state), state.stopped, owner, due, resolved, call.number))
+    tx.run(tx.sql["stop_parked"], (encode(state), status_of(state), state.stopped, owner, due, resolved, call.number))
     if not resolved:
         resolve_by_end(tx, call.uid, state)
     notice = notice or end_notice(state, parking.carriers)
@@ -298,25 +284,25 @@ def stop_parked(
 
 def resolve_by_end(tx: Transaction, uid: str, state: Stopped) -> None:
     resolution = resolution_of(state.outcome)
-    for (key_id,) in tx.rows(SQL["resolve_by_end"], (encode(resolution), state.stopped, uid)):
+    for (key_id,) in tx.rows(tx.sql["resolve_by_end"], (encode(resolution), state.stopped, uid)):
         tx.events.append(events.resolved(uid, None, key_id, resolution.status))
 
 
 def wait_opened(tx: Transaction, op: base.WaitOpened) -> bool:
     call = tx.own(op.uid, op.fence)
-    tx.run(SQL["open_wait"], (op.key_id, op.uid, call.conversation, op.kind, op.name, op.secret_id))
+    tx.run(tx.sql["open_wait"], (op.key_id, op.uid, call.conversation, op.kind, op.name, op.secret_id))
     new = bool(tx.changes())
     parking = op.parking
     if op.kind == "completion":
         terms = (None, None) if parking is None else (encode(parking), parking.deadline)
-        tx.run(SQL["take_completion_key"], (call.number, *terms))
+        tx.run(tx.sql["take_completion_key"], (call.number, *terms))
     return new
 
 
 def resolved(tx: Transaction, op: base.Resolved) -> Resolving:
-    first = tx.row(SQL["resolve"], (encode(op.resolution), op.at, op.key_id))
+    first = tx.row(tx.sql["resolve"], (encode(op.resolution), op.at, op.key_id))
     if first is None:
-        row = tx.row(SQL["wait"], (op.key_id,))
+        row = tx.row(tx.sql["wait"], (op.key_id,))
         wait = None if row is None else wait_row(row)
         if wait is None or wait.revoked:
             return Resolving("unknown_or_revoked")
@@ -329,7 +315,7 @@ def resolved(tx: Transaction, op: base.Resolved) -> Resolving:
         return Resolving("accepted")
     parking = call.parking
     if parking is None or parking.hold or not call.parked:
-        tx.run(SQL["completed"], (call.number,))
+        tx.run(tx.sql["completed"], (call.number,))
         return Resolving("accepted")
     state = _end_parked(tx, call, ended(op.resolution, op.at), resolved=True)
     return Resolving("accepted", uid=call.uid, state=state, what=(call.tool, call.kind, bool(call.stateful)))
@@ -338,7 +324,7 @@ def resolved(tx: Transaction, op: base.Resolved) -> Resolving:
 def revoked(tx: Transaction, op: base.Revoked) -> tuple[tuple[tuple[str, State], ...], tuple[str, ...]]:
     stopped: list[tuple[str, State]] = []
     others: list[str] = []
-    for key_id, uid, kind in tx.rows(SQL["revoke"], (op.at, op.conversation)):
+    for key_id, uid, kind in tx.rows(tx.sql["revoke"], (op.at, op.conversation)):
         call = tx.call(uid) if kind == "completion" else None
         tx.events.append(events.revoked(uid, op.conversation, key_id))
         if call is not None and call.parked:
@@ -360,8 +346,6 @@ def _end_parked(tx: Transaction, call: CallRow, end: Ended, *, resolved: bool = 
 
 # Notifications (N). Triggers count the queue: see the schema
 
-_NOTIFY, _WAITING = SQL["notify"], SQL["waiting"]
-
 
 def queue(
     tx: Transaction, conversation: str, notice: Notice | base.Notified | QueuedNotification, at: float, uid: str | None
@@ -370,13 +354,15 @@ def queue(
     tx.touched.add(conversation if uid is None else uid)
     message = text(notice.message or "")
     if notice.kind == CONTENT and uid is not None:
-        renewed = tx.row(SQL["renew"], (message, at, uid, CONTENT, conversation))
+        tx.lock(conversation)
+        renewed = tx.row(tx.sql["renew"], (message, at, uid, CONTENT, conversation))
         if renewed is not None:
             tx.events.append(events.queued(renewed[0], conversation, uid, notice.kind, renewed[1], message))
             return
-    tx.run(_NOTIFY, (conversation, notice.kind, notice.level, message, at, uid, carrier_bits(notice.carriers)))
-    tx.events.append(events.queued(tx.last_row(), conversation, uid, notice.kind, notice.level, message))
-    row = tx.row(_WAITING, (conversation,))
+    bits = carrier_bits(notice.carriers)
+    ((number,),) = tx.rows(tx.sql["notify"], (conversation, notice.kind, notice.level, message, at, uid, bits))
+    tx.events.append(events.queued(number, conversation, uid, notice.kind, notice.level, message))
+    row = tx.row(tx.sql["waiting"], (conversation,))
     assert row is not None
     if row[0] > NOTIFICATION_LIMIT:
         _drop(tx, conversation, row[0] - NOTIFICATION_LIMIT, at)
@@ -401,7 +387,7 @@ def _drop(tx: Transaction, conversation: str, surplus: int, at: float) -> None:
         if gone < surplus:
             gone += len(_remove(tx, "dropped", "drop_oldest", conversation, level, surplus - gone))
     if gone:
-        tx.run(SQL["count_dropped"], (gone, at, conversation))
+        tx.run(tx.sql["count_dropped"], (gone, at, conversation))
 
 
 def take_back(tx: Transaction, conversation: str, shown: Iterable[tuple[str, Shown]]) -> None:
@@ -423,28 +409,28 @@ def expire(tx: Transaction, uid: str) -> None:
 def _remove(
     tx: Transaction, by: Literal["shown", "dropped", "expired"], query: str, *bindings: Any
 ) -> list[QueuedNotification]:
-    gone = sorted((notification_row(row) for row in tx.rows(SQL[query], bindings)), key=lambda each: each.number)
+    gone = sorted((notification_row(row) for row in tx.rows(tx.sql[query], bindings)), key=lambda each: each.number)
     tx.events += [events.removed(each, by) for each in gone]
     return gone
 
 
 def deliver(tx: Transaction, conversation: str, carriers: tuple[Carrier, ...]) -> tuple[QueuedNotification, ...]:
     """Take from the queue what may ride on one of the carriers, in order."""
-    row = tx.row(SQL["queue"], (conversation,)) if carriers else None
+    row = tx.row(tx.sql["queue"], (conversation,)) if carriers else None
     if row is None:
         return ()
     count, at = row
     found = []
     if count:
         found.append(dropped(conversation, count, at))
-        tx.run(SQL["tell_dropped"], (conversation,))
-    found += [notification_row(row) for row in tx.rows(SQL["deliver"], (conversation, carrier_bits(carriers)))]
+        tx.run(tx.sql["tell_dropped"], (conversation,))
+    found += [notification_row(row) for row in tx.rows(tx.sql["deliver"], (conversation, carrier_bits(carriers)))]
     return in_order(found)
 
 
 def queue_again(tx: Transaction, conversation: str, *, resumed: bool) -> None:
     """Queue again what a dead process's open turn was handed last, because it may not have arrived (N3)."""
-    row = tx.row(SQL["carried"], (conversation,))
+    row = tx.row(tx.sql["carried"], (conversation,))
     if row is None or (resumed and row[1] == "response"):
         return
     for each in decode_notification(row[0]):
@@ -460,12 +446,12 @@ def taken_back(tx: Transaction, op: base.TakenBack) -> None:
 
 
 def handed_out(tx: Transaction, op: base.HandedOut) -> None:
-    tx.run(SQL["carry"], (encode(op.notifications) if op.notifications else None, "message", op.conversation))
+    tx.run(tx.sql["carry"], (encode(op.notifications) if op.notifications else None, "message", op.conversation))
 
 
 def delivered(tx: Transaction, op: base.Delivered) -> tuple[QueuedNotification, ...]:
     notifications = deliver(tx, op.conversation, (op.carrier,))
-    tx.run(SQL["carry"], (encode(notifications) if notifications else None, op.carrier, op.conversation))
+    tx.run(tx.sql["carry"], (encode(notifications) if notifications else None, op.carrier, op.conversation))
     return notifications
 
 
@@ -473,7 +459,8 @@ def delivered(tx: Transaction, op: base.Delivered) -> tuple[QueuedNotification, 
 
 
 def turn_began(tx: Transaction, op: base.TurnBegan) -> None:
-    row = tx.row(SQL["open_turn"], (op.conversation,))
+    tx.lock(op.conversation)
+    row = tx.row(tx.sql["open_turn"], (op.conversation,))
     is_open, owner = (None, None) if row is None else row[:2]
     if is_open != op.was or op.was_owner not in (None, owner):
         raise KeepholdError(
@@ -485,75 +472,76 @@ def turn_began(tx: Transaction, op: base.TurnBegan) -> None:
     if op.was is not None:
         queue_again(tx, op.conversation, resumed=op.was == op.turn)
     if op.was is not None and op.was != op.turn:
-        tx.run(SQL["end_turn"], (op.at, op.conversation, op.was))
-    tx.run(SQL["begin_turn"], (op.conversation, op.turn, tx.owner, op.at))
+        tx.run(tx.sql["end_turn"], (op.at, op.conversation, op.was))
+    tx.run(tx.sql["begin_turn"], (op.conversation, op.turn, tx.owner, op.at))
 
 
 def turn_ended(tx: Transaction, op: base.TurnEnded) -> bool:
-    tx.run(SQL["end_turn"], (op.at, op.conversation, op.turn))
+    tx.run(tx.sql["end_turn"], (op.at, op.conversation, op.turn))
     return bool(tx.changes())
 
 
 def turn_released(tx: Transaction, op: base.TurnReleased) -> None:
-    tx.run(SQL["release_turn"], (NOBODY, op.conversation, op.turn, tx.owner))
+    tx.run(tx.sql["release_turn"], (NOBODY, op.conversation, op.turn, tx.owner))
 
 
 def opened(tx: Transaction, op: base.Opened) -> None:
-    tx.run(SQL["count_batch"], (op.batch, op.conversation, op.turn))
+    tx.run(tx.sql["count_batch"], (op.batch, op.conversation, op.turn))
     if tx.changes():
-        tx.run(SQL["open_batch"], (op.conversation, op.turn, op.batch, encode(op.calls)))
+        tx.run(tx.sql["open_batch"], (op.conversation, op.turn, op.batch, encode(op.calls)))
 
 
 def responded(tx: Transaction, op: base.Responded) -> tuple[QueuedNotification, ...]:
     take_back(tx, op.conversation, op.shown)
     notifications = deliver(tx, op.conversation, op.carry)
     carried = encode(notifications) if notifications else None
-    tx.run(SQL["answer_batch"], (encode(op.responses), carried, op.conversation, op.turn, op.batch))
-    tx.run(SQL["close_batch"], (op.conversation, op.turn, op.batch))
+    tx.run(tx.sql["answer_batch"], (encode(op.responses), carried, op.conversation, op.turn, op.batch))
+    tx.run(tx.sql["close_batch"], (op.conversation, op.turn, op.batch))
     if notifications and tx.changes():
-        tx.run(SQL["carry"], (carried, "response", op.conversation))
+        tx.run(tx.sql["carry"], (carried, "response", op.conversation))
     for uid, cursor in op.cursors:
-        tx.run(SQL["show_output"], (uid, cursor))
+        tx.run(tx.sql["show_output"], (uid, cursor))
     return notifications
 
 
 def inquired(tx: Transaction, op: base.Inquired) -> None:
     request, answer, error = encode(op.request), encode(op.answer), None if op.error is None else text(op.error)
-    tx.run(SQL["inquire"], (op.id, op.conversation, op.turn, op.uid, op.at, request, answer, error))
+    tx.run(tx.sql["inquire"], (op.id, op.conversation, op.turn, op.uid, op.at, request, answer, error))
 
 
 def emitted(tx: Transaction, op: base.Emitted) -> int:
-    row = tx.row(SQL["emit"], (op.process, op.type, encode(op.payload), op.at))
+    tx.lock(op.process)
+    row = tx.row(tx.sql["emit"], (op.process, op.type, encode(op.payload), op.at))
     assert row is not None
     return int(row[0])
 
 
 def hook_called(tx: Transaction, op: base.HookCalled) -> None:
-    tx.run(SQL["call_hook"], (op.uid,))
+    tx.run(tx.sql["call_hook"], (op.uid,))
     tx.touched.add(op.uid)
 
 
 def requested(tx: Transaction, op: base.Requested) -> None:
-    tx.run(SQL["request"], (op.id, op.uid, tx.owner, op.to, op.body))
+    tx.run(tx.sql["request"], (op.id, op.uid, tx.owner, op.to, op.body))
     tx.touched.add(op.uid)
 
 
 def replied(tx: Transaction, op: base.Replied) -> bool:
-    row = tx.row(SQL["reply"], (op.body, op.id))
+    row = tx.row(tx.sql["reply"], (op.body, op.id))
     if row is not None:
         tx.touched.update((op.id, row[0]))
     return row is not None
 
 
 def request_closed(tx: Transaction, op: base.RequestClosed) -> bool:
-    tx.run(SQL["close_request"], (op.id, op.unanswered))
+    tx.run(tx.sql["close_request"], (op.id, op.unanswered))
     return bool(tx.changes())
 
 
 def posted(tx: Transaction, op: base.Posted) -> base.Post | None:
-    tx.run(SQL["post"], (op.id, op.kind, tx.owner, op.at, op.body, op.instead_of))
+    tx.run(tx.sql["post"], (op.id, op.kind, tx.owner, op.at, op.body, op.instead_of))
     if not tx.changes():
-        row = tx.row(SQL["posted"], (op.id,))
+        row = tx.row(tx.sql["posted"], (op.id,))
         assert row is not None
         return base.Post(*row)
     tx.touched.add(op.id)
@@ -561,35 +549,36 @@ def posted(tx: Transaction, op: base.Posted) -> base.Post | None:
 
 
 def taken_down(tx: Transaction, op: base.TakenDown) -> None:
-    tx.many(SQL["take_down"], [(id, tx.owner) for id in op.ids])
+    tx.many(tx.sql["take_down"], [(id, tx.owner) for id in op.ids])
     tx.touched.update(op.ids)
 
 
 def secret_added(tx: Transaction, op: base.SecretAdded) -> None:
-    tx.run(SQL["add_secret"], (op.id, op.secret, op.at))
+    tx.run(tx.sql["add_secret"], (op.id, op.secret, op.at))
 
 
 _NOTHING = encode({})
 
 
 def transcript_appended(tx: Transaction, op: base.TranscriptAppended) -> int:
-    row = tx.row(SQL["say"], (op.conversation, op.at, len(op.lines), _NOTHING))
+    row = tx.row(tx.sql["say"], (op.conversation, op.at, len(op.lines), _NOTHING))
     assert row is not None
     conversation, last = row
     first = last - len(op.lines) + 1
     lines = ((conversation, number, op.turn, kind, op.at, body) for number, (kind, body) in enumerate(op.lines, first))
-    tx.many(SQL["add_line"], lines)
+    tx.many(tx.sql["add_line"], lines)
     return int(last)
 
 
 def described(tx: Transaction, op: base.Described) -> None:
-    row = tx.row(SQL["described"], (op.conversation,))
+    tx.lock(op.conversation)
+    row = tx.row(tx.sql["described"], (op.conversation,))
     metadata = merged(None if row is None else conversation_row(row).metadata, op.metadata)
-    tx.run(SQL["describe"], (op.conversation, op.at, encode(metadata)))
+    tx.run(tx.sql["describe"], (op.conversation, op.at, encode(metadata)))
 
 
 def forgotten(tx: Transaction, op: base.Forgotten) -> bool:
-    tx.run(SQL["forget"], (op.conversation,))
+    tx.run(tx.sql["forget"], (op.conversation,))
     return bool(tx.changes())
 
 
@@ -597,41 +586,55 @@ def forgotten(tx: Transaction, op: base.Forgotten) -> bool:
 
 
 def collected(tx: Transaction, op: base.Collected) -> int:
+    tx.lock("collected")
     _remove_litter(tx)
-    left = left_turns(op, tx.rows, tx.alive)
-    gone = tx.rows(*expired(op, left))
+    left = _left_turns(tx, op)
+    gone = tx.rows(*expired(tx.sql, op, left))
     tx.forgetful = True
     for number, uid, id, conversation, file in gone:
-        tx.run(SQL["add_tombstone"], (uid, id, conversation, op.at))
-        tx.run(SQL["remove_journal"], (number,))
-        tx.run(SQL["remove_output"], (number,))
-        tx.run(SQL["remove_process_events"], (uid,))
+        tx.run(tx.sql["add_tombstone"], (uid, id, conversation, op.at))
+        tx.run(tx.sql["remove_journal"], (number,))
+        tx.run(tx.sql["remove_output"], (number,))
+        tx.run(tx.sql["remove_process_events"], (uid,))
         expire(tx, uid)
-        tx.run(SQL["remove_handle"], (number,))
+        tx.run(tx.sql["remove_handle"], (number,))
         if file is not None:
-            tx.run(SQL["add_litter"], (file,))
+            tx.run(tx.sql["add_litter"], (file,))
             tx.litter.append(file)
         tx.touched.add(uid)
-    forgotten = tx.rows(SQL["remove_old_tombstones"], (op.at - TOMBSTONE_SECS, op.limit))
+    forgotten = tx.rows(tx.sql["remove_old_tombstones"], (op.at - TOMBSTONE_SECS, op.limit))
     for conversation in {row[3] for row in gone}:
-        forgotten += tx.rows(SQL["remove_surplus_tombstones"], (conversation, TOMBSTONES))
+        forgotten += tx.rows(tx.sql["remove_surplus_tombstones"], (conversation, TOMBSTONES))
     for (uid,) in forgotten:
-        tx.run(SQL["remove_waits"], (uid,))
+        tx.run(tx.sql["remove_waits"], (uid,))
     for conversation, turn in left.items():
-        tx.run(SQL["end_turn"], (op.at, conversation, turn))
+        tx.run(tx.sql["end_turn"], (op.at, conversation, turn))
     if not op.partial:
-        for conversation, turn in tx.rows(SQL["remove_old_turns"], (op.before, op.limit)):
-            tx.run(SQL["remove_batches"], (conversation, turn))
-        tx.run(SQL["remove_old_inquiries"], (op.before, op.limit))
+        for conversation, turn in tx.rows(tx.sql["remove_old_turns"], (op.before, op.limit)):
+            tx.run(tx.sql["remove_batches"], (conversation, turn))
+        tx.run(tx.sql["remove_old_inquiries"], (op.before, op.limit))
         remove_events(tx, op)
     return len(gone)
 
 
+def _left_turns(tx: Transaction, op: base.Collected) -> dict[str, str]:
+    """Return the turns that the operation ends. While it does, no process can resume them."""
+    if op.partial:
+        return {}
+    left = left_turns(tx.rows(tx.sql["old_turns"], (op.before,)), tx.alive)
+    if left:
+        tx.lock(*left)
+        left = left_turns(tx.rows(tx.sql["old_turns"], (op.before,)), tx.alive)
+    return left
+
+
 def _remove_litter(tx: Transaction) -> None:
     """Delete output files of handles that an earlier transaction deleted, in case of a crash before that."""
-    for (file,) in tx.rows(SQL["litter"], ()):
+    if tx.directory is None:
+        return
+    for (file,) in tx.rows(tx.sql["litter"], ()):
         (tx.directory / file).unlink(missing_ok=True)
-        tx.run(SQL["remove_litter"], (file,))
+        tx.run(tx.sql["remove_litter"], (file,))
 
 
 # All of them

@@ -1,17 +1,14 @@
-"""The state that the operations of one transaction share: the connection, what they touched, and common checks."""
+"""The state that the operations of one transaction share: the statements, what they touched, and common checks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import apsw
+from typing import Any, NamedTuple, Protocol
 
 from keephold.errors import AlreadyStopped, KeepholdError
 from keephold.handles.state import State, Stopped, describe
-from keephold.store.base import KeptOutput, Kind, Parking
+from keephold.store.base import Journaled, KeptOutput, Kind, Parking
 from keephold.store.events import Draft
-from keephold.store.sqlite.codec import Row, decode_parking, decode_state, encode_kept
-from keephold.store.sqlite.sql import SQL
+from keephold.store.sql.codec import Row, decode_parking, decode_state, encode_kept
 
 
 class CallRow(NamedTuple):
@@ -46,20 +43,49 @@ class CallRow(NamedTuple):
         return self.owner is None and self.parking_json is not None and self.stopped_at is None
 
 
+class Statements(Protocol):
+    """How a store runs statements in the transaction of its writer. A transaction uses these very methods, so that
+    nothing is between it and the database."""
+
+    @property
+    def sql(self) -> Mapping[str, str]:
+        """The statements by name, as this database understands them."""
+
+    @property
+    def run(self) -> Callable[[str, tuple[Any, ...]], object]:
+        """Run a statement that returns no rows."""
+
+    @property
+    def many(self) -> Callable[[str, Iterable[tuple[Any, ...]]], object]:
+        """Run such a statement several times."""
+
+    @property
+    def changes(self) -> Callable[[], int]:
+        """Return how many rows the last statement has changed."""
+
+    def rows(self, query: str, bindings: tuple[Any, ...], /) -> list[Row]: ...
+
+    def lock(self, *names: str) -> None:
+        """Let no other process change what is decided under these names until this transaction ends."""
+
+    def record_steps(self, ops: Sequence[Journaled], /) -> int:
+        """Add journal lines whose fencing numbers are right and whose names are new; return how many."""
+
+
 class Transaction:
-    """One transaction of the writer. Operations run their statements in it, in order."""
+    """One transaction of a writer. Operations run their statements in it, in order."""
 
     __slots__ = (
-        "alive", "changes", "directory", "events", "files", "forgetful", "last_row", "line", "litter",
-        "many", "owner", "run", "total_changes", "touched", "urgent",
+        "alive", "changes", "directory", "events", "files", "forgetful", "line", "litter", "lock",
+        "many", "owner", "record_steps", "rows", "run", "sql", "touched", "urgent",
     )  # fmt: skip
 
-    def __init__(self, connection: apsw.Connection, owner: str, directory: Path, alive: Callable[[str], bool]) -> None:
-        self.run = connection.execute
-        self.many = connection.executemany
-        self.changes = connection.changes
-        self.total_changes = connection.total_changes
-        self.last_row = connection.last_insert_rowid
+    def __init__(
+        self, statements: Statements, owner: str, directory: Path | None, alive: Callable[[str], bool]
+    ) -> None:
+        self.sql = statements.sql
+        self.run, self.rows, self.many = statements.run, statements.rows, statements.many
+        self.changes, self.lock, self.record_steps = statements.changes, statements.lock, statements.record_steps
         self.owner = owner
         self.directory = directory
         self.alive = alive
@@ -87,15 +113,12 @@ class Transaction:
         self.files |= other.files
         self.litter += other.litter
 
-    def rows(self, query: str, bindings: tuple[Any, ...]) -> list[Row]:
-        return self.run(query, bindings).fetchall()
-
     def row(self, query: str, bindings: tuple[Any, ...]) -> Row | None:
         found = self.rows(query, bindings)
         return found[0] if found else None
 
     def call(self, uid: str) -> CallRow | None:
-        row = self.row(SQL["call"], (uid,))
+        row = self.row(self.sql["call"], (uid,))
         return None if row is None else CallRow._make(row)
 
     def own(self, uid: str, fence: int | None) -> CallRow:
@@ -110,7 +133,7 @@ class Transaction:
         return call
 
     def keep_output(self, uid: str, kept: KeptOutput) -> None:
-        self.run(SQL["keep_output"], (uid, encode_kept(kept), kept.file))
+        self.run(self.sql["keep_output"], (uid, encode_kept(kept), kept.file))
         if kept.file is not None:
             self.files.add(kept.file)
 

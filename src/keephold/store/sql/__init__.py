@@ -1,0 +1,1 @@
+"""The rules of the stores that speak SQL: operations, reads and their statements, for any database."""

@@ -1,0 +1,275 @@
+"""The reads of the stores that speak SQL. Each store runs the queries in its own way."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from keephold.handles.state import EndedBy
+from keephold.store.base import (
+    EVERY_SPAWNED,
+    LIVE,
+    NOTIFICATION_LIMIT,
+    Answers,
+    Collected,
+    ConversationRow,
+    ConversationSummary,
+    Entry,
+    Expired,
+    HandleQuery,
+    InquiryRow,
+    Kind,
+    Opened,
+    OpenTurn,
+    Post,
+    PostKind,
+    ProcessEvent,
+    QueuedNotification,
+    Record,
+    Request,
+    Status,
+    StoredEvent,
+    TranscriptLine,
+    TurnRow,
+    WaitRow,
+)
+from keephold.store.sql.codec import (
+    Row,
+    answers,
+    conversation_row,
+    decode,
+    decode_calls,
+    dropped_row,
+    encode,
+    entry_row,
+    inquiry_row,
+    notification_row,
+    record,
+    summary_row,
+    wait_row,
+)
+from keephold.store.sql.events import between, event_row
+from keephold.store.sql.listing import conversations, expired, left_turns, listing, scans
+
+
+class SqlReads:
+    """All reads of `Store` and `Browse` but `used_bytes`."""
+
+    owner: str
+    sql: Mapping[str, str]
+
+    def alive(self, owner: str) -> bool:
+        raise NotImplementedError
+
+    async def _rows(self, query: str, bindings: Iterable[Any]) -> list[Row]:
+        """Run a query that is answered at once."""
+        raise NotImplementedError
+
+    async def _scanned(self, query: str, bindings: Iterable[Any]) -> list[Row]:
+        """Run a query that looks at very many rows."""
+        raise NotImplementedError
+
+    async def _row(self, query: str, *bindings: Any) -> Row | None:
+        rows = await self._rows(query, bindings)
+        return rows[0] if rows else None
+
+    async def _record(self, query: str, *bindings: Any) -> Record | None:
+        row = await self._row(query, *bindings)
+        return None if row is None else record(row)
+
+    async def _records(self, query: str, *bindings: Any) -> list[Record]:
+        return [record(row) for row in await self._rows(query, bindings)]
+
+    async def handle(self, uid: str) -> Record | None:
+        return await self._record(self.sql["records_uid"], uid)
+
+    async def named(self, conversation: str, id: str) -> Record | Expired | None:
+        found = await self._record(self.sql["records_named"], conversation, id)
+        if found is not None:
+            return found
+        row = await self._row(self.sql["tombstone"], conversation, id)
+        return None if row is None else Expired(*row)
+
+    async def expired(self, ref: str) -> Expired | None:
+        row = await self._row(self.sql["tombstone_of"], ref) or await self._row(self.sql["tombstone_anywhere"], ref)
+        return None if row is None else Expired(*row)
+
+    async def called(self, conversation: str, call_id: str) -> Record | None:
+        return await self._record(self.sql["records_called"], conversation, call_id)
+
+    async def handles(self, query: HandleQuery = EVERY_SPAWNED, /) -> list[Record]:
+        found = listing(self.sql, query)
+        rows = await self._scanned(*found) if scans(query) else await self._rows(*found)
+        return [record(row) for row in rows]
+
+    async def tally(self, conversation: str, *, timers: bool = True) -> dict[tuple[Kind, Status], int]:
+        rows = await self._rows(self.sql["tally"], (conversation,))
+        if timers:
+            rows += await self._rows(self.sql["tally_timers"], (conversation,))
+        counts: Counter[tuple[Kind, Status]] = Counter()
+        for kind, status, count in rows:
+            counts[kind, status] += count
+        return counts
+
+    async def ended(self, since: float) -> dict[tuple[str, Status, EndedBy], int]:
+        rows = await self._scanned(self.sql["ended"], (since,))
+        return {(tool, status, ended_by): count for tool, status, ended_by, count in rows}
+
+    async def count(self) -> dict[str, int]:
+        counts = {**dict.fromkeys((*LIVE, "stopped", "parked"), 0), **dict(await self._rows(self.sql["count"], ()))}
+        counts["stopped"] -= sum(counts[state] for state in LIVE)
+        return counts
+
+    async def asking(self) -> dict[str, int]:
+        return dict(await self._rows(self.sql["asking"], ()))
+
+    async def expiring(self, op: Collected) -> list[Record]:
+        old = [] if op.partial else await self._rows(self.sql["old_turns"], (op.before,))
+        query, bound = expired(self.sql, op, left_turns(old, self.alive))
+        which = f"WHERE h.number IN (SELECT number FROM ({query}) AS found) ORDER BY h.stopped_at"
+        return await self._records(f"{self.sql['records']} {which}", *bound)
+
+    async def owners(self) -> list[str]:
+        return [owner for (owner,) in await self._rows(self.sql["call_owners"], ()) if owner != self.owner]
+
+    async def owned(self, owner: str | None, limit: int = 1000, after: str = "") -> list[Record]:
+        if owner is None:
+            return await self._records(self.sql["records_free"], after, limit)
+        return await self._records(self.sql["records_owned"], owner, after, limit)
+
+    async def holding(self) -> list[Record]:
+        return await self._records(self.sql["records_holding"])
+
+    async def journal(self, uid: str) -> list[Entry]:
+        return [entry_row(row) for row in await self._rows(self.sql["journal"], (uid,))]
+
+    async def journal_end(self, uid: str, *, before: int | None = None, limit: int = 200) -> tuple[list[Entry], int]:
+        ((count,),) = await self._rows(self.sql["journal_count"], (uid,))
+        end = count if before is None else max(0, min(before, count))
+        rows = await self._rows(self.sql["journal_end"], (uid, min(end, limit), count - end))
+        return [entry_row(row) for row in rows], count
+
+    async def waits(self, uid: str) -> list[WaitRow]:
+        return [wait_row(row) for row in await self._rows(self.sql["waits"], (uid,))]
+
+    async def open_waits(
+        self, *, conversation: str | None = None, after: str | None = None, limit: int = 1000
+    ) -> list[tuple[WaitRow, Record]]:
+        place, number = ("", 0) if after is None else await self._row(self.sql["place_of_wait"], after) or ("", 0)
+        if conversation is not None and conversation != place:
+            place, number = conversation, 0
+        rows = await self._rows(self.sql["open_waits_in"], (place, number, limit))
+        if conversation is None and len(rows) < limit:
+            rows += await self._rows(self.sql["open_waits_beyond"], (place, limit - len(rows)))
+        found = [wait_row(row) for row in rows]
+        named = encode(list({row.uid for row in found})).decode()
+        records = {each.uid: each for each in await self._records(self.sql["records_among"], named)}
+        return [(row, records[row.uid]) for row in found if row.uid in records]
+
+    async def count_open_waits(self, conversations: Sequence[str]) -> dict[str, int]:
+        rows = await self._scanned(self.sql["count_open_waits"], (encode(list(conversations)).decode(),))
+        return {**dict.fromkeys(conversations, 0), **dict(rows)}
+
+    async def wait(self, key_id: str) -> WaitRow | None:
+        row = await self._row(self.sql["wait"], key_id)
+        return None if row is None else wait_row(row)
+
+    async def secret(self, id: str | None = None, *, oldest: bool = False) -> tuple[str, bytes] | None:
+        if oldest:
+            row = await self._row(self.sql["oldest_secret"])
+            return None if row is None else (row[0], row[1])
+        row = await self._row(self.sql["newest_secret"]) if id is None else await self._row(self.sql["secret"], id)
+        return None if row is None else (row[0], row[1])
+
+    async def due(self, now: float, limit: int = 1000) -> tuple[list[Record], float | None]:
+        found = await self._records(self.sql["records_due"], now, limit + 1)
+        if len(found) > limit:
+            parking = found.pop().parking
+            return found, None if parking is None else parking.deadline
+        row = await self._row(self.sql["next_due"], now)
+        return found, None if row is None else row[0]
+
+    async def turn(self, conversation: str) -> OpenTurn | None:
+        row = await self._row(self.sql["open_turn"], conversation)
+        if row is None:
+            return None
+        turn, owner, batches, number = row
+        calls = None if number is None else await self._row(self.sql["batch"], conversation, turn, number)
+        batch = None if calls is None else Opened(conversation, turn, number, decode_calls(calls[0]))
+        return OpenTurn(turn, owner, batches, batch)
+
+    async def turns(self, conversation: str, *, before: int | None = None, limit: int = 50) -> list[TurnRow]:
+        return [TurnRow(*row) for row in await self._rows(self.sql["turns"], (conversation, before, limit))]
+
+    async def summaries(self, *, after: str = "", limit: int = 1000) -> list[ConversationSummary]:
+        return [summary_row(row) for row in await self._rows(self.sql["summaries"], (after, limit))]
+
+    async def answers(self, conversation: str, turn: str, batch: int) -> Answers | None:
+        row = await self._row(self.sql["answers"], conversation, turn, batch)
+        if row is None or row[0] is None:
+            return None
+        return answers(*row)
+
+    async def process_events(
+        self, process: str, after: int = 0, limit: int = 1000, *, newest: bool = False
+    ) -> list[ProcessEvent]:
+        rows = await self._rows(
+            self.sql["newest_process_events" if newest else "process_events"], (process, after, limit)
+        )
+        found = [ProcessEvent(id, sequence, type, decode(payload), at) for id, sequence, type, payload, at in rows]
+        return found[::-1] if newest else found
+
+    async def events(
+        self,
+        after: int = 0,
+        limit: int = 1000,
+        *,
+        uid: str | None = None,
+        conversation: str | None = None,
+        notifications: bool = False,
+        newest: bool = False,
+        before: int | None = None,
+    ) -> list[StoredEvent]:
+        query, bound = between(self.sql, after, limit, uid, conversation, notifications, newest, before)
+        long = notifications and conversation is not None
+        rows = await self._scanned(query, bound) if long else await self._rows(query, bound)
+        return [event_row(row) for row in rows]
+
+    async def events_range(self) -> tuple[int, int]:
+        ((first, last),) = await self._rows(self.sql["kept_events"], ())
+        return last + 1 if first is None else first, last
+
+    async def notifications(self, conversation: str, limit: int = NOTIFICATION_LIMIT + 1) -> list[QueuedNotification]:
+        rows = await self._rows(self.sql["notifications"], (conversation, limit))
+        return [notification_row(row) if row[0] else dropped_row(row) for row in rows]
+
+    async def inquiries(
+        self, conversation: str, turn: str | None = None, limit: int = 1000, *, newest: bool = False
+    ) -> list[InquiryRow]:
+        query = self.sql["newest_inquiries" if newest else "inquiries"]
+        return [inquiry_row(row) for row in await self._rows(query, (conversation, turn, limit))]
+
+    async def transcript(self, conversation: str, after: int = 0, limit: int = 10_000) -> list[TranscriptLine]:
+        return [TranscriptLine(*row) for row in await self._rows(self.sql["transcript"], (conversation, after, limit))]
+
+    async def conversation(self, id: str) -> ConversationRow | None:
+        row = await self._row(self.sql["described"], id)
+        return None if row is None else conversation_row(row)
+
+    async def conversations(
+        self,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        before: tuple[float, str] | None = None,
+        limit: int = 100,
+    ) -> list[ConversationRow]:
+        return [conversation_row(row) for row in await self._rows(*conversations(self.sql, metadata, before, limit))]
+
+    async def requests(self) -> list[Request]:
+        return [Request(*row) for row in await self._rows(self.sql["requests"], (self.owner,))]
+
+    async def posts(self, kind: PostKind, prefix: str = "") -> list[Post]:
+        return [Post(*row) for row in await self._rows(self.sql["posts"], (kind, prefix))]
+
+    async def reply(self, id: str) -> bytes | None:
+        row = await self._row(self.sql["reply_to"], id)
+        return None if row is None else row[0]
