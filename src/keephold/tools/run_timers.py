@@ -53,8 +53,8 @@ class PausableTimeout:
             self._timer.cancel()
 
 
-LONGEST_PAUSE = 5.0
-"""Seconds between two checks of a program that neither prints nor reads."""
+_SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 5.0
+"""Seconds between two checks of a program that neither prints nor reads. The first check may follow at once."""
 
 
 class Probing:
@@ -99,7 +99,7 @@ class Probing:
         if asyncio.get_running_loop().time() - self._last_output < self._settle:
             self.when_quiet()
         elif not self.now() and self._is_awaited and isinstance(self._handle.decided, Running):
-            self._pause = min(max(2 * self._pause, self._settle), LONGEST_PAUSE)
+            self._pause = min(max(2 * self._pause, _SHORTEST_PAUSE), LONGEST_PAUSE)
             self.when_quiet()
 
     def now(self) -> bool:
