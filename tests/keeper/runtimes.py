@@ -33,8 +33,6 @@ class Followed:
         self.ended: Ended | None = None
         self.failed: ToolError | None = None
         self.displaced = False
-        self.taken: list[bytes] = []
-        self.refused: list[tuple[bytes, str]] = []
         self.child: Any = None
         self._changed = asyncio.Event()
         self.hooks = Hooks(
@@ -42,8 +40,6 @@ class Followed:
             exit=self._set("ended"),
             failed=self._set("failed"),
             displaced=lambda: self._set("displaced")(True),
-            taken=lambda cause: self._add(self.taken, cause),
-            refused=lambda cause, error: self._add(self.refused, (cause, error.code)),
         )
 
     def _printed(self, total: int) -> None:
@@ -63,10 +59,6 @@ class Followed:
 
         return set
 
-    def _add(self, to: list[Any], value: Any) -> None:
-        to.append(value)
-        self._changed.set()
-
     async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(SOON):
             while not condition():
@@ -79,6 +71,10 @@ class Followed:
 
     async def printed(self, what: bytes) -> None:
         await self.until(lambda: what in self.data)
+
+    async def handed_over(self) -> None:
+        """Return when the keeper has handed all input over."""
+        await self.until(lambda: not self.child._waiting)
 
     async def end(self) -> Ended:
         await self.until(lambda: self.ended or self.failed)
@@ -190,7 +186,7 @@ async def main(directory, uid, kind, script, keep_secs, forks):
         verb, _, rest = line.partition(" ")
         if verb == "type":
             followed.child.write(rest.encode() + b"\\n", b"cause " + rest.encode())
-            await followed.until(lambda: followed.taken)
+            await followed.handed_over()
         elif verb == "printed":
             await followed.printed(rest.encode())
         print("done", flush=True)

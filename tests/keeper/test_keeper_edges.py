@@ -138,14 +138,14 @@ async def test_R7_a_process_that_a_runtime_lets_go_is_kept_for_another(tmp_path:
     async with runtime(tmp_path) as old, runtime(tmp_path) as new:
         first = await old.command("u", "read a; seq -w 1 2000000; exit 4")  # more than may be ahead of a reader
         first.child.write(b"go\n", b"1")
-        await first.until(lambda: first.taken)
+        await first.handed_over()
         first.child.let_go()
         await first.until(lambda: (record := read_record(tmp_path, "u")) and (record.until or record.exit))
         found = await new.keeper.take_back("u", 1, new.following("u").hooks)
         if isinstance(found, Returned):
             again = await new.take_back("u", 1)
             found = await again.end()
-        assert found == Ended(Exit(4, None), 8 * 2_000_000)
+        assert found == Ended(Exit(4, None), 8 * 2_000_000, causes=(b"1",))
         assert not first.ended and not first.displaced
 
 

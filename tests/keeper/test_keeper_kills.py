@@ -55,7 +55,7 @@ async def main(directory, fence, kind, program):
             file.write(b"x")
             file.flush()
             followed.child.write(b"%d\\n" % number, b"%d" % number)
-            await followed.until(lambda: b"%d" % number in followed.taken)
+            await followed.handed_over()
             await asyncio.sleep(0.001)
 
 directory, fence, kind, program = sys.argv[1:]

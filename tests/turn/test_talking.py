@@ -25,8 +25,9 @@ from tests.turn.calls import (
 
 import keephold
 from keephold import Call, Question, Runtime, ToolError
+from keephold.handles.state import Ok
 from keephold.testing import VirtualClock
-from keephold.tools.base import SpawnPolicy
+from keephold.tools.base import Invocation, Sink, SpawnPolicy, Tool
 
 
 @keephold.tool(actions=TALKING)
@@ -104,6 +105,36 @@ async def test_C4_the_settling_times_are_settings(clock: VirtualClock) -> None:
     async with opened(clock, [quick]) as (_, turn):
         assert (await timed(clock, turn, spawn("script", "a", steps=["x", 60])))[0] == 0.02
         assert (await timed(clock, turn, spawn("script", "b", steps=[60])))[0] == 0.3
+
+
+class _Silent:
+    """A tool that neither prints nor reads, and counts how often that is checked."""
+
+    def __init__(self) -> None:
+        self.checks = 0
+
+    def start(self, _: Invocation, sink: Sink) -> "_Silent":
+        self.sink = sink
+        return self
+
+    def probe(self) -> bool:
+        self.checks += 1
+        return self.checks > 1000  # otherwise this would go on without end: no time passes between two checks
+
+    def write(self, data: Any) -> None: ...
+
+    def end(self, grace: float) -> None:
+        self.sink.stop(Ok("ended"))
+        self.sink.released()
+
+
+async def test_A6_checks_are_far_apart_although_the_tool_settles_at_once(clock: VirtualClock) -> None:
+    silent = _Silent()
+    tool = Tool(name="silent", runtime=silent, actions=TALKING, spawn=SpawnPolicy(settle_ms=0))
+    async with opened(clock, [tool]) as (_, turn):
+        await replies(turn, spawn("silent", "s"))
+        await turn.wait(all=["s"], timeout=60)
+        assert 10 < silent.checks < 100
 
 
 async def test_C5_fetch_returns_what_is_new_since_the_last_batch_that_showed_it(clock: VirtualClock) -> None:

@@ -166,7 +166,7 @@ class _Call:
 
     def _exited_kept(self, how: Exit) -> None:
         output = cast(KeepingSink, self._sink).spooled()
-        if output.total <= WHOLE_LIMIT:
+        if 0 < output.total <= WHOLE_LIMIT:
             self._whole.feed(output.read(0).data)
         self._exited(how)
 

@@ -5,7 +5,7 @@ for any other: `command.py` and `terminal.py` have one child, and this file is w
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,12 @@ async def end_kept(keeper: Keeper, uid: str, fence: int) -> bool:
     return not isinstance(found, Elsewhere)
 
 
+def _last_batch(known: Sequence[bytes]) -> list[bytes]:
+    """Return those causes of the last input that are of one batch: only the last may be sent again."""
+    causes = [cause for cause in known if not cause.startswith(REPLY)]
+    return [cause for cause in causes if cause.split(b":")[:2] == causes[-1].split(b":")[:2]]
+
+
 class Keeping:
     """One call and its kept process."""
 
@@ -86,8 +92,7 @@ class Keeping:
         """`printed` gets the total of the output when that has grown. `exited` gets the end of a process that ended by
         itself or was ended by us; `closed` is called before any other end is reported to the sink."""
         assert program.guard is not None, "a program runs in a runtime, which gives it a guard"
-        assert program.guard.spool is not None
-        self.keeper, self._directory = program.guard.keeper, program.guard.spool
+        self.keeper = program.guard.keeper
         self._invocation = invocation
         self._sink = sink
         self._exited = exited
@@ -134,7 +139,7 @@ class Keeping:
         return None
 
     def _ended(self, end: Ended) -> None:
-        self._sink.took(self._last_causes())
+        self._sink.took(_last_batch(end.causes))
         self._sink.followed(end.total)
         self.output.unfollow()
         if end.reason:
@@ -142,13 +147,6 @@ class Keeping:
         else:
             self._forget()
             self._exited(end.exit)
-
-    def _last_causes(self) -> list[bytes]:
-        """Return the causes of the last input that it got, all of one batch: only the last may be sent again."""
-        found = read_record(self._directory, self._invocation.uid)
-        known = found.exit.causes if found is not None and found.exit is not None else ()
-        causes = [cause for cause in known if not cause.startswith(REPLY)]
-        return [cause for cause in causes if cause.split(b":")[:2] == causes[-1].split(b":")[:2]]
 
     def _failed(self, error: ToolError) -> None:
         """It was not started, or its keeper has died."""

@@ -40,6 +40,8 @@ class Ended(NamedTuple):
     """Why it was ended, in words, if neither it nor an `end` was the cause: `keep_secs` passed."""
     stderr: bytes = b""
     """The last 10 KiB of its stderr, where that is apart from its output."""
+    causes: tuple[bytes, ...] = ()
+    """The causes of the last input that it got."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,10 +56,6 @@ class Hooks:
     """It could not be started (`command_not_started`), or its keeper has died and it was killed (`crashed`)."""
     displaced: Callable[[], None]
     """Another runtime has taken it; this object is of no more use."""
-    taken: Callable[[bytes], None] = lambda _: None
-    """The keeper has the input with this cause, and will not take it a second time."""
-    refused: Callable[[bytes, ToolError], None] = lambda _, __: None
-    """The keeper refused the input with this cause: nothing of it was written (C6)."""
 
 
 class Link(Protocol):
@@ -184,11 +182,8 @@ class KeptChild:
                 self._printed(max(report.total, now))
                 if not self._over:
                     self._seen()
-            case protocol.Took(cause=cause, refusal=None):
-                self._hooks.taken(cause)
-            case protocol.Took(cause=cause, refusal=(message, code)):
-                _log.warning("input for call %s was refused after it had been accepted: %s", self.uid, message)
-                self._hooks.refused(cause, ToolError(message, code=code))
+            case protocol.Refused():
+                _log.warning("input for call %s was refused after it had been accepted: %s", self.uid, report.reason)
             case protocol.Stalled():
                 self.stalled = report.reason
                 if report.reason:
@@ -197,7 +192,7 @@ class KeptChild:
                 self._printed(report.total)
                 self.close()
                 how = Exit(report.code, report.signal)
-                self._hooks.exit(Ended(how, report.total, report.reason, report.stderr))
+                self._hooks.exit(Ended(how, report.total, report.reason, report.stderr, report.causes))
             case protocol.Failed():
                 self.fail(ToolError(report.message, code=report.code))
             case protocol.Displaced():

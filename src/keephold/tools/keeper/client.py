@@ -57,6 +57,7 @@ class Keeper:
         self._directory = directory.resolve()
         self._links: dict[str, _Link] = {}
         self._path: str | None = None
+        self._forgotten: list[Path] = []
 
     def start_process(
         self,
@@ -138,14 +139,22 @@ class Keeper:
         return Ended(Exit(None, None), total, "its keeper was killed, or the machine was restarted")
 
     def forget(self, uid: str, *, output: bool) -> None:
-        """Remove the files of a process whose end is stored; `output`: that of its output, too."""
-        files = [record_file(self._directory, uid), times_file(self._directory, uid)]
-        for file in [*files, self._directory / uid] if output else files:
+        """Remove the files of a process whose end is stored, a moment later; `output`: that of its output, too."""
+        if not self._forgotten:  # after those who wait for the end have it
+            asyncio.get_running_loop().call_later(0, self._remove)
+        self._forgotten += [record_file(self._directory, uid), times_file(self._directory, uid)]
+        if output:
+            self._forgotten.append(self._directory / uid)
+
+    def _remove(self) -> None:
+        files, self._forgotten = self._forgotten, []
+        for file in files:
             with contextlib.suppress(OSError):
                 file.unlink()
 
     async def leave(self) -> None:
         """Disconnect: the processes continue, for their `keep_secs`. No hook is called any more."""
+        self._remove()
         links, self._links = list(self._links.values()), {}
         for link in links:
             await link.leave()
@@ -203,7 +212,7 @@ class Keeper:
 def _ended(record: KeptRecord) -> Ended:
     assert record.exit is not None
     how = record.exit
-    return Ended(Exit(how.code, how.signal), how.total, how.reason, how.stderr)
+    return Ended(Exit(how.code, how.signal), how.total, how.reason, how.stderr, how.causes)
 
 
 class _Link:

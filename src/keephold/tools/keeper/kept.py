@@ -283,7 +283,6 @@ class Kept:
         self._number = request.number
         if request.cause and request.cause in self._causes:
             self._sent()
-            self._answer(protocol.Took(uid=self.uid, cause=request.cause))
             return
         try:
             if request.later and isinstance(self._child, Pty):
@@ -293,14 +292,13 @@ class Kept:
                 self._child.write(request.data)
         except ToolError as error:
             self._sent()
-            self._answer(protocol.Took(uid=self.uid, cause=request.cause, refusal=(error.message, error.code)))
+            self._answer(protocol.Refused(uid=self.uid, reason=error.message))
             return
         if request.later:
             self._later = request.later, self._loop.call_later(_KEYS_AFTER, self._press)
         self._sent()
         if request.cause:
             self._remember(request.cause)
-            self._answer(protocol.Took(uid=self.uid, cause=request.cause))
 
     def _remember(self, cause: bytes) -> None:
         self._causes[cause] = None
@@ -372,10 +370,9 @@ class Kept:
         end = KeptExit(
             how.code, how.signal, total, time.time(), self._reason, self._stderr, tuple(self._causes)[-_LAST_CAUSES:]
         )
-        written = self._change_record(until=None, exit=end)
-        if self.peer is not None:
+        if self.peer is not None:  # first: somebody waits for it, and removes the record once the store has the end
             self._report_end(self.peer, end)
-        elif not written:  # nobody would learn of it
+        if not self._change_record(until=None, exit=end) and self.peer is None:  # nobody would learn of it
             self._retries = self._retries or self._loop.call_later(_AGAIN_SECS, self._retry)
             return
         self._close()
@@ -397,6 +394,7 @@ class Kept:
                 total=end.total,
                 reason=end.reason,
                 stderr=end.stderr,
+                causes=end.causes,
             )
         )
 

@@ -144,11 +144,10 @@ class Stalled(_Message, tag="stalled"):
     reason: str
 
 
-class Took(_Message, tag="took"):
-    """The input with this cause was taken. Or it was refused: with a message and a code."""
+class Refused(_Message, tag="refused"):
+    """Input was refused, for this reason: nothing of it was written (C6). Taken input is shown in the page."""
 
-    cause: bytes = b""
-    refusal: tuple[str, str] | None = None
+    reason: str
 
 
 class Ended(_Message, tag="ended"):
@@ -157,13 +156,15 @@ class Ended(_Message, tag="ended"):
     total: int = 0
     reason: str = ""
     stderr: bytes = b""
+    causes: tuple[bytes, ...] = ()
+    """The causes of the last input that it got."""
 
 
 class Displaced(_Message, tag="displaced"):
     """Another runtime has the process; nothing was done."""
 
 
-Report = Welcome | Running | Failed | Unknown | Output | Stalled | Took | Ended | Displaced
+Report = Welcome | Running | Failed | Unknown | Output | Stalled | Refused | Ended | Displaced
 
 _encode = msgspec.msgpack.Encoder().encode
 requests: "msgspec.msgpack.Decoder[Request]" = msgspec.msgpack.Decoder(Request)

@@ -96,17 +96,17 @@ def read_record(directory: Path, uid: str) -> KeptRecord | None:
 
 def begin_record(directory: Path, record: KeptRecord) -> None:
     """Begin the record of a process, before it is started. Raises `OSError`."""
-    _write(directory, record.uid, os.O_TRUNC, msgspec.to_builtins(record))
+    _write(directory, record.uid, os.O_CREAT | os.O_TRUNC, msgspec.to_builtins(record))
 
 
 def change_record(directory: Path, uid: str, **fields: object) -> None:
-    """Change these fields of a record. Raises `OSError`."""
+    """Change these fields of a record. Raises `OSError`, also if the record was removed: its end is stored elsewhere."""
     _write(directory, uid, os.O_APPEND, msgspec.to_builtins(fields))
 
 
 def _write(directory: Path, uid: str, flags: int, fields: dict[str, Any]) -> None:
     line = msgspec.json.encode(fields) + b"\n"
-    file = os.open(record_file(directory, uid), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
+    file = os.open(record_file(directory, uid), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
     try:
         size = os.fstat(file).st_size
         if os.write(file, line) < len(line):
