@@ -100,7 +100,7 @@ def begin_record(directory: Path, record: KeptRecord) -> None:
 
 
 def change_record(directory: Path, uid: str, **fields: object) -> None:
-    """Change these fields of a record. Raises `OSError`, also if the record was removed: its end is stored elsewhere."""
+    """Change these fields of a record. Raises `OSError`, also if it was removed because the store has the end."""
     _write(directory, uid, os.O_APPEND, msgspec.to_builtins(fields))
 
 
