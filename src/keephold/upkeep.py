@@ -75,6 +75,7 @@ class Upkeep:
 
     async def _catch_up(self, ids: frozenset[str] | None) -> None:
         await self._parts.registry.refresh(ids)
+        await self._parts.registry.facts.refresh(ids)
         await self._parts.relay.serve()
         await self._parts.recovery.unowned()
 

@@ -1,26 +1,32 @@
 """Waiting for a line, or for readiness, where another process runs the handle, and after a crash (A9, M3, R1)."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from tests.durable.lives import power_cut, stored_in
 from tests.patience import until
-from tests.turn.calls import TALKING, abort, call, fetch, reply, spawn
+from tests.turn.calls import STATEFUL, TALKING, abort, call, fetch, reply, spawn
 
 import keephold
 from keephold import Call, Runtime, ToolError
 from keephold.store.base import Done, Failed, Notified, Op, Readied
 
 
-@keephold.tool(actions=TALKING, on_turn_end="keep", ready="^up$")
-async def echo(call: Call) -> str:
-    """Print what it is sent, until that is `bye`."""
-    call.emit("hello\n")
-    while (line := await call.input()) != "bye":
-        call.emit(f"{line}\n")
-    return "over"
+def printer() -> tuple[keephold.Tool, Callable[[str], None]]:
+    """A tool that prints what it is told to, until that is `bye`, and how it is told. It reads no input, for which a
+    wait would end."""
+    lines = asyncio.Queue[str]()
+
+    @keephold.tool(actions=STATEFUL, on_turn_end="keep", ready="^up$")
+    async def echo(call: Call) -> str:
+        call.emit("hello\n")
+        while (line := await lines.get()) != "bye":
+            call.emit(f"{line}\n")
+        return "over"
+
+    return echo, lines.put_nowait
 
 
 async def kept(rt: Runtime) -> None:
@@ -29,6 +35,7 @@ async def kept(rt: Runtime) -> None:
 
 
 async def test_A9_a_line_that_another_process_prints_ends_the_wait(tmp_path: Path) -> None:
+    echo, say = printer()
     store = stored_in(tmp_path)
     async with Runtime([echo], store=store) as one, Runtime([echo], store=store) as two:
         await kept(one)
@@ -36,24 +43,25 @@ async def test_A9_a_line_that_another_process_prints_ends_the_wait(tmp_path: Pat
         assert before["pending"] == [{"id": "e", "state": "running", "matched": "hello"}]
         waiting = asyncio.ensure_future(two.wait(output={"e": "^now$"}, conversation="main"))
         await until(lambda: bool(one.streams._clients))
-        await one.send("e", "later", conversation="main")
+        say("later")
         assert not waiting.done()
-        await one.send("e", "now", conversation="main")
+        say("now")
         assert (await waiting)["pending"] == [{"id": "e", "state": "running", "matched": "now"}]
         await until(lambda: not one.streams._clients)
         waiting = asyncio.ensure_future(two.wait(output={"e": "never"}, conversation="main"))
         await until(lambda: bool(one.streams._clients))
-        await one.send("e", "bye", conversation="main")
+        say("bye")
         assert [entry["id"] for entry in (await waiting)["completed"]] == ["e"]
 
 
 async def test_A9_a_wait_elsewhere_that_times_out_leaves_no_connection(tmp_path: Path) -> None:
+    echo, say = printer()
     store = stored_in(tmp_path)
     async with Runtime([echo], store=store) as one, Runtime([echo], store=store) as two:
         await kept(one)
         assert (await two.wait(output={"e": "never"}, timeout=0.01, conversation="main"))["timed_out"]
         await until(lambda: not one.streams._clients)
-        await one.send("e", "bye", conversation="main")
+        say("bye")
 
 
 async def test_A9_R6_a_wait_follows_a_kept_process_to_the_runtime_that_takes_it_over(tmp_path: Path) -> None:
@@ -78,22 +86,25 @@ async def test_A9_R6_a_wait_follows_a_kept_process_to_the_runtime_that_takes_it_
 
 
 async def test_A9_that_a_handle_is_ready_is_known_to_every_process(tmp_path: Path) -> None:
+    echo, say = printer()
     store = stored_in(tmp_path)
     async with Runtime([echo], store=store) as one, Runtime([echo], store=store) as two:
         await kept(one)
         waiting = asyncio.ensure_future(two.wait(ready=["e"], conversation="main"))
-        await one.send("e", "up", conversation="main")
+        say("up")
         assert (await waiting)["pending"] == [{"id": "e", "state": "running", "ready": True}]
         assert (await two.handle("e", conversation="main")).ready
         async with two.turn("main") as turn:
             assert (await reply(turn, fetch("echo", "e")))["ready"] is True
-        await one.send("e", "bye", conversation="main")
+        say("bye")
+        await two.wait(all=["e"], timeout=60, conversation="main")
         assert not (await two.handle("e", conversation="main")).ready
 
 
 async def test_A9_without_a_socket_the_refusal_names_what_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    echo, say = printer()
     store = stored_in(tmp_path)
     async with Runtime([echo], store=store) as one, Runtime([echo], store=store) as two:
         await kept(one)
@@ -101,7 +112,7 @@ async def test_A9_without_a_socket_the_refusal_names_what_works(
         with pytest.raises(ToolError, match="`ready`, `any` or `all`") as refused:
             await two.wait(output={"e": "x"}, conversation="main")
         assert refused.value.code == "owner_not_answering"
-        await one.send("e", "bye", conversation="main")
+        say("bye")
 
 
 @keephold.tool(actions=TALKING, on_crash="replay", ready="^up$")
@@ -146,11 +157,12 @@ async def test_N1_ready_is_written_with_its_notification(tmp_path: Path) -> None
         commits.append(ops)
         return ops, done, failed
 
+    echo, say = printer()
     async with Runtime([echo], store=stored_in(tmp_path)) as rt:
         rt.registry.observe_commits(seen)
         await kept(rt)
-        await rt.send("e", "up", conversation="main")
+        say("up")
         await rt.wait(ready=["e"], conversation="main")
-        await rt.send("e", "bye", conversation="main")
+        say("bye")
     (together,) = [ops for ops in commits if any(isinstance(op, Readied) for op in ops)]
     assert [type(op) for op in together] == [Readied, Notified]

@@ -19,15 +19,15 @@ from msgspec.structs import replace
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.clock import Clock
 from keephold.handles.disk import Room
+from keephold.handles.facts import Facts
 from keephold.handles.gate import Gate, GateQueue
 from keephold.handles.handle import Handle, HandleInfo
 from keephold.handles.matching import OutputElsewhere
 from keephold.handles.observing import CommitObserver, Meter, Traces
 from keephold.handles.output import Output
 from keephold.handles.pace import Pace
-from keephold.handles.question import Question
 from keephold.handles.spool import Spool
-from keephold.handles.state import Ok, Outcome, PrintedOutput, Progress, State, Stopped, Waiting
+from keephold.handles.state import Ok, Outcome, PrintedOutput, Progress, State, Stopped
 from keephold.listeners import Listeners
 from keephold.store.base import (
     TOMBSTONE_SECS,
@@ -116,6 +116,7 @@ class Cache:
         self.meter: Meter | None = None
         self.traces: Traces | None = None
         self.output_elsewhere: OutputElsewhere | None = None
+        self.facts = Facts(self)
         self.archive: Callable[[Sequence[Record]], Awaitable[None]] | None = None
         """Gets the records that the store is about to delete; if it raises, none is deleted (W8)."""
         self.shorter: Mapping[Status, float] = {}
@@ -254,16 +255,19 @@ class Cache:
 
     def _copy(self, handle: Handle, record: Record) -> None:
         handle.settle(record.state)
+        moved = handle.owner != record.owner
         handle.owner, handle.fence, handle.attempt = record.owner, record.fence, record.attempt
         handle.next_attempt_at, handle.parking = record.next_attempt_at, record.parking
         handle.id, handle.stateful, handle.ready_attempt = record.id, record.stateful, record.ready
         self._annotate(handle, record)
-        handle.asks_caller = isinstance(record.state, Waiting) and _asks_caller(handle.tool, record.state.question)
+        handle.asks_caller = self.facts.asks_caller(handle)
         shown = handle.output.total if handle.output is not None else -1
         if record.output is not None and record.output.total > shown:
             handle.output = Output.restored(self.spool, record.output, record.uid)
         printed = handle.output.total if handle.output is not None else 0
         handle.cursor = max(handle.cursor, min(record.cursor, printed))
+        if moved:
+            self.facts.moved(handle)
 
     def _annotate(self, handle: Handle, record: Record) -> None:
         """Copy what any process may change, no matter which one runs the handle (W8)."""
@@ -337,7 +341,9 @@ class Cache:
         records = await self.store.handles(
             HandleQuery(conversation=conversation, state=state, status=status, after=after, limit=limit, newest=newest)
         )
-        return [self._as_known(record).info() for record in records]
+        handles = [self._as_known(record) for record in records]
+        await self.facts.show(handles)
+        return [handle.info() for handle in handles]
 
     def _as_known(self, record: Record) -> Handle:
         handle = self._by_uid.get(record.uid)
@@ -401,6 +407,7 @@ class Cache:
         if watchers is not None:
             for watcher in watchers:
                 watcher.stopped(handle)
+        self.facts.stopped(handle)
 
     def progressed(self, handle: Handle, progress: Progress) -> None:
         """Set how far the handle is, and tell its watchers."""
@@ -584,12 +591,6 @@ def _set(future: "asyncio.Future[Sequence[Any]]", results: Sequence[Any]) -> Non
 def _fail(future: "asyncio.Future[Sequence[Any]]", error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-
-
-def _asks_caller(tool: "Tool", question: Question) -> bool:
-    """Whether an open question is the caller's to answer (Q4). The process that runs the call decides the same way."""
-    policy = tool.questions.get(question.id)
-    return "apply" in tool.actions and not question.secret and not (policy is not None and policy.exclusive)
 
 
 def _is_short(outcome: Outcome) -> bool:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 class Watcher:
     """Receives calls about a handle; subclasses override the methods they need.
 
-    With `wants_reading = True`, programs are asked whether they read their input (C4).
+    With `wants_reading = True`, programs are asked whether they read their input (C4). With `awaits = True`, it stands
+    for an `await`, of this process or another one (Q3).
     """
 
     __slots__ = ()
@@ -46,6 +47,9 @@ class Watcher:
 
     def printed(self, handle: "Handle") -> None:
         """The handle's output has grown."""
+
+    def has_printed(self, handle: "Handle", total: int) -> None:
+        """Another process runs the handle, whose output has that size: some of it may still be on its way."""
 
     def became_ready(self, handle: "Handle") -> None:
         """The handle has printed the line that its tool's `ready` describes (A9)."""

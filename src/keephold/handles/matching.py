@@ -70,7 +70,7 @@ class Search:
     """Searches one output for a pattern, and calls `looked` when a line matches, or when a search that was behind has
     seen all there is."""
 
-    __slots__ = ("_cut", "_later", "_line", "_lines", "_looked", "_output", "_pattern", "matched", "offset")
+    __slots__ = ("_cut", "_later", "_line", "_lines", "_looked", "_output", "_pattern", "expected", "matched", "offset")
 
     def __init__(
         self, pattern: Pattern, output: Callable[[], Output | None], looked: Callable[[], None], start: int = 0
@@ -81,6 +81,8 @@ class Search:
         self._looked = looked
         self.offset = start
         """Output before this one is searched."""
+        self.expected = 0
+        """Output of another process up to this offset is on its way."""
         self._lines = Lines()
         self._line = ""
         """The finished rows of the unfinished line."""
@@ -93,7 +95,7 @@ class Search:
     @property
     def behind(self) -> bool:
         """Whether output is left to be searched."""
-        return self._later is not None
+        return self._later is not None or self.offset < self.expected
 
     def printed(self) -> None:
         """Search new output: all of it now, unless that takes long."""
@@ -149,7 +151,7 @@ class Search:
             part = data[self.offset - start :][: self._pattern.step]
             self._take(Piece(part, self.offset, end if missing else self.offset + len(part), missing), WIDTH)
             await asyncio.sleep(0)
-        if self.matched is not None:
+        if self.matched is not None or (self.expected and not self.behind):
             self._looked()
 
     def _look(self, data: bytes, cols: int) -> None:

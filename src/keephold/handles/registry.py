@@ -373,6 +373,7 @@ class Registry(Cache):
         self._rest(handle)
         for watcher in tuple(handle.watchers or ()):
             watcher.released(handle)
+        self.facts.sync(handle)
 
     async def promote_to_handle(self, handle: Handle, id: str) -> None:
         """Turn a one-shot call into a handle of that id (D10). Its end is notified, even if it has stopped already."""
@@ -458,6 +459,7 @@ class Registry(Cache):
         """Note that nothing of a lingering handle runs any more."""
         if handle.lingering:
             handle.lingering = False
+            self.facts.tell(handle)
             self._settle_accounts(handle)
 
     @property

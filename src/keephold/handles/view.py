@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from keephold.errors import ToolError
-from keephold.handles.handle import Handle, HandleInfo
+from keephold.handles.handle import Handle, HandleInfo, Watcher
 from keephold.handles.matching import Search
 from keephold.handles.observing import NOTHING
 from keephold.handles.patterns import Pattern, compiled
@@ -23,6 +23,8 @@ _Times = list[float]
 Conditions = Mapping[str, str] | Sequence[Mapping[str, str]]
 """Which lines to wait for: patterns by id, or objects of `id` and `pattern`, for several patterns of one handle."""
 _MOST_CONDITIONS = 64
+_FIRST_SECS = 1.0
+"""How long a wait without patience waits for the facts of other processes."""
 
 
 def conditions(given: Conditions | None) -> list[tuple[str, Pattern]]:
@@ -190,9 +192,8 @@ class Handles:
         on_progress: Callable[[Handle], None] | None = None,
     ) -> Coroutine[Any, Any, Waited]:
         """Wait for any combination of groups. `on_progress` is called with each handle that reports progress."""
-        for group in groups:
-            if type(group) is OutputCondition and self._registry.runs_elsewhere(group.handles[0]):
-                return self._wait_elsewhere(groups, timeout, handles, on_progress)
+        if self._registry.store.durable and any(map(self._registry.runs_elsewhere, handles)):
+            return self._wait_elsewhere(groups, timeout, handles, on_progress)
         if self._registry.meter is None and self._registry.traces is None:
             return self._wait_for(groups, timeout, handles, on_progress)
         return self._observed(groups, timeout, handles, on_progress)
@@ -204,7 +205,7 @@ class Handles:
         handles: tuple[Handle, ...],
         on_progress: Callable[[Handle], None] | None,
     ) -> Waited:
-        """Wait while the output of other processes is followed."""
+        """Wait while the output of other processes is followed, and their facts are asked for (A6)."""
         registry = self._registry
         found = registry.output_elsewhere
         assert found is not None
@@ -213,7 +214,12 @@ class Handles:
         for handle, search in elsewhere:
             await found.look(handle, search)
         tasks = [registry.task(found.follow(handle, search)) for handle, search in elsewhere]
+        registry.facts.begin(handles)
         try:
+            if timeout is not None and timeout <= 0:
+                with _asking(registry, handles):
+                    await registry.facts.answered(handles, _FIRST_SECS)
+                    return await self._observed(groups, timeout, handles, on_progress)
             return await self._observed(groups, timeout, handles, on_progress)
         finally:
             for task in tasks:
@@ -265,10 +271,13 @@ class Handles:
             for handle in handles:
                 if handle.run is not None:
                     handle.run.awaited()
+                elif self._registry.runs_elsewhere(handle):
+                    self._registry.facts.sync(handle)
             if over.done() and wait.recheck():  # a question that an inquiry answers is not blocked on the caller (Q3)
                 over = loop.create_future()
         if over.done():
             wait.cancel()
+            self._registry.facts.done(handles)
             if woke is not None:
                 woke.clear()  # it has not slept
             return Waited(handles, False, wait.reason == "needs_input", _first(wait), wait.matched)
@@ -294,6 +303,7 @@ class Handles:
             self._registry.waiting.discard(over)
             if wait.reason != "satisfied":
                 wait.cancel()
+            self._registry.facts.done(handles)
             if timer is not None:
                 timer.cancel()
             for task in moved:
@@ -302,6 +312,27 @@ class Handles:
         timed_out = wait.reason is None and not wait.satisfied
         needs_input = wait.reason == "needs_input" and not wait.satisfied
         return Waited(handles, timed_out, needs_input, _first(wait), wait.matched)
+
+
+class _Asking(Watcher):
+    __slots__ = ()
+    wants_reading = True
+
+
+@contextlib.contextmanager
+def _asking(registry: "Registry", handles: Sequence[Handle]) -> Iterator[None]:
+    """Ask the owners of handles of other processes for their facts meanwhile."""
+    watcher = _Asking()
+    others = [handle for handle in handles if registry.runs_elsewhere(handle)]
+    for handle in others:
+        handle.watch(watcher)
+        registry.facts.sync(handle)
+    try:
+        yield
+    finally:
+        for handle in others:
+            handle.unwatch(watcher)
+        registry.facts.done(others)
 
 
 def _first(wait: Wait) -> Handle | None:

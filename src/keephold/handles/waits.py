@@ -122,6 +122,7 @@ class Wait(Watcher):
     )  # fmt: skip
     wants_reading = True
     """A wait ends when all handles it needs are blocked on the caller, so it needs to know who reads its input (C4)."""
+    awaits = True
 
     def __init__(
         self,
@@ -199,6 +200,11 @@ class Wait(Watcher):
         for condition in self.conditions:
             if handle in condition.handles:
                 condition.search.printed()
+
+    def has_printed(self, handle: Handle, total: int) -> None:
+        for condition in self.conditions:
+            if handle in condition.handles:
+                condition.search.expected = total
 
     def _looked(self) -> None:
         if self._begun:

@@ -401,6 +401,7 @@ class Run:
 
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         self.registry.progressed(self.handle, Progress(done, total, message and message[:LONGEST_LABEL]))
+        self.registry.facts.progressed(self.handle)
 
     def show(self, diff: "FileDiff") -> None:
         for watcher in tuple(self.handle.watchers or ()):
@@ -419,8 +420,12 @@ class Run:
         handle = self.handle
         if handle.reading != yes and not isinstance(handle.decided, Stopped) and not (yes and self.ending):
             handle.reading = yes
-            if yes:
-                self.registry.notify_watchers(handle)
+            self.registry.notify_watchers(handle)
+
+    def _reads_no_more(self) -> None:
+        if self.handle.reading:
+            self.handle.reading = False
+            self.registry.notify_watchers(self.handle)
 
     def ask(
         self, question: Question, then: Callable[[Outcome], None], record: Callable[[Any, bytes], Op] | None = None
@@ -430,7 +435,7 @@ class Run:
         if over or self._ending is not None or self._parking is not None:
             return
         if self._probing is not None:
-            handle.reading = False  # what it reads next is the answer
+            self._reads_no_more()  # what it reads next is the answer
         route = self._around.route(handle, question)
         registry, now = self.registry, self.registry.clock.now()
         if isinstance(route, Open):
@@ -551,7 +556,7 @@ class Run:
             write(arguments["input"], cause)
         else:
             self.live.write(arguments["input"])
-        self.handle.reading = False
+        self._reads_no_more()
 
     def answer(self, value: Any, cause: bytes) -> None:
         """Record the answer to the open question, then pass it to the tool."""
@@ -575,7 +580,7 @@ class Run:
             self._undelivered(error, ended_by)
             return
         self._close_question()
-        self.handle.reading = False  # from now on nobody waits for the caller (A6)
+        self._reads_no_more()  # from now on nobody waits for the caller (A6)
         if self._returning:
             return  # `take_back` sees to it
         if self.live is None:  # its start is being written, or it is between two attempts
@@ -750,6 +755,7 @@ class Run:
         if handle.watchers:
             self.probe_soon()
         self.registry.notify_watchers(handle)
+        self.registry.facts.tell(handle)
 
     @property
     def deadline(self) -> float | None:

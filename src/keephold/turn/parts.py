@@ -147,7 +147,9 @@ class Parts:
     async def handle(self, conversation: str, id: str) -> HandleInfo:
         """Return the newest handle of an id."""
         await self.ready()
-        return (await Handles(self.registry, conversation).find(id)).info()
+        handle = await Handles(self.registry, conversation).find(id)
+        await self.registry.facts.show((handle,))
+        return handle.info()
 
     async def handles(
         self,

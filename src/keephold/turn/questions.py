@@ -14,7 +14,6 @@ from keephold.handles.handle import Handle
 from keephold.handles.question import Open, Question, answer_fits, expected, problem_with
 from keephold.handles.registry import Registry
 from keephold.handles.state import Failure, Ok, Outcome, Waiting
-from keephold.handles.waits import Wait
 from keephold.limits import Limits
 from keephold.tools.base import QuestionPolicy
 from keephold.tools.toolbox import is_builtin
@@ -233,7 +232,7 @@ def not_answered(question: str, reason: str | None) -> Failure:
 
 
 def _is_awaited(handle: Handle) -> bool:
-    return any(isinstance(watcher, Wait) for watcher in handle.watchers or ())
+    return any(getattr(watcher, "awaits", False) for watcher in handle.watchers or ())
 
 
 def _checked(question: Question, answer: object, what: str) -> Outcome:

@@ -147,6 +147,7 @@ class Relay:
         if body is None:
             return None
         await self._registry.refresh((handle.uid,))
+        await self._registry.facts.look(handle.uid)  # the owner has posted what the call changed before its reply
         return msgspec.json.decode(body, type=Reply)
 
     async def decide(self, id: str, owner: str, said: dict[str, Any] | None, by: str | None) -> Decided:

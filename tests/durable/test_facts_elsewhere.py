@@ -1,0 +1,148 @@
+"""What only the process that runs a handle knows, seen from another one (A6, M3): waits there end as they do here."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.durable.lives import only, parsed, stored_in
+from tests.patience import until
+from tests.turn.calls import TALKING, abort, apply, reply, spawn, wait_all
+
+import keephold
+from keephold import Call, Question, Runtime
+
+
+@keephold.tool(actions=TALKING, on_turn_end="keep")
+async def session(call: Call) -> str:
+    """Read lines until one is `bye`; ask for one that is `ask`."""
+    while (line := await call.input()) != "bye":
+        if line == "ask":
+            call.emit(f"{await call.ask(Question(id='sure', text='Sure?', answer_type='Boolean'))}\n")
+        else:
+            call.emit(f"you said {line}\n")
+    return "over"
+
+
+@keephold.tool(actions=TALKING, on_turn_end="keep", scheduling="serial")
+async def alone(call: Call) -> str:
+    return str(await call.input())
+
+
+async def kept(rt: Runtime, *calls: keephold.ToolCall) -> None:
+    async with rt.turn("main") as turn:
+        await turn.run(calls)
+
+
+async def test_A6_an_await_elsewhere_ends_when_the_handle_reads(tmp_path: Path) -> None:
+    store = stored_in(tmp_path)
+    async with Runtime([session], store=store) as one, Runtime([session], store=store) as two:
+        await kept(one, spawn("session", "s"))
+        for rt in (one, two):
+            waited = await rt.wait(all=["s"], timeout=60, conversation="main")
+            assert waited["pending"] == [{"id": "s", "state": "running", "waiting_for_input": True}]
+            assert waited["needs_input"]
+        async with two.turn("main") as turn:
+            await reply(turn, apply("session", "s", "hi"))
+            assert parsed(await only(turn, wait_all("s")))["needs_input"]
+            await reply(turn, apply("session", "s", "bye"))
+        assert await two.registry.store.posts("watch") == []
+        await until(lambda: not one.registry.facts._told)
+
+
+async def test_A6_a_look_elsewhere_without_patience(tmp_path: Path) -> None:
+    store = stored_in(tmp_path)
+    async with Runtime([session], store=store) as one, Runtime([session], store=store) as two:
+        await kept(one, spawn("session", "s"))
+        for rt in (one, two):
+            assert (await rt.wait(all=["s"], timeout=0, conversation="main"))["needs_input"]
+        await one.send("s", "bye", conversation="main")
+
+
+async def test_A6_a_question_that_only_the_caller_can_answer_and_one_that_a_person_is_asked(tmp_path: Path) -> None:
+    store = stored_in(tmp_path)
+    asked = asyncio.Event()
+
+    async def nobody(prompt: object) -> object:
+        asked.set()
+        await asyncio.Event().wait()
+        return None
+
+    async with Runtime([session], store=store) as one, Runtime([session], store=store) as two:
+        await kept(one, spawn("session", "s"))
+        await one.send("s", "ask", conversation="main")
+        waited = await two.wait(all=["s"], timeout=60, conversation="main")
+        assert waited["needs_input"] and waited["pending"][0]["question"].id == "sure"
+        await one.send("s", True, conversation="main")
+        await one.send("s", "bye", conversation="main")
+    store = stored_in(tmp_path / "other")
+    (tmp_path / "other").mkdir()
+    async with (
+        Runtime([session], store=store, prompter=nobody) as one,  # type: ignore[arg-type]
+        Runtime([session], store=store) as two,
+    ):
+        await kept(one, spawn("session", "s"))
+        await one.send("s", "ask", conversation="main")
+        await asked.wait()
+        for rt in (one, two):
+            waited = await rt.wait(all=["s"], timeout=0.3, conversation="main")
+            assert waited["timed_out"] and "needs_input" not in waited
+        async with two.turn("main") as turn:
+            await reply(turn, abort("session", "s"))
+
+
+async def test_A6_a_handle_that_queues_elsewhere_behind_one_that_reads(tmp_path: Path) -> None:
+    store = stored_in(tmp_path)
+    async with Runtime([alone], store=store) as one, Runtime([alone], store=store) as two:
+        await kept(one, spawn("alone", "a"), spawn("alone", "b"))
+        for rt in (one, two):
+            waited = await rt.wait(all=["b"], timeout=60, conversation="main")
+            assert waited["needs_input"] and waited["pending"] == [{"id": "b", "state": "pending", "behind": "a"}]
+        for id in ("a", "b"):
+            await two.send(id, "x", conversation="main")
+
+
+async def test_A9_a_line_that_was_printed_before_the_handle_read_counts_first(tmp_path: Path) -> None:
+    store, answers = stored_in(tmp_path), asyncio.Queue[int]()
+
+    @keephold.tool(actions=TALKING, on_turn_end="keep")
+    async def prompting(call: Call) -> str:
+        while number := await answers.get():
+            call.emit("." * 200_000 + f"\nresult {number}\n> ")
+            await call.input()
+        return "over"
+
+    async with Runtime([prompting], store=store) as one, Runtime([prompting], store=store) as two:
+        await kept(one, spawn("prompting", "p"))
+        for number in range(1, 6):
+            waiting = [
+                asyncio.create_task(rt.wait(output={"p": f"result {number}"}, timeout=60, conversation="main"))
+                for rt in (one, two)
+            ]
+            await until(lambda: len(one.registry.facts._told) == 1)
+            answers.put_nowait(number)
+            for each in waiting:
+                waited = await each
+                assert waited["pending"][0]["matched"] == f"result {number}", waited
+            await one.send("p", "on", conversation="main")
+        answers.put_nowait(0)
+
+
+async def test_A7_without_bells_a_sweep_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In both directions: that it is waited for, and that it reads."""
+    monkeypatch.setattr("keephold.upkeep.SWEEP_SECS", 0.05)
+    monkeypatch.setattr("keephold.store.sqlite.processes.Bell.ring", lambda *_: None)
+    store = stored_in(tmp_path)
+    async with Runtime([session], store=store) as one, Runtime([session], store=store) as two:
+        await kept(one, spawn("session", "s"))
+        assert (await two.wait(all=["s"], timeout=60, conversation="main"))["needs_input"]
+        await one.send("s", "bye", conversation="main")
+
+
+async def test_A6_an_await_elsewhere_of_a_program_that_reads(tmp_path: Path) -> None:
+    """Of a command it is known only by asking it while somebody waits."""
+    cat = keephold.command(["cat"], name="cat", stdin=True, actions=TALKING, on_turn_end="keep")
+    store = stored_in(tmp_path)
+    async with Runtime([cat], store=store) as one, Runtime([cat], store=store) as two:
+        await kept(one, spawn("cat", "c"))
+        assert (await two.wait(all=["c"], timeout=60, conversation="main"))["needs_input"]
+        await one.send("c", None, conversation="main")
