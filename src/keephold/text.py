@@ -90,6 +90,16 @@ def to_utf8(text: str) -> bytes:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
+def byte_size(count: int) -> str:
+    """Return a number of bytes as `512 B`, `1.5 kB`, `12 MB`."""
+    amount, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if amount < 1000:
+            break
+        amount, unit = amount / 1000, larger
+    return f"{amount:.1f} {unit}" if unit != "B" and amount < 10 else f"{amount:.0f} {unit}"
+
+
 def duration(seconds: float) -> str:
     """Return the two largest units: `45s`, `2m 3s`, `1h 2m`, `3d 4h`."""
     whole = max(0, int(seconds))

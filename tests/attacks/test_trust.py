@@ -77,7 +77,7 @@ retention_secs = 0
 [serve]
 port = 0
 """
-LOOKING = {"ps", "show", "logs", "conversations", "send"}
+LOOKING = {"ps", "show", "logs", "conversations", "send", "store"}
 """Commands that ignore the file's `[store]`, and say so."""
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "abort": ("h",),
@@ -95,6 +95,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "serve": ("--port", "0"),
     "show": ("h",),
     "spawn": ("build",),
+    "store": ("check",),
     "top": ("--json",),
     "wait": ("h",),
 }
@@ -182,6 +183,10 @@ async def test_K7_no_command_lets_a_hostile_clone_do_anything(clone: Clone) -> N
             assert f"note: {clone.file} is not trusted, so it is not used; to trust it:" in done.stderr, (name, said)
         elif name == "check":
             assert done.returncode == 0 and "modules were not imported" in said
+    for words in (("rotate",), ("migrate",), ("restore", str(clone.file))):
+        done = await asyncio.to_thread(clone.run, "store", *words)
+        clone.untouched(" ".join(words))
+        assert done.returncode == 2 and "keephold.toml is not trusted, so nothing in it was used" in done.stderr, words
     assert clone.run("trust").returncode == 0  # to trust is not to use
     clone.untouched("trust")
     assert (

@@ -261,7 +261,8 @@ def test_every_option_is_listed(name: str) -> None:
     command = main.get_command(click.Context(main), name)
     assert command is not None
     text = sections(REFERENCE / "cli.md")[f"keephold {name}"]
-    options = {option: param for param in command.params for option in param.opts}
+    commands = command.commands.values() if isinstance(command, click.Group) else [command]
+    options = {option: param for each in commands for param in each.params for option in param.opts}
     assert {key.split()[0] for key in rows(text)} == set(options)
     for param in options.values():
         if isinstance(param.type, click.Choice):

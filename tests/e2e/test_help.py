@@ -12,7 +12,7 @@ from keephold.cli import COMMANDS, GROUPS, main
 from keephold.cli.pages import PAGES
 
 EXAMPLES = [(name, line) for name in COMMANDS for _, line in PAGES[name].examples]
-FILES = ("batches.jsonl", "more.jsonl", "key", "project/keephold.toml")
+FILES = ("batches.jsonl", "more.jsonl", "key", "project/keephold.toml", "monday.tar")
 
 
 def run(*arguments: str) -> str:
@@ -32,9 +32,10 @@ def test_help_says_what_it_does_and_ends_with_examples(name: str) -> None:
     said = run(name, "--help")
     titles = re.findall(r"^([A-Z][\w ]+):$", said, re.MULTILINE)
     exits = ["Exit codes"] if PAGES[name].exits else []
-    assert titles == ["Options", "Examples", *exits, "See also"]
     command = main.get_command(click.Context(main), name)
     assert command is not None and command.help is not None
+    parts = ["Commands"] if isinstance(command, click.Group) else []
+    assert titles == ["Options", *parts, "Examples", *exits, "See also"]
     first = " ".join(command.help.strip().partition("\n\n")[0].split())
     assert first[0].isupper()
     assert first.endswith(".")
@@ -52,6 +53,9 @@ def test_an_example_is_a_command_that_is_understood(
     (part,) = [part for part in re.split(r"[|<>]|&&|\$\(|\)", line) if re.match(r'\s*"?keephold ', part)]
     _, called, *arguments = shlex.split(part)
     command = main.get_command(click.Context(main), called)
+    if isinstance(command, click.Group):
+        called, *arguments = arguments
+        command = command.get_command(click.Context(command), called)
     assert command is not None
     with command.make_context(called, [argument.replace("~", str(tmp_path)) for argument in arguments]):
         pass  # the options are there, and what they are given is right

@@ -68,7 +68,7 @@ async def test_D7_an_older_store_is_refused_without_changing_a_byte(tmp_path: Pa
     shutil.copy(FIXTURES / version / "store.db", path)
     before = path.read_bytes()
     looking = ReadOnlyStore(path)
-    with pytest.raises(KeepholdError, match="`keephold gc --dry-run`") as refused:
+    with pytest.raises(KeepholdError, match="`keephold store migrate`") as refused:
         await looking.open(lambda _: None)
     await looking.close()
     assert refused.value.code == "store_unusable" and "changed nothing" in str(refused.value)

@@ -52,6 +52,7 @@ GROUPS = {
         "logout": ("keephold.cli.logout:logout", "End the browser sessions of the dashboard."),
     },
     "Clean up": {
+        "store": ("keephold.cli.housekeeping:store", "Inspect, check, back up, restore and upgrade the store."),
         "gc": ("keephold.cli.gc:gc", "Delete old handles and events, and orphaned files."),
         "forget": ("keephold.cli.conversations:forget", "Delete the transcript of a conversation."),
     },

@@ -216,12 +216,24 @@ PAGES = {
         ("conversations", "gc"),
         ((0, "deleted"), (1, "not confirmed"), _REFUSED),
     ),
+    "store": Page(
+        (
+            ("Show how large the store is, and which processes use it:", "keephold store info"),
+            ("Check that it is whole:", "keephold store check"),
+            ("Copy it into one file, while a server writes:", "keephold store backup monday.tar"),
+            ("Make a store from a copy:", "keephold store restore monday.tar --store sqlite:///copy.db"),
+            ("Upgrade it after a new version was installed:", "keephold store migrate"),
+            ("Sign new keys with a new secret:", "keephold store rotate"),
+        ),
+        ("gc", "forget", "serve"),
+        ((0, "done, and no problems"), (1, "`check` found problems"), _REFUSED),
+    ),
     "gc": Page(
         (
             ("Show what would be deleted:", "keephold gc --dry-run"),
             ("Delete what is older than a month, and shrink the file:", "keephold gc --before 30d --vacuum"),
         ),
-        ("ps", "forget"),
+        ("store", "forget"),
     ),
     "init": Page(
         (

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from keephold.characters import ISOLATE, ISOLATED, exact_json, isolated
+from keephold.text import byte_size as byte_size
 from keephold.text import duration as duration
 from keephold.text import printable as printable
 from keephold.text import relative as relative

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from keephold.handles.registry import Registry
     from keephold.runtime import Runtime
     from keephold.store.base import Store
+    from keephold.store.housekeeping import Housekeeping
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -115,6 +116,16 @@ def _existing(url: str | None, *, acting: bool = False) -> "Store":
             f"there is no store `{path}`; `keephold serve` makes one, or name another by --store", code="store_unusable"
         )
     return store
+
+
+def to_look_after(url: str | None, *, acting: bool = False, missing: bool = False) -> "Housekeeping":
+    """Return the housekeeping of the store that is named, as the commands of `keephold store` need it. `missing`: the
+    store need not exist, and the user's directory for it is made."""
+    from keephold.store.housekeeping import housekeeping_of
+    from keephold.store.urls import open_store
+
+    store = open_store(place_of(url, acting=acting, make=True)) if missing else _existing(url, acting=acting)
+    return housekeeping_of(store)
 
 
 def _of_this_directory(*, acting: bool) -> str | None:

@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, Response
 from keephold.characters import ISOLATE, ISOLATED, exact, exact_json, is_seen, isolated, isolated_json
 from keephold.control.handle_json import allowed_text
 from keephold.handles.form import as_typed, label_of, options_of
-from keephold.text import duration, printable, relative, time_of_day, to_utf8
+from keephold.text import byte_size, duration, printable, relative, time_of_day, to_utf8
 from keephold.turn.prompts import lasting
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _environment() -> "Environment":
         "field_label": lambda field, name, required: label_of(name, field, required),
         "digest": lambda text: f"{zlib.crc32(to_utf8(text)):08x}",
         "lines": lines,
-        "size": size,
+        "size": byte_size,
         "number": number,
         "mark": mark,
         "at": lambda moment, form: time.strftime(form, time.localtime(moment)),
@@ -221,16 +221,6 @@ def to_agree(question: dict[str, Any]) -> str:
         return ""
     before, text = exact(question["pre_amble"] or ""), exact(question["text"])
     return "\n\n".join(filter(None, (before, text if is_long(text) else "")))
-
-
-def size(count: int) -> str:
-    """Return a number of bytes as `512 B`, `1.5 kB`, `12 MB`."""
-    amount, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if amount < 1000:
-            break
-        amount, unit = amount / 1000, larger
-    return f"{amount:.1f} {unit}" if unit != "B" and amount < 10 else f"{amount:.0f} {unit}"
 
 
 def number(count: float) -> str:

@@ -30,6 +30,11 @@ def queries(dialect: Path) -> Mapping[str, str]:
     }
 
 
+def invariants() -> dict[str, str]:
+    """Return the queries that find what must never be in a store, by the name of the rule."""
+    return named((_HERE / "invariants.sql").read_text("utf-8"))
+
+
 def migrations(schema: Path) -> dict[int, str]:
     """Return a schema: by number, in order, the script that leads to it from the one before."""
     return {int(file.stem): file.read_text("utf-8") for file in sorted(schema.glob("[0-9]*.sql"))}

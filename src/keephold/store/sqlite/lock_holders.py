@@ -15,6 +15,12 @@ WRITE_BYTE = 120
 def stopped_holder(file: str, byte: int | None = None) -> str | None:
     """Return pid and command of the stopped process that holds the lock of a file: that of `flock`, or the record lock
     on this byte. None if it runs, or nobody is found."""
+    return holder(file, byte, stopped=True)
+
+
+def holder(file: str, byte: int | None = None, *, stopped: bool = False) -> str | None:
+    """Return pid and command of the process that holds the lock of a file, as `stopped_holder` does; None if nobody is
+    found. `stopped`: only if it is stopped."""
     with contextlib.suppress(OSError, ValueError):
         inode = str(os.stat(file).st_ino)  # noqa: PTH116
         for line in Path("/proc/locks").read_text().splitlines():
@@ -23,7 +29,7 @@ def stopped_holder(file: str, byte: int | None = None) -> str | None:
                 continue
             pid, _, first, last = rest
             found = kind == "FLOCK" if byte is None else kind == "POSIX" and first == last == str(byte)
-            if found and _is_stopped(pid):
+            if found and (not stopped or _is_stopped(pid)):
                 return f"{pid} (`{_command(pid)}`)"
     return None
 

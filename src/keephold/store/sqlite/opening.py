@@ -226,7 +226,7 @@ def check_version(path: Path) -> None:
             connection.set_busy_timeout(BUSY_MS)
             if wal.exists() and wal.stat().st_size:
                 connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-            _version(connection, path)
+            version(connection, path)
             connection.execute(SQL["newest_secret"]).fetchall()
         finally:
             connection.close(True)
@@ -280,33 +280,34 @@ def _remove(database: Path) -> None:
         Path(f"{database}{end}").unlink(missing_ok=True)
 
 
-def _version(connection: apsw.Connection, path: Path) -> int:
-    version, newest = int(connection.pragma("user_version")), max(migrations())
-    if version > newest:
-        raise unusable(f"store `{path}` has schema {version}, this keephold knows {newest}; use a newer keephold")
-    return version
+def version(connection: apsw.Connection, path: Path) -> int:
+    """Return the schema's number; raise if a newer keephold made it."""
+    found, newest = int(connection.pragma("user_version")), max(migrations())
+    if found > newest:
+        raise unusable(f"store `{path}` has schema {found}, this keephold knows {newest}; use a newer keephold")
+    return found
 
 
 def require_current(connection: apsw.Connection, path: Path) -> None:
     """Raise `KeepholdError` if the schema is not the one that this keephold makes."""
-    version, newest = _version(connection, path), max(migrations())
-    if version < newest:
+    found, newest = version(connection, path), max(migrations())
+    if found < newest:
         raise unusable(
-            f"store `{path}` has schema {version} of an older keephold; this command only reads, and changed nothing. "
-            f"End the programs that use the store, then upgrade it to schema {newest} with `keephold gc --dry-run`"
+            f"store `{path}` has schema {found} of an older keephold; this command only reads, and changed nothing. "
+            f"End the programs that use the store, then upgrade it to schema {newest} with `keephold store migrate`"
         )
 
 
 def _migrate(connection: apsw.Connection, path: Path) -> None:
     """Apply the migrations that are newer than the file, all of them or none."""
-    if _version(connection, path) == max(migrations()):
+    if version(connection, path) == max(migrations()):
         return
     scripts = migrations()
     connection.execute("BEGIN IMMEDIATE")
     try:
-        version = _version(connection, path)
+        found = version(connection, path)
         for number, script in scripts.items():
-            if number > version:
+            if number > found:
                 connection.execute(script)
         connection.pragma("user_version", max(scripts))
         connection.execute("COMMIT")
@@ -316,7 +317,7 @@ def _migrate(connection: apsw.Connection, path: Path) -> None:
         raise
 
 
-def _check_no_links(path: Path) -> None:
+def check_no_links(path: Path) -> None:
     """Refuse links beside the store: the files that they lead to would be taken for ours, and written or removed."""
     for end in ("output", "owners", "gate", "turn", "wal", "shm", "journal"):
         beside = path.with_name(f"{path.name}-{end}")
@@ -334,7 +335,7 @@ class StoreFiles:
         self.path = path
         with ExitStack() as taken:
             with explained(path):
-                _check_no_links(path)
+                check_no_links(path)
             claim(path)
             taken.callback(disclaim, path)
             check_version(path)

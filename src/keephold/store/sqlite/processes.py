@@ -87,6 +87,14 @@ class Owners:
     def alive(self, owner: str) -> bool:
         return owner == self.me or _locked(self.directory / owner)
 
+    def living(self) -> list[str]:
+        """Return the other processes that have the store open."""
+        try:
+            names = sorted(file.name for file in self.directory.iterdir() if not file.name.startswith(_NEW))
+        except FileNotFoundError:
+            return []
+        return [name for name in names if name != self.me and _locked(self.directory / name)]
+
     def bell(self, owner: str) -> str:
         """Return where an owner listens; empty if unknown."""
         return _bell(self.directory / owner)

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from keephold.errors import KeepholdError
 from keephold.listeners import Listeners
@@ -22,6 +23,9 @@ from keephold.store.sqlite.opening import StoreFiles
 from keephold.store.sqlite.reads import Reads
 from keephold.store.sqlite.threads import Scanner, in_thread
 from keephold.store.sqlite.writer import Commit, Fault, Writer
+
+if TYPE_CHECKING:
+    from keephold.store.sqlite.housekeeping import SqliteHousekeeping
 
 _NOTICE, _SELDOM, _PAUSE = 0.001, 0.05, 0.0001
 """Seconds after which a busy loop pauses for the writer; the longest interval if it is not busy; how long a pause
@@ -57,6 +61,12 @@ class SqliteStore(Reads):
     def commits(self) -> int:
         """Transactions done since the store was opened."""
         return 0 if self._place is None else self._writer.commits
+
+    def housekeeping(self) -> "SqliteHousekeeping":
+        """Return what can be done with the whole store; it need not be open."""
+        from keephold.store.sqlite.housekeeping import SqliteHousekeeping
+
+        return SqliteHousekeeping(self.path)
 
     async def open(self, heard: Heard) -> None:
         assert self.directory is not None

@@ -1,0 +1,171 @@
+"""`keephold store`: look at the whole store, check it, copy it, restore a copy, upgrade it, and rotate its secret."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from keephold.cli.parameters import json_option
+from keephold.cli.printing import byte_size, counted, one_line, print_json, time_of_day
+from keephold.cli.store import store_option, to_look_after, without_tools
+
+if TYPE_CHECKING:
+    from keephold.store.housekeeping import Problem, StoreInfo
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+class _InOrder(click.Group):
+    """Lists its commands in the order of this file."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=_InOrder, no_args_is_help=False)
+def store() -> None:
+    """Inspect, check, back up, restore and upgrade the store, or give it a new secret.
+
+    Only `restore` and `migrate` need the store for themselves. The others work beside a running server.
+    """
+
+
+@store.command(short_help="Show size, rows, schema, secrets, processes.")
+@store_option
+@json_option
+def info(store: str | None, as_json: bool) -> None:
+    """Show the store's size, rows, schema, secrets, and the processes that have it open."""
+    facts = to_look_after(store).info()
+    if as_json:
+        _print(facts)
+    else:
+        _show(facts)
+
+
+def _show(facts: "StoreInfo") -> None:
+    newest = "" if facts.schema == facts.newest_schema else f"; this keephold has {facts.newest_schema}, see `migrate`"
+    age = "none" if facts.oldest is None else f"{time_of_day(facts.oldest)} to {time_of_day(facts.newest or 0.0)}"
+    lines = [
+        ("store", one_line(facts.store)),
+        ("schema", f"{facts.schema}{newest}"),
+        ("size", f"{byte_size(facts.bytes)}, {byte_size(facts.free_bytes)} of it free"),
+        ("output", f"{counted(facts.output_files, 'file')}, {byte_size(facts.output_bytes)}"),
+        ("handles made", age),
+        *(("process", one_line(owner.process or owner.id)) for owner in facts.owners),
+        *(
+            ("secret", f"{secret.id}, made {time_of_day(secret.at)}, {counted(secret.open_keys, 'open key')}")
+            for secret in facts.secrets
+        ),
+        *((f"rows of {table}", str(count)) for table, count in facts.rows.items()),
+    ]
+    width = max(len(label) for label, _ in lines)
+    for label, value in lines:
+        click.echo(f"{label:{width}}  {value}")
+
+
+@store.command(short_help="Check file, rows and output files.")
+@store_option
+@json_option
+@click.pass_context
+def check(context: click.Context, store: str | None, as_json: bool) -> None:
+    """Check that the store is whole: the file, its rows, and its output files. Changes nothing.
+
+    The exit code is 1 if there are problems.
+    """
+    found = to_look_after(store).check()
+    if as_json:
+        print_json({"problems": [{"rule": each.rule, "says": each.says} for each in found]})
+    else:
+        for each in found:
+            click.echo(one_line(each.says))
+        click.echo("no problems" if not found else counted(len(found), "problem"), err=bool(found))
+    context.exit(1 if found else 0)
+
+
+@store.command()
+@click.argument("FILE", type=_FILE)
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@store_option
+@json_option
+def backup(file: Path, force: bool, store: str | None, as_json: bool) -> None:
+    """Copy the store and its output into FILE, a tar. Other processes can write meanwhile.
+
+    The copy is checked before the command succeeds. It contains the secrets of the store.
+    """
+    done = to_look_after(store).backup(file, force=force)
+    if as_json:
+        _print(done)
+        return
+    click.echo(f"{one_line(str(file))}: {byte_size(done.bytes)}, {counted(done.output_files, 'output file')}, checked")
+    _warn(done.problems)
+
+
+def _warn(found: "list[Problem]") -> None:
+    if found:
+        click.echo(f"note: the store has {counted(len(found), 'problem')}; see `keephold store check`", err=True)
+
+
+@store.command()
+@click.argument("FILE", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.option("--force", is_flag=True, help="Replace the store if it exists. Its contents are lost.")
+@store_option
+@json_option
+def restore(file: Path, force: bool, store: str | None, as_json: bool) -> None:
+    """Make the store from FILE, which `keephold store backup` wrote. No process may have the store open.
+
+    Restoring rewinds state: keys that were used since reopen, and unfinished calls of the copy are recovered.
+    """
+    done = to_look_after(store, acting=True, missing=True).restore(file, force=force)
+    if as_json:
+        _print(done)
+    else:
+        when, files = time_of_day(done.made_at), counted(done.output_files, "output file")
+        click.echo(f"{one_line(done.store)}: as it was at {when}, schema {done.schema}, {files}")
+
+
+@store.command()
+@click.option("--backup", metavar="FILE", type=_FILE, help="Write the backup here. Default: STORE.schema-N.tar.")
+@store_option
+@json_option
+def migrate(backup: Path | None, store: str | None, as_json: bool) -> None:
+    """Back up a store of an older version, then upgrade its schema. No process may have the store open."""
+    done = to_look_after(store, acting=True).migrate(backup)
+    if as_json:
+        _print(done)
+        return
+    if done.backup is None:
+        click.echo(f"{one_line(done.store)} has schema {done.schema}, the newest; nothing was changed")
+        return
+    click.echo(f"backup: {one_line(done.backup)}")
+    for step in done.steps:
+        click.echo(step)
+    click.echo(f"{one_line(done.store)}: upgraded from schema {done.was} to {done.schema}")
+
+
+@store.command()
+@store_option
+@json_option
+def rotate(store: str | None, as_json: bool) -> None:
+    """Sign new keys with a new secret. Older keys stay valid until they are used, revoked or expire.
+
+    Running servers use the new secret from their next key on.
+    """
+
+    async def rotated() -> str:
+        async with without_tools(store) as runtime:
+            return await runtime.rotate_secret()
+
+    id = asyncio.run(rotated())
+    left = sum(secret.open_keys for secret in to_look_after(store).info().secrets if secret.id != id)
+    if as_json:
+        print_json({"secret": id, "older_keys": left})
+    else:
+        older = counted(left, "open key")
+        click.echo(f"new keys are signed with secret {id}; {older} of older secrets can still be used")
+
+
+def _print(facts: Any) -> None:
+    import msgspec
+
+    print_json(msgspec.to_builtins(facts))

@@ -1,0 +1,258 @@
+"""`keephold store` for a SQLite store: facts, checks, copies and upgrades, without a runtime."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from keephold.errors import KeepholdError
+from keephold.store.housekeeping import Backup, Migrated, Owner, Problem, Restored, Secret, StoreInfo
+from keephold.store.rows import made_at
+from keephold.store.sqlite import opening
+from keephold.store.sqlite.backups import read_copy, sync_directory, write_copy
+from keephold.store.sqlite.checking import file_problems, problems
+from keephold.store.sqlite.lock_holders import holder
+from keephold.store.sqlite.processes import Turnstile, owners_of
+from keephold.store.sqlite.sql import APPLICATION_ID, migrations
+
+
+class SqliteHousekeeping:
+    """The operations on the store in one file, which this process need not have open."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._output = path.with_name(f"{path.name}-output")
+        self._owners = owners_of(path)
+
+    # Looking
+
+    def info(self) -> StoreInfo:
+        with self._reading() as connection:
+            connection.execute("BEGIN")
+            tables = [
+                str(name)
+                for (name,) in connection.execute(
+                    "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name"
+                )
+            ]
+            rows = {name: _number(connection, f'SELECT count(*) FROM "{name}"') for name in tables}
+            oldest, newest = connection.execute("SELECT min(uid), max(uid) FROM handles").fetchall()[0]
+            secrets: list[tuple[Any, ...]] = connection.execute(
+                "SELECT id, at, (SELECT count(*) FROM waits w WHERE w.secret_id = s.id AND resolution IS NULL "
+                "AND NOT revoked) FROM secrets s ORDER BY number"
+            ).fetchall()
+            page = _number(connection, "PRAGMA page_size")
+            free, schema = _number(connection, "PRAGMA freelist_count"), _number(connection, "PRAGMA user_version")
+            connection.execute("ROLLBACK")
+        files = [entry.stat().st_size for entry in _files(self._output)]
+        return StoreInfo(
+            store=str(self._path),
+            schema=schema,
+            newest_schema=max(migrations()),
+            bytes=sum(_size(Path(f"{self._path}{end}")) for end in ("", "-wal")),
+            free_bytes=free * page,
+            output_files=len(files),
+            output_bytes=sum(files),
+            rows=rows,
+            oldest=None if oldest is None else made_at(str(oldest)),
+            newest=None if newest is None else made_at(str(newest)),
+            owners=[Owner(owner, self._process(owner)) for owner in self._owners.living()],
+            secrets=[Secret(str(id), float(at), int(keys)) for id, at, keys in secrets],
+        )
+
+    def check(self) -> list[Problem]:
+        with self._reading() as connection:
+            if _number(connection, "PRAGMA user_version") == max(migrations()):
+                return problems(connection, self._output, self._owners)
+            older = Problem("schema", "the store has the schema of an older keephold, so only its file was checked; "
+                            "upgrade it with `keephold store migrate`")  # fmt: skip
+            return [*file_problems(connection), older]
+
+    def _process(self, owner: str) -> str | None:
+        return holder(str(self._owners.directory / owner))
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[apsw.Connection]:
+        """Connect to the store of any known schema, without changing anything."""
+        opening.claim(self._path)
+        try:
+            with opening.explained(self._path):
+                connection = opening.reader(self._path)
+                try:
+                    connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+                    opening.version(connection, self._path)
+                    yield connection
+                finally:
+                    connection.close(True)
+        finally:
+            opening.disclaim(self._path)
+
+    # Copies
+
+    def backup(self, file: Path, *, force: bool) -> Backup:
+        with self._reading() as connection:
+            current = opening.version(connection, self._path) == max(migrations())
+            contents, found = write_copy(connection, self._output, file, current=current, force=force)
+        return Backup(
+            file=str(file),
+            store=str(self._path),
+            schema=contents.schema,
+            bytes=file.stat().st_size,
+            output_files=len(contents.members) - 1,
+            problems=found,
+        )
+
+    def restore(self, file: Path, *, force: bool) -> Restored:
+        path = self._path
+        with opening.explained(path):
+            opening.check_no_links(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self._refuse_existing(force=force)
+        try:
+            with tempfile.TemporaryDirectory(prefix=f"{path.name}.restore-", dir=path.parent) as beside:
+                with file.open("rb") as opened:
+                    contents = read_copy(opened, Path(beside))
+                _check_database(Path(beside) / "keephold.db", file)
+                with self._alone("restored"):
+                    self._refuse_existing(force=force)
+                    self._replace(Path(beside))
+        except KeepholdError as error:
+            raise KeepholdError(f"nothing was restored from `{file}`: {error.message}", code=error.code) from error
+        except OSError as error:
+            why = f"`{error.filename or path}`: {error.strerror or error}"
+            raise KeepholdError(f"nothing was restored from `{file}`: {why}", code="invalid_arguments") from error
+        return Restored(
+            store=str(path),
+            schema=contents.schema,
+            made_at=contents.made_at,
+            output_files=len(contents.members) - 1,
+        )
+
+    def _refuse_existing(self, *, force: bool) -> None:
+        if self._path.exists() and not force:
+            raise KeepholdError(
+                f"store `{self._path}` exists; name another by --store, or replace it with --force, after a backup",
+                code="invalid_arguments",
+            )
+        if self._path.exists():
+            opening.claim(self._path)  # raises if the file is not a store
+            opening.disclaim(self._path)
+
+    def _replace(self, new: Path) -> None:
+        """Put a store in place. A crash leaves the old one or the new one, perhaps with output of no handle, which
+        `keephold gc` deletes."""
+        self._output.mkdir(mode=0o700, exist_ok=True)
+        kept = {file.name for file in _files(new / "output")}
+        for file in _files(new / "output"):
+            Path(file.path).replace(self._output / file.name)
+        sync_directory(self._output)
+        if self._path.exists():
+            _write_back(self._path)
+            for end in ("-wal", "-shm"):  # the old WAL must not be applied to the new database
+                Path(f"{self._path}{end}").unlink(missing_ok=True)
+        (new / "keephold.db").replace(self._path)
+        sync_directory(self._path.parent)
+        for entry in _files(self._output):
+            if entry.name not in kept:
+                Path(entry.path).unlink(missing_ok=True)
+
+    # Upgrades
+
+    def migrate(self, backup: Path | None) -> Migrated:
+        with self._reading() as connection:
+            was = opening.version(connection, self._path)
+        scripts = {number: script for number, script in migrations().items() if number > was}
+        if not scripts:
+            return Migrated(store=str(self._path), was=was, schema=was, steps=[], backup=None)
+        with self._alone("upgraded"):
+            pass  # before a backup is made for nothing
+        file = backup or self._path.with_name(f"{self._path.name}.schema-{was}.tar")
+        self.backup(file, force=False)
+        opening.claim(self._path)
+        try:
+            with self._alone("upgraded"):
+                opening.prepare(self._path).close(True)
+        finally:
+            opening.disclaim(self._path)
+        steps = [f"schema {number}: {_first_sentence(script)}" for number, script in scripts.items()]
+        return Migrated(store=str(self._path), was=was, schema=max(scripts), steps=steps, backup=str(file))
+
+    @contextlib.contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        """Refuse if a process has the store open. Those that open it meanwhile wait."""
+        turnstile = Turnstile(self._path)
+        try:
+            with turnstile:
+                living = self._owners.living()
+                if living:
+                    who = ", ".join(self._process(owner) or f"owner {owner}" for owner in living)
+                    raise KeepholdError(
+                        f"store `{self._path}` is in use by process {who}; end it, because a store in use cannot be "
+                        f"{what}",
+                        code="store_unusable",
+                    )
+                yield
+        finally:
+            turnstile.close()
+
+
+def _check_database(database: Path, file: Path) -> None:
+    try:
+        connection = apsw.Connection(str(database), flags=apsw.SQLITE_OPEN_READWRITE)
+        try:
+            if int(connection.pragma("application_id")) != APPLICATION_ID:
+                raise KeepholdError(f"the database in `{file}` is that of another program", code="invalid_arguments")
+            opening.version(connection, database)
+            if found := file_problems(connection):
+                raise KeepholdError(f"`{file}` is damaged: {found[0].says}", code="invalid_arguments")
+        finally:
+            connection.close()
+    except apsw.Error as error:
+        raise KeepholdError(f"the database in `{file}` is damaged: {error}", code="invalid_arguments") from error
+
+
+def _write_back(path: Path) -> None:
+    """Move all of a store that will be replaced into its database, so that nothing of it is lost if this is cut off."""
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        connection.set_busy_timeout(opening.BUSY_MS)
+        connection.execute("PRAGMA journal_mode = DELETE")
+    except apsw.BusyError as error:
+        raise KeepholdError(f"another program reads `{path}`; end it first", code="store_unusable") from error
+    except (apsw.CorruptError, apsw.NotADBError):  # then it cannot be saved
+        pass
+    finally:
+        connection.close(True)
+
+
+def _first_sentence(script: str) -> str:
+    """Return what the comment at the beginning of a script says."""
+    lines = []
+    for line in script.splitlines():
+        if not line.startswith("--"):
+            break
+        lines.append(line.removeprefix("--").strip())
+    return " ".join(lines).partition(". ")[0].removesuffix(".").partition(" (")[0]
+
+
+def _number(connection: apsw.Connection, query: str) -> int:
+    rows: list[tuple[Any, ...]] = connection.execute(query).fetchall()
+    return int(rows[0][0])
+
+
+def _files(directory: Path) -> "list[os.DirEntry[str]]":
+    try:
+        return [entry for entry in os.scandir(directory) if entry.is_file(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
