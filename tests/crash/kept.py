@@ -164,11 +164,11 @@ class KeptTurn:
 
     def leaves_nothing_kept(self) -> None:
         """No process is kept any more."""
-        until(lambda: not self.kept(), PATIENCE, lambda: f"still kept: {self.kept()}")
+        until(lambda: not self.kept(), lambda: f"still kept: {self.kept()}", PATIENCE)
 
     def leaves_nothing(self) -> None:
         """No process is left, nor a file of a keeper."""
-        until(lambda: not self.processes(), PATIENCE, lambda: f"left behind: {self.processes()}")
+        until(lambda: not self.processes(), lambda: f"left behind: {self.processes()}", PATIENCE)
         left = list(Path(f"{self.store}-output").glob("*.*"))
         assert not left, left
 

@@ -14,6 +14,7 @@ from tests.turn.calls import STATEFUL, TALKING
 
 import keephold
 from keephold import Call, Pending, Runtime, Tool, ToolCall
+from keephold.handles.handle import Handle
 
 
 def tools(directory: Path) -> list[Tool]:
@@ -62,6 +63,11 @@ def tools(directory: Path) -> list[Tool]:
     return [deploy, approve, work, session]
 
 
+def _waits(handle: Handle) -> bool:
+    """Whether a call has come where it waits; a parked one is not live any more."""
+    return handle.tool.name not in ("approve", "deploy") or (handle.run is not None and handle.run.waits_in_effects)
+
+
 async def main(store: str, directory: Path, how: str, *names: str) -> None:
     async with Runtime(tools(directory), store=store) as rt:
         turn = await rt.turn("main").__aenter__()
@@ -72,7 +78,8 @@ async def main(store: str, directory: Path, how: str, *names: str) -> None:
             batch = None
         while not all((directory / name).exists() for name in names):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.05)  # the traces are left just before each has come where it waits
+        while not all(map(_waits, rt.registry.live())):  # noqa: ASYNC110 (the traces are left just before)
+            await asyncio.sleep(0.01)
         if how == "kept":
             await turn.end()
         print("ready", flush=True)

@@ -140,8 +140,7 @@ async def test_R3_what_is_parked_costs_nothing_at_the_start(tmp_path: Path) -> N
     async with Runtime(tools, store=store, clock=clock) as rt, rt.turn("main") as turn:
         for batch in range(4):
             await turn.run([spawn("approve", f"a{batch}-{n}") for n in range(500)])
-        await until(lambda: len(keys) == 2000)
-        await asyncio.sleep(0.1)
+        await until(lambda: len(keys) == 2000 and rt.live() == [])
     gc.collect()
     before = sum(isinstance(each, Handle) for each in gc.get_objects())
     async with Runtime(tools, store=store, clock=clock) as rt:

@@ -231,7 +231,7 @@ async def test_N3_a_reply_leaves_before_its_shown_states_are_recorded_and_no_oth
         queue = rt.call_queue("main")
         await queue.call(ToolCall("c", "create_wait_handle", {"handleId": "h", "type": "custom"}))
         waiting = asyncio.create_task(queue.call(ToolCall("w", "wait_for", {"handleId": "h"})))
-        await asyncio.sleep(0.05)
+        await until(lambda: bool(rt.registry.waiting))
         completing = asyncio.create_task(
             queue.call(ToolCall("d", "complete_wait_handle", {"handleId": "h", "result": "done"}))
         )

@@ -6,7 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import Story, approval, ok, only, parked, parsed, power_cut, stopped, stored_in
+from tests.durable.lives import (
+    Story,
+    approval,
+    in_state,
+    journaled,
+    ok,
+    only,
+    parked,
+    parsed,
+    power_cut,
+    stopped,
+    stored_in,
+)
 from tests.patience import PATIENCE, until
 from tests.turn.calls import TALKING, abort, apply, call, fetch, reply, spawn, wait_all
 
@@ -80,7 +92,8 @@ async def test_B9_calls_about_handles_are_made_again_in_order(tmp_path: Path) ->
 
     @keephold.tool
     async def dies() -> None:
-        await asyncio.sleep(1.5)  # the replies about the handle have settled
+        await until(lambda: journaled(rt, "c", 2))
+        await until(lambda: in_state(rt, "q", "stopped"))
         await story.cut_here()
 
     tools: list[Tool] = [collects, dies, asks]

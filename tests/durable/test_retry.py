@@ -2,12 +2,13 @@
 
 import asyncio
 import threading
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from tests.durable.lives import START, HandClock, Story, approval, ok, only, power_cut, stopped, stored_in
+from tests.durable.lives import START, HandClock, Story, approval, in_state, ok, only, power_cut, stopped, stored_in
 from tests.patience import until
 from tests.turn.calls import STATEFUL, abort, call, fetch, opened, reply, settings, spawn, wait_all
 
@@ -367,6 +368,10 @@ async def test_R5_attempts_that_restarts_cut_short_are_not_counted(tmp_path: Pat
 CRASHED: list[int] = []
 
 
+async def _ran_or_stopped(rt: Runtime, times: int) -> bool:
+    return len(CRASHED) > times or await in_state(rt, "w", "stopped")
+
+
 async def after_a_crash(directory: Path, retry: RetryPolicy | Policy, lives: int = 1) -> keephold.HandleInfo:
     """What becomes of a call whose process dies under it in so many lives."""
     story, store, clock = Story(), stored_in(directory), HandClock()
@@ -386,10 +391,9 @@ async def after_a_crash(directory: Path, retry: RetryPolicy | Policy, lives: int
         store = power_cut(store)
     for life in range(1, lives):
         async with Runtime([work], store=store, clock=clock) as rt:
-            await asyncio.sleep(0.1)
-            if (await rt.handle("w", conversation="main")).state == "stopped":
-                return await rt.handle("w", conversation="main")
-            assert len(CRASHED) == life + 1
+            await until(partial(_ran_or_stopped, rt, life))
+            if (info := await rt.handle("w", conversation="main")).state == "stopped":
+                return info
             store = power_cut(store)
     story.dies = False
     async with Runtime([work], store=store, clock=clock) as rt:

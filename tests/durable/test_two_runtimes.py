@@ -324,8 +324,8 @@ async def test_T1_what_waits_in_effects_is_kept_by_the_turns_after_a_restart_too
         await reply(turn, spawn("listens", "l"))
         await until(lambda: len(keys) == 1)
     async with Runtime([listens], store=store) as rt:
-        await until(lambda: len(keys) == 2)
-        await asyncio.sleep(0.02)
+        (live,) = rt.registry.live()
+        await until(lambda: len(keys) == 2 and live.run is not None and live.run.waits_in_effects)
         async with rt.turn("main") as turn:
             ending = await turn.end()
         assert [entry["id"] for entry in ending.kept] == ["l"]

@@ -133,9 +133,9 @@ class TurnProcess:
         assert isinstance(handles, list)
         return handles
 
-    def leaves_nothing(self, within: float = 1.0) -> None:
+    def leaves_nothing(self) -> None:
         """No process, no word on stderr, no file of its own, once it has ended."""
-        until(lambda: not self.survivors(), within, lambda: f"left behind: {self.survivors()}")
+        until(lambda: not self.survivors(), lambda: f"left behind: {self.survivors()}")
         assert self.complaints() == ""
         left = [path for path in self.directory.glob("keephold-*") if path.name != f"keephold-{os.getuid()}"]
         assert left == []
@@ -185,11 +185,11 @@ Start = Callable[[str], TurnProcess]
 """What the fixture `start` is: it starts a turn with a configuration."""
 
 
-def until(condition: Callable[[], object], seconds: float = PATIENCE, what: Callable[[], str] = lambda: "") -> None:
+def until(condition: Callable[[], object], what: Callable[[], str] = lambda: "", seconds: float = PATIENCE) -> None:
     """Wait until the condition holds; `what` says what is wrong if it never does."""
     limit = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < limit, f"did not come true in {seconds} s: {what()}"
+        assert time.monotonic() < limit, f"did not come true in {seconds:g} s: {what()}"
         time.sleep(0.01)
 
 

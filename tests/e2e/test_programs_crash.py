@@ -65,7 +65,7 @@ def test_R2_nothing_of_a_terminal_outlives_a_crash(agent: Agent, tmp_path: Path)
     until(lambda: programs <= set(alive(agent)), what=lambda: str(alive(agent)))
 
     agent.kill()
-    until(lambda: not alive(agent), 5, lambda: f"left behind: {alive(agent)}")
+    until(lambda: not alive(agent), lambda: f"left behind: {alive(agent)}")
     assert not poem.exists()
 
     with Agent(tmp_path) as after:
@@ -90,6 +90,6 @@ def test_R2_nothing_of_a_terminal_outlives_an_agent_that_ends(agent: Agent) -> N
     agent.apply("shell", "jobs", JOBS)
     shows(agent, "jobs", "jobs: 3")
     agent.__exit__()
-    until(lambda: not alive(agent), 5, lambda: f"left behind: {alive(agent)}")
+    until(lambda: not alive(agent), lambda: f"left behind: {alive(agent)}")
     shown = json.loads(agent.keephold("show", "jobs", "--json").out)
     assert (shown["state"], shown["ended_by"]) == ("stopped", "turn_end")

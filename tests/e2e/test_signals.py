@@ -102,7 +102,7 @@ def test_T5_a_second_signal_waits_for_nobody(start: Start, number: int, code: in
     until(lambda: (turn.directory / "ending").exists())
     turn.process.send_signal(number)
     assert turn.process.wait(PATIENCE) == code
-    until(lambda: not turn.survivors(), 1.0, lambda: str(turn.survivors()))
+    until(lambda: not turn.survivors(), lambda: str(turn.survivors()))
 
 
 def test_R2_the_reader_of_the_answers_goes_away(start: Start) -> None:
@@ -112,4 +112,4 @@ def test_R2_the_reader_of_the_answers_goes_away(start: Start) -> None:
     turn.process.stdout.close()
     turn.begin(("live", {"action": "fetch", "id": "l"}))
     assert turn.process.wait(PATIENCE) not in (0, None)
-    until(lambda: not turn.survivors(), 1.0, lambda: str(turn.survivors()))
+    until(lambda: not turn.survivors(), lambda: str(turn.survivors()))

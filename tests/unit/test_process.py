@@ -10,10 +10,10 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from tests.patience import until
+from tests.patience import PATIENCE, until
 
 from keephold.errors import ToolError
-from keephold.tools import marks
+from keephold.tools import marks, session
 from keephold.tools.process import UNREAD_LIMIT, Exit, Process
 
 RUNTIME = marks.new_runtime_mark()
@@ -170,37 +170,39 @@ async def test_a_program_that_prints_gigabytes_does_not_starve_the_loop() -> Non
     assert max(sizes) <= 4 * 1024 * 1024
 
 
-async def test_F3_output_of_others_is_read_for_50_ms_after_the_leader() -> None:
+async def test_F3_output_of_others_is_read_for_50_ms_after_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run("sh", "-c", "(while :; do echo late; done) &", grace=0.1)
     started = time.monotonic()
     assert await run.ended() == Exit(code=0, signal=None)
     assert time.monotonic() - started >= 0.05
-    assert b"late" in run.output
     assert run.left() == []
+    monkeypatch.setattr(session, "LAST_OUTPUT", PATIENCE)
+    run = Run("sh", "-c", "(while kill -0 $$ 2>/dev/null; do :; done; echo late) &")
+    assert await run.ended() == Exit(code=0, signal=None)
+    assert run.output == b"late\n"
 
 
 # The end of a command
 
 
 async def test_F3_a_command_ends_with_its_first_process() -> None:
-    started = time.monotonic()
-    run = Run("sh", "-c", "sleep 30 & echo done")
+    run = Run("sh", "-c", "sleep 1000 & echo done")
     assert await run.ended() == Exit(code=0, signal=None)
-    assert time.monotonic() - started < 2
     assert run.output == b"done\n"
     assert run.left() == []
 
 
 async def test_F3_what_the_leader_leaves_is_asked_first_and_killed_after_the_grace(tmp_path: Path) -> None:
     polite = "trap 'echo asked > asked; exit' TERM; echo up; exec >/dev/null 2>&1; while :; do sleep 0.01; done"
-    run = Run("sh", "-c", f"({polite}) & ({STUBBORN}) & read go", cwd=str(tmp_path), stdin=True, grace=0.3)
-    await until(lambda: run.output.count(b"up") == 2)
-    started = time.monotonic()
-    run.process.write(b"go\n")
-    assert await run.ended() == Exit(code=0, signal=None)
-    assert 0.3 <= time.monotonic() - started < 2
+    for left, grace in ((polite, PATIENCE), (STUBBORN, 0.3)):
+        run = Run("sh", "-c", f"({left}) & read go", cwd=str(tmp_path), stdin=True, grace=grace)
+        await run.said(b"up")
+        started = time.monotonic()
+        run.process.write(b"go\n")
+        assert await run.ended() == Exit(code=0, signal=None)
+        assert run.left() == []
+    assert time.monotonic() - started >= 0.3
     assert (tmp_path / "asked").read_text() == "asked\n"
-    assert run.left() == []
 
 
 async def test_F3_what_moved_to_another_session_is_found_by_its_mark() -> None:
@@ -291,7 +293,7 @@ async def test_C7_abort_kills_after_the_grace_and_not_before() -> None:
     started = time.monotonic()
     run.process.end(0.3)
     assert await run.ended() == Exit(code=None, signal=signal.SIGKILL)
-    assert 0.3 <= time.monotonic() - started < 2
+    assert time.monotonic() - started >= 0.3
     assert run.left() == []
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.patience import until
+from tests.patience import PATIENCE, until
 from tests.unit.terminal.ptys import Run, descriptors, name_of, python
 
 from keephold.errors import ToolError
@@ -234,10 +234,8 @@ async def test_C7_a_shell_is_ended_with_its_jobs() -> None:
     run.pty.write(b"cat\r")
     await run.found("reading")
     assert sorted(map(name_of, run.left())) == ["bash", "cat", "sleep", "sleep"]
-    started = time.monotonic()
-    run.pty.end(10)
+    run.pty.end(1000)
     await run.ended()
-    assert time.monotonic() - started < 5
     assert run.left() == []
 
 
@@ -248,7 +246,7 @@ async def test_C7_a_foreground_job_has_its_grace_although_the_shell_has_gone(tmp
     await run.found("reading")
     run.pty.write(f'sh -c "{job}"\r'.encode())
     await run.said(b"I am up\r\n")
-    run.pty.end(10)
+    run.pty.end(PATIENCE)
     await run.ended()
     assert (tmp_path / "saved").read_text() == "saved\n"
     assert run.left() == []
@@ -260,7 +258,7 @@ async def test_C7_a_program_that_ignores_being_asked_is_killed_after_the_grace_a
     started = time.monotonic()
     run.pty.end(0.3)
     assert await run.ended() == Exit(code=None, signal=signal.SIGKILL)
-    assert 0.3 <= time.monotonic() - started < 5
+    assert time.monotonic() - started >= 0.3
     assert run.left() == []
 
 
