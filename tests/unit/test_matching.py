@@ -197,7 +197,7 @@ async def test_K8_the_slowest_pattern_leaves_the_loop_to_others(spool: Spool) ->
     assert steps > 5 and not found.search.behind
 
 
-async def test_K8_many_slow_patterns_leave_the_loop_to_others_as_one_does(spool: Spool) -> None:
+async def test_K8_many_slow_patterns_leave_the_loop_to_others_as_one_does(spool: Spool, clock: VirtualClock) -> None:
     """Steps of different searches are not taken in one round of the loop, neither at the beginning nor later."""
     output = Output(spool, 100 * MiB)
     output.append(b"xy" * 50_000)

@@ -8,7 +8,7 @@ from typing import Any
 
 import apsw
 import pytest
-from tests.patience import PATIENCE
+from tests.patience import until
 from tests.unit.sqlite_stores import NOON, commit, end, give, line, opened, registered, uid
 
 from keephold.errors import KeepholdError
@@ -51,9 +51,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 async def settled(store: SqliteStore) -> None:
     """Wait until the store can write."""
-    async with asyncio.timeout(PATIENCE):
-        while store.trouble is not None:  # noqa: ASYNC110 - there is nothing to wait for
-            await asyncio.sleep(0.005)
+    await until(lambda: store.trouble is None)
 
 
 def unexpected(error: Exception) -> None:
@@ -164,7 +162,7 @@ async def test_what_cannot_be_read_back_is_settled_later(
         faults.fail("after")
         kept = give(store, Emitted("p", "t", 1, NOON), keep=True)
         second = give(store, Emitted("p", "t", 2, NOON))
-        await asyncio.sleep(0.01)
+        await until(lambda: store.trouble is not None)
         behind = give(store, Emitted("p", "t", 3, NOON), keep=True)
         assert "is not known" in await fails(give(store, Emitted("p", "t", 4, NOON)))
         assert not second.done(), "nobody knows yet whether it was written"

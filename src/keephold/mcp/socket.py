@@ -69,6 +69,7 @@ class Listening:
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._clients.add(task)
         task.add_done_callback(self._clients.discard)
+        task.add_done_callback(lambda _: writer.close())  # also if it is cancelled before it begins
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         lowlevel = self._server._lowlevel_server
@@ -78,8 +79,6 @@ class Listening:
                 await lowlevel.run(received, sent, lowlevel.create_initialization_options())
         except* (ConnectionError, ValueError):  # the client has left, or sent a line that is wrong or over the limit
             pass
-        finally:
-            writer.close()
 
 
 def _host(line: bytes) -> Host:

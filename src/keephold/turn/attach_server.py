@@ -163,7 +163,7 @@ class Streams:
         task.add_done_callback(self._gone)
 
     def _gone(self, task: "asyncio.Task[None]") -> None:
-        del self._clients[task]
+        self._clients.pop(task).disconnect()
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a connection was cut short", exc_info=error)
 
@@ -196,8 +196,10 @@ class _Client:
             await self._writer.wait_closed()
         except ConnectionError:  # the client has left
             pass
-        finally:
-            self._writer.transport.abort()
+
+    def disconnect(self) -> None:
+        """Close the connection, also if it was never served: closing the runtime may cancel a task before it begins."""
+        self._writer.transport.abort()
 
     async def _serve(self) -> None:
         try:

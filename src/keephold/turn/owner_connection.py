@@ -86,9 +86,11 @@ async def linked(to: OwnerAddress, want: frames.Want) -> AsyncIterator[Link]:
     try:
         yield Link(to, want, reader, writer)
     finally:
-        if want.want == "attach":
-            await _leave(reader, writer)
-        writer.transport.abort()
+        try:
+            if want.want == "attach":
+                await _leave(reader, writer)
+        finally:  # also if leaving is cancelled
+            writer.transport.abort()
 
 
 async def _leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
