@@ -114,8 +114,6 @@ async def test_M6_lists_that_change_are_followed(server: Server) -> None:
 async def test_M6_elicitation_of_a_one_shot_call_goes_to_the_person(server: Server) -> None:
     asked: list[str] = []
 
-    asked = list[AskQuestion]()
-
     async def person(prompt: object) -> Answer:
         assert isinstance(prompt, AskQuestion)
         asked.append(prompt.question.text)
