@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -141,6 +142,7 @@ def mcp(
     async def serve() -> int:
         async with runtime:
             await server.open()
+            gc.freeze()  # modules and settings stay: the collector, which halts the loop, need not walk them again
             if port is None:
                 return await _over_stdio(server)
             return await _over_http(server, host, port, url, known, None if ignored else loaded)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import signal
 import sys
@@ -224,6 +225,7 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
             )
             here = _Here(runtime, server, app, wanted, predecessor)
             here.said = _said(f"{place}/", owner, None if wanted.token else token_file(store), quiet=wanted.quiet)
+            gc.freeze()  # modules and settings stay: the collector, which halts the loop, need not walk them again
             return await serve(
                 asgi, listening, close=here.close, reload=lambda: _reload(runtime, wanted), handover=here
             )
