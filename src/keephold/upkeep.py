@@ -70,6 +70,7 @@ class Upkeep:
         parts.durability.waits.recheck(ids)
         parts.relay.notify(ids)
         parts.notifications.heard(ids)
+        parts.admission.lanes.heard(ids)
         self.on_heard()
         parts.registry.run_soon(self._catch_up(ids))
 

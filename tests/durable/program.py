@@ -60,7 +60,13 @@ def tools(directory: Path) -> list[Tool]:
             call.emit(f"you said {line}\n")
         return "bye"
 
-    return [deploy, approve, work, session]
+    @keephold.tool(actions=TALKING, on_turn_end="keep", scheduling="serial")
+    async def alone(call: Call) -> str:
+        """Talks, and is the only one of its conversation that does."""
+        note("alone", call.uid)
+        return str(await call.input())
+
+    return [deploy, approve, work, session, alone]
 
 
 def _waits(handle: Handle) -> bool:

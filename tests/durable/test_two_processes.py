@@ -6,15 +6,17 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.durable.lives import ok, only, parsed, stopped, stored_in
+from tests.durable.lives import in_state, ok, only, parsed, stopped, stored_in
 from tests.durable.program import tools
 from tests.patience import PATIENCE, stop_between_commits, until
-from tests.turn.calls import apply, fetch, reply
+from tests.turn.calls import apply, fetch, reply, spawn
 
-from keephold import KeepholdError, Runtime
+import keephold
+from keephold import Call, KeepholdError, Runtime, ToolCall
 from keephold.outcomes import Failure, Ok
 from keephold.turn import relay
 
@@ -161,3 +163,61 @@ async def test_R1_without_the_tool_a_dead_processes_call_stays_as_it_is(tmp_path
     async with Runtime(tools(tmp_path), store=stored_in(tmp_path)) as rt:
         info = await stopped(rt, "session")
         assert isinstance(info.outcome, Failure) and info.outcome.code == "crashed"
+
+
+@pytest.mark.parametrize("how", ["ended", "killed"])
+async def test_B4_the_serial_lane_is_one_for_all_processes(tmp_path: Path, how: str) -> None:
+    async with (
+        program(tmp_path, "kept", "alone") as running,
+        Runtime(tools(tmp_path), store=stored_in(tmp_path)) as rt,
+        rt.turn("main") as turn,
+    ):
+        assert (await reply(turn, spawn("alone", "next")))["state"] == "pending"
+        assert (await reply(turn, spawn("alone", "last")))["state"] == "pending"
+        for id in ("next", "last"):
+            waited = await rt.wait(all=[id], timeout=PATIENCE, conversation="main")
+            assert waited["pending"] == [{"id": id, "state": "pending", "behind": "alone"}], waited
+        assert len(lines(tmp_path, "alone")) == 1
+        if how == "killed":
+            await running.kill()
+        else:
+            assert (await reply(turn, apply("alone", "alone", "bye")))["result"] == "bye"
+        await until(lambda: len(lines(tmp_path, "alone")) == 2)
+        assert (await rt.handle("last", conversation="main")).state == "pending"
+        assert (await reply(turn, apply("alone", "next", "x")))["result"] == "x"
+        await until(lambda: len(lines(tmp_path, "alone")) == 3)
+        await reply(turn, apply("alone", "last", "x"))
+
+
+async def test_B4_the_lane_is_free_for_others_after_the_last_handle_here(tmp_path: Path) -> None:
+    """In a process that goes on, and by the bell: a sweep would come only after 5 s."""
+    store = stored_in(tmp_path)
+    async with Runtime(tools(tmp_path), store=store) as one, Runtime(tools(tmp_path), store=store) as two:
+        for rt, other in ((one, two), (two, one), (one, two)):
+            async with rt.turn("main") as turn:
+                assert (await reply(turn, spawn("alone", "a")))["state"] == "running"
+            async with other.turn("main") as turn:
+                assert (await reply(turn, spawn("alone", "b")))["state"] == "pending"
+                await reply(turn, apply("alone", "a", "x"))
+                await until(partial(in_state, other, "b", "running"))
+                assert (await reply(turn, apply("alone", "b", "x")))["result"] == "x"
+        await until(lambda: not one.admission.lanes._holders and not two.admission.lanes._holders)
+
+
+async def test_B4_one_shot_serial_calls_of_two_processes_run_one_at_a_time(tmp_path: Path) -> None:
+    running, most, store = 0, 0, stored_in(tmp_path)
+
+    @keephold.tool(scheduling="serial")
+    async def count(call: Call) -> str:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.002)
+        running -= 1
+        return "counted"
+
+    async with Runtime([count], store=store) as one, Runtime([count], store=store) as two:
+        queues = [rt.call_queue("main") for rt in (one, two)]
+        calls = [queue.call(ToolCall(f"c{n}", "count")) for n in range(5) for queue in queues]
+        assert [response.result for response in await asyncio.gather(*calls)] == ["counted"] * 10
+    assert most == 1

@@ -82,7 +82,7 @@ class BehindElsewhere(Ticket):
     def in_front(self) -> list[list[Handle]]:
         return [[self.holder]]
 
-    def stuck_behind(self, already_handled: Container[str] = ()) -> Handle | None:
+    def stuck_elsewhere(self, already_handled: Container[str]) -> Handle | None:
         stuck = self.holder.uid not in already_handled and self.stuck
         return self.holder if stuck or self.holder.blocked_on_caller(already_handled) else None
 

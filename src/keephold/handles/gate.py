@@ -85,10 +85,16 @@ class Ticket:
         """Whether it could be served now."""
         return not any(line.full or (line.strict and line.queue[0] is not self) for line in self.lines())
 
+    def stuck_elsewhere(self, already_handled: Container[str]) -> "Handle | None":
+        """Return the handle of another process that waits for the caller and holds this ticket up."""
+        return None
+
     def stuck_behind(self, already_handled: Container[str] = ()) -> "Handle | None":
         """Return a handle that waits for the caller and without which this ticket cannot be served (A6)."""
         seen, todo, looked = {self}, [self], set[GateQueue]()
         for ticket in todo:  # a loop that visits each ticket and queue once: queues may be long
+            if (stuck := ticket.stuck_elsewhere(already_handled)) is not None:
+                return stuck
             for line in ticket.lines():
                 if line.full and line not in looked:
                     looked.add(line)

@@ -317,6 +317,14 @@ class Actions:
         self._admission.admit(handle, invocation)
         if not handle.stateful:
             self.give_up_if_hopeless(call)
+        else:
+            self._admitted(call)
+
+    def _admitted(self, call: ActiveCall) -> None:
+        """Answer a spawn when it is known whether it has started."""
+        handle = call.handle
+        if self._admission.lanes.asking(handle):
+            self._registry.when_visible(partial(self._admitted, call))
         elif handle.decided is handle.state:
             self._spawned(call)
         else:

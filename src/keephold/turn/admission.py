@@ -25,6 +25,7 @@ from keephold.turn.permission import Permission
 from keephold.turn.prompt_queue import Asking
 from keephold.turn.questions import Questions
 from keephold.turn.replies import Replies
+from keephold.turn.serial_lanes import SerialLanes, lane_of
 
 _ENDED_AT_ONCE = 64
 """Number of running handles that are ended before the event loop runs."""
@@ -49,6 +50,7 @@ class Admission:
         self._permission = permission
         self._replies = replies
         self.loops = CrashLoops(registry)
+        self.lanes = SerialLanes(registry)
         self._deliveries: dict[str, Asking] = {}
         """By uid: open prompts for results that the user has to release."""
 
@@ -75,8 +77,9 @@ class Admission:
         if handle.tool.scheduling == "serial":
             # One-shot calls have a lane of their own (B4). A batch starts them one at a time anyway; the lane is for
             # one that was ended and lingers (Y2).
-            lane = {f"{'serial' if handle.stateful else 'call'}:{handle.conversation}": 1}
-            handle.lane = Ticket(self._registry.serial, handle, lane, partial(self._queue, handle, invocation, names))
+            lane, queue = lane_of(handle), partial(self._queue, handle, invocation, names)
+            start = partial(self.lanes.take, lane, handle, queue)
+            handle.lane = Ticket(self._registry.serial, handle, {lane: 1}, start)
             self._registry.serial.enter(handle.lane)
         else:
             self._queue(handle, invocation, names)
@@ -90,8 +93,10 @@ class Admission:
         except ToolError:  # of a configuration that was changed meanwhile
             names = {}
         if handle.tool.scheduling == "serial":
-            handle.lane = Ticket(self._registry.serial, handle, {f"serial:{handle.conversation}": 1}, lambda: None)
+            lane = lane_of(handle)
+            handle.lane = Ticket(self._registry.serial, handle, {lane: 1}, lambda: None)
             self._registry.serial.take(handle.lane)
+            self.lanes.keep(lane, handle)
         if names:
             handle.ticket = Ticket(self._registry.gate, handle, names, lambda: None)
             self._registry.gate.take(handle.ticket)
@@ -175,6 +180,8 @@ class Admission:
         for each in (ticket, lane):
             if each is not None:
                 each.gate.leave(each)
+        for name in lane.names if lane is not None else ():
+            self.lanes.leave(name, handle)
 
     def hold(self, handle: Handle, names: Mapping[str, int]) -> None:
         """A parked call keeps its resources until it stops; its slots and its place in the lane are free (B5, D10)."""
