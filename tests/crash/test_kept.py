@@ -396,7 +396,7 @@ async def test_R7_a_password_prompt_is_asked_again_and_the_password_stays_hidden
         return await answered
 
     command = [sys.executable, str(directory / "secret.py")]
-    patient = SpawnPolicy(settle_max_ms=20_000)  # keeper and program have to start before the prompt can be seen
+    patient = SpawnPolicy(settle_max_ms=60_000)  # keeper and program have to start before the prompt can be seen
     tools = [replace(keephold.terminal(command, name="secret", on_crash="keep"), spawn=patient)]
     store = f"sqlite:///{directory / 'store.db'}"
     for turns in ("begin", "answer", "end"):

@@ -110,6 +110,11 @@ class Session:
         await self.until(lambda: self.new.endswith(text), lambda: f"{text!r} is not the end of {self.new!r}")
         return self.new
 
+    async def waits(self) -> Said:
+        """Fetch until it is known to wait for input."""
+        await self.until(lambda: self.said.get("yielded_because") == "waiting_for_input", lambda: str(self.said))
+        return self.said
+
     async def sees(self, condition: Callable[[Said], object]) -> Said:
         """Fetch the screen until the condition holds of the reply."""
         await self.until(lambda: "screen" in self.said and condition(self.said), lambda: picture(self.said), "screen")
@@ -177,9 +182,9 @@ def python(script: str, name: str = "program", **settings: Any) -> Tool:
     return terminal([sys.executable, "-I", "-S", "-c", "import os, sys, time\n" + script], name=name, **settings)
 
 
-def patient(tool: Tool, settle_ms: int = 10_000) -> Tool:
+def patient(tool: Tool) -> Tool:
     """The same, whose replies come when it is known to wait or has ended, however slow the machine is."""
-    return replace(tool, spawn=replace(tool.spawn, settle_ms=settle_ms, settle_max_ms=20_000))
+    return replace(tool, spawn=replace(tool.spawn, settle_ms=60_000, settle_max_ms=60_000))
 
 
 def quick(tool: Tool) -> Tool:

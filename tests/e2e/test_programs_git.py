@@ -24,7 +24,7 @@ parameters.path = {{ type = "string", required = true }}
 run = "unattended"
 cwd = "repository"
 env = {{ {", ".join(f'{name} = "{value}"' for name, value in ENVIRONMENT.items())} }}
-spawn = {{ input = "line", settle_ms = 10000, settle_max_ms = 20000 }}
+spawn = {{ input = "line", settle_ms = 60000, settle_max_ms = 60000 }}
 """
 
 

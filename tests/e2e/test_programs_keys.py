@@ -91,11 +91,13 @@ async def test_C6_backspace_takes_back_a_whole_character(character: str) -> None
 
 
 async def test_C6_null_ends_the_input_and_nothing_else() -> None:
-    async with at_work(patient(shell(), settle_ms=500)) as assistant:
+    async with at_work(quick(shell())) as assistant:
         session = await assistant.spawn("shell")
         await session.reads("$ ")
         await session.apply("sort\n")
+        await session.waits()
         await session.apply("pear\napple\n")
+        await session.waits()
         await session.apply(None)
         assert (await session.reads("$ ")).endswith("apple\npear\n$ "), "sort has seen the end, the shell has not"
         await session.apply(None)

@@ -17,7 +17,7 @@ env = { LESS = "", LESSOPEN = "", LESSHISTFILE = "-" }
 
 [conversation.tools.greet]
 command = ["sh", "greet.sh"]
-spawn = { settle_ms = 10000, settle_max_ms = 20000 }
+spawn = { settle_ms = 60000, settle_max_ms = 60000 }
 """
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.e2e.terminals import Assistant, at_work, patient, python, shell
+from tests.e2e.terminals import Assistant, at_work, python, quick, shell
 from tests.patience import PATIENCE
 from tests.turn.people import Person
 
@@ -55,11 +55,11 @@ def recorded(store: str, *arguments: str) -> bytes:
 
 async def test_Q4_a_password_is_a_question_that_only_a_person_answers() -> None:
     person = Person()
-    async with at_work(patient(shell(), settle_ms=2000), prompter=person) as assistant:
+    async with at_work(quick(shell()), prompter=person) as assistant:
         session = await assistant.spawn("shell")
         await session.apply(TYPED + ANSWERED)
-        assert session.said["question"] == question("Vault password:")
-        assert (session.said["state"], session.said["yielded_because"]) == ("waiting", "waiting_for_input")
+        assert (await session.waits())["question"] == question("Vault password:")
+        assert session.said["state"] == "waiting"
         assert session.new.endswith("Vault password: ")
 
         refused = await assistant.refused("shell", action="apply", id="shell", input="a guess")
@@ -81,10 +81,9 @@ async def test_Q4_a_password_is_a_question_that_only_a_person_answers() -> None:
 
 async def test_Q4_an_interrupt_answers_nothing_and_backs_out() -> None:
     person = Person()
-    async with at_work(patient(shell(), settle_ms=2000), prompter=person) as assistant:
+    async with at_work(quick(shell()), prompter=person) as assistant:
         session = await assistant.spawn("shell")
         await session.apply(TYPED + ANSWERED)
-        assert session.said["state"] == "waiting"
         await person.sees()
         await session.apply(keys=["C-c"])
         await session.reads("$ ")
@@ -98,7 +97,7 @@ async def test_K5_what_a_person_typed_is_nowhere(tmp_path: Path, caplog: pytest.
     store = f"sqlite:///{tmp_path}/work.db"
     repeats = 'for i in $(seq 60000); do echo "line $i: $word"; done\n'  # more than is kept in memory
     person = Person(Answer(SECRET))
-    async with at_work(patient(shell(), settle_ms=2000), store=store, prompter=person) as assistant:
+    async with at_work(quick(shell()), store=store, prompter=person) as assistant:
         session = await assistant.spawn("shell")
         await session.reads("$ ")
         await session.apply(TYPED + repeats)

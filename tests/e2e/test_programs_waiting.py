@@ -4,7 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from tests.e2e.terminals import Said, at_work, patient, python, quick, shell
+from tests.e2e.terminals import Said, at_work, python, quick, shell
 from tests.patience import PATIENCE
 
 from keephold import Tool, terminal
@@ -99,8 +99,7 @@ async def test_C5_a_fetch_says_whether_the_program_waits(tmp_path: Path) -> None
         session = await assistant.spawn("greet")
         (tmp_path / "done").touch()
         await session.reads("Name? ")
-        await session.until(lambda: "yielded_because" in session.said, lambda: str(session.said))
-        assert session.said["yielded_because"] == "waiting_for_input"
+        await session.waits()
 
 
 async def test_A6_a_program_that_takes_single_keys_is_not_known_to_wait() -> None:
@@ -116,11 +115,11 @@ async def test_A6_a_program_that_takes_single_keys_is_not_known_to_wait() -> Non
 
 
 async def test_A6_a_program_in_the_foreground_of_a_shell_is_looked_at() -> None:
-    async with at_work(patient(shell(), settle_ms=1000)) as assistant:
+    async with at_work(quick(shell())) as assistant:
         session = await assistant.spawn("shell")
         await session.reads("$ ")
         await session.apply("cat\n")
-        assert session.said["yielded_because"] == "waiting_for_input"
+        await session.waits()
         assert await assistant.call("await", all=["shell"]) == needs_input("shell")
         await session.apply("meow\n")
         assert await session.reads("meow\nmeow\n")

@@ -25,7 +25,7 @@ command = ["sh", "-c", '''
 wire = true
 scheduling = "serial"
 # Generous, so that a busy machine does not make it answer before it has ended:
-spawn = { stateful = true, settle_ms = 5000, settle_max_ms = 10000 }
+spawn = { stateful = true, settle_ms = 60000, settle_max_ms = 60000 }
 """
 
 

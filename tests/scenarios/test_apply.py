@@ -53,7 +53,7 @@ run = "unattended"
 
 [conversation.tools.reader]
 command = ["sh", "-c", "while read -r line; do printf '<%s>\n' \"$line\"; done; echo end"]
-spawn = { stateful = true, stdin = true, settle_ms = 5000, settle_max_ms = 10000 }
+spawn = { stateful = true, stdin = true, settle_ms = 60000, settle_max_ms = 60000 }
 
 [conversation.tools.writer]
 command = ["sh", "-c", '''
@@ -66,7 +66,7 @@ command = ["sh", "-c", '''
     esac
 ''']
 wire = true
-spawn = { stateful = true, settle_ms = 5000, settle_max_ms = 10000 }
+spawn = { stateful = true, settle_ms = 60000, settle_max_ms = 60000 }
 
 [conversation.tools.settled]
 command = ["sh", "-c", '''

@@ -53,7 +53,7 @@ command = ["sh", "-c", '''
 parameters.command = { enum = ["stage", "commit", "rebase"], required = true }
 parameters.args = { type = "array", items = { type = "string" } }
 # A shell that waits for input is seen to wait; the settle times are for one that does not, and a busy machine.
-spawn = { stateful = true, stdin = true, settle_ms = 5000, settle_max_ms = 10000 }
+spawn = { stateful = true, stdin = true, settle_ms = 60000, settle_max_ms = 60000 }
 """
 
 

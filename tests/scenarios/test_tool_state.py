@@ -24,7 +24,7 @@ command = ["printf", "%s", "{{ tool.arguments.form }}"]
 command = ["sh", "-c", "printf '%s\\n' {{ tool.arguments.form }}; read -r answer; printf '%s' \\"$answer\\""]
 wire = true
 # Generous: each form is answered when it is heard, or when the process has ended, however busy the machine.
-spawn = { stateful = true, settle_ms = 5000, settle_max_ms = 10000 }
+spawn = { stateful = true, settle_ms = 60000, settle_max_ms = 60000 }
 """
 
 QUESTION = {"id": "q", "text": "Overwrite?", "answer_type": "Boolean"}

@@ -218,7 +218,7 @@ async def test_C6_a_command_gets_lines_and_null_closes_its_stdin(clock: VirtualC
         source = "local"
         run = "unattended"
         command = ["cat"]
-        spawn = { stateful = true, stdin = true, settle_max_ms = 10000 }
+        spawn = { stateful = true, stdin = true, settle_max_ms = 60000 }
         """,
     )
     async with opened(clock, [], config=config) as (rt, turn):

@@ -95,7 +95,7 @@ async def test_T3_one_that_queues_behind_an_aborted_one_is_waited_for(clock: Vir
         stateful = true
         stdin = true
         abort_grace_ms = 300
-        settle_max_ms = 20000
+        settle_max_ms = 60000
         lifecycle.on_turn_end = "abort"
         """,
     )
