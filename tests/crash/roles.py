@@ -86,7 +86,9 @@ async def guest(world: World, request: Request) -> str:
     _impatient()
     async with runtime_of(world) as runtime, Play(runtime, world).turn("house") as talk:
         for line in ("one", "two", "end"):
-            (response,) = await talk.run(("keeper", {"action": "apply", "id": "k", "input": line}))
+            response = None
+            while response is None or response.code == "not_running":  # while it is resumed, it takes nothing
+                (response,) = await talk.run(("keeper", {"action": "apply", "id": "k", "input": line}))
             world.say("applied", id="k", said=line, is_error=response.is_error, result=response.result)
         await talk.finish("k")
     return "done"
