@@ -112,6 +112,7 @@ async def large(letter: str) -> str:
 SIZE = 30_000_000
 
 
+@pytest.mark.slow
 async def test_O5_large_results_do_not_stay_in_memory(tmp_path: Path) -> None:
     async with keephold.Runtime([large], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn:
         tracemalloc.start(1)

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.simulation.stores import HeldStore, NextPassStore
@@ -294,6 +295,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=tries(80, soak=200))
 @given(STEPS, st.sampled_from(["answer", "cancel", "turn end", "close"]), st.sampled_from([MemoryStore, NextPassStore]))
 def test_Q5_P5_whatever_happens_to_prompts_in_whatever_order(

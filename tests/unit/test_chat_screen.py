@@ -104,6 +104,7 @@ _ROWS = st.lists(st.text("uvwæ¼¢", max_size=60).map(lambda text: StyledLine(f"â—
 _TYPED = st.text("typed ", max_size=50).map(lambda text: ("typed", text))
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.integers(8, 40), st.lists(st.one_of(_FLOWS, _FLOWS, _LINES, st.just(END), _ROWS, _TYPED), max_size=25))
 def test_G1_what_is_said_stands_there_once_and_in_order(columns: int, steps: list[object]) -> None:

@@ -109,6 +109,7 @@ def test_E10_kept_output_reads_the_same_and_goes_on_the_same(
             each.close()
 
 
+@pytest.mark.slow
 @given(
     before=pieces,
     after=pieces,
@@ -139,6 +140,7 @@ def test_O5_what_comes_after_all_never_makes_a_kept_output_show_wrong_bytes(
             each.close()
 
 
+@pytest.mark.slow
 @given(
     sizes=st.lists(st.integers(1, 20) | st.integers(40, 80), max_size=12),
     more=st.lists(st.integers(1, 20) | st.integers(40, 80), max_size=12),

@@ -39,6 +39,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "MOMENT", 0.8)
 
 
+@pytest.mark.slow
 async def test_a_slow_disk_is_the_threads_and_a_quick_one_the_loops_again(tmp_path: Path) -> None:
     who = Who()
     async with opened(tmp_path / "store.db", fault=who) as store:

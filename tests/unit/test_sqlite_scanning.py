@@ -1,18 +1,36 @@
 """Lists that are in no index are read beside the loop: what else is asked is answered meanwhile."""
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.sqlite_stores import commit, opened, registered, uid
 
 from keephold import KeepholdError
 from keephold.store.base import HandleQuery
 from keephold.store.sql.listing import scans
 from keephold.store.sqlite import SqliteStore
+from keephold.store.sqlite.opening import reader
 
-LONG = "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n LIMIT 3000000) SELECT max(n) FROM n"
+LONG = "SELECT hold()"
+
+
+@pytest.fixture
+def release(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """What ends a long query."""
+    over = threading.Event()
+
+    def connect(path: Path) -> apsw.Connection:
+        connection = reader(path)
+        connection.create_scalar_function("hold", lambda *_: over.wait(PATIENCE), 0)
+        return connection
+
+    monkeypatch.setattr("keephold.store.sqlite.threads.reader", connect)
+    return over
 
 
 @pytest.mark.parametrize(
@@ -41,7 +59,7 @@ async def filled(store: SqliteStore) -> None:
     await commit(store, *(registered(number, tool=f"tool{number % 2}") for number in range(10)))
 
 
-async def test_L3_the_loop_goes_on_while_a_list_is_looked_for(tmp_path: Path) -> None:
+async def test_L3_the_loop_goes_on_while_a_list_is_looked_for(tmp_path: Path, release: threading.Event) -> None:
     async with opened(tmp_path / "store.db") as store:
         await filled(store)
         long = asyncio.create_task(store._scanner.rows(LONG, ()))
@@ -54,13 +72,16 @@ async def test_L3_the_loop_goes_on_while_a_list_is_looked_for(tmp_path: Path) ->
         assert len(await store.handles()) == 10 and await store.handle(uid(3)) is not None
         await commit(store, registered(10, id="h70"))
         assert not long.done() and not any(each.done() for each in lists), "all of this was answered before it"
+        release.set()
         found, in_order = await asyncio.gather(*lists)
         assert [each.id for each in found] == ["h7", "h70"], "what was committed before it began is in it"
         assert [each.tool for each in in_order] == ["deploy"] + ["tool0"] * 5 + ["tool1"] * 5
-        assert await long == [(3_000_000,)]
+        assert await long == [(1,)]
 
 
-async def test_who_goes_away_or_closes_the_store_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_who_goes_away_or_closes_the_store_leaves_nothing_behind(
+    tmp_path: Path, release: threading.Event
+) -> None:
     async with opened(tmp_path / "store.db") as store:
         await filled(store)
         long = asyncio.create_task(store._scanner.rows(LONG, ()))
@@ -69,6 +90,7 @@ async def test_who_goes_away_or_closes_the_store_leaves_nothing_behind(tmp_path:
         await asyncio.sleep(0)
         gone.cancel()
         closing = asyncio.create_task(store.close())
+        release.set()
         assert len(await late) == 10, "it was asked before the store was closed"
         assert gone.cancelled() and long.done()
         await closing

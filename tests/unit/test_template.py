@@ -336,6 +336,7 @@ hostile_text = st.text(st.sampled_from("$`'\"\\;&|<>(){}[]*?~#!%= -\n\t\re1é\U0
 every_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 @settings(max_examples=60)
 @given(x=hostile_text | every_text)
@@ -352,6 +353,7 @@ pieces = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 @settings(max_examples=60)
 @given(pieces=pieces, x=hostile_text)

@@ -171,6 +171,7 @@ async def test_the_end_is_not_waited_for_when_nobody_else_has_the_terminal(monke
     assert run.output == b"hello\r\n"
 
 
+@pytest.mark.slow
 async def test_fifty_megabytes_are_whole_and_do_not_starve_the_loop() -> None:
     sizes: list[int] = []
     run = Run("sh", "-c", "stty -opost; head -c 50000000 /dev/zero", on_output=lambda data: sizes.append(len(data)))

@@ -154,6 +154,7 @@ def test_plain_text_is_what_it_is(text: str) -> None:
     assert render(b"\x1b[m" + sent, cols=1000) == text
 
 
+@pytest.mark.slow
 @given(data=noise, before=noise, cols=st.integers(1, 100))
 @settings(max_examples=tries(200, soak=400))
 def test_nothing_makes_it_raise_or_show_controls_or_more_than_there_was(data: bytes, before: bytes, cols: int) -> None:
@@ -203,6 +204,7 @@ def test_its_work_grows_with_the_data_and_no_faster(piece: bytes) -> None:
     assert steps(40_000) < 5 * steps(10_000) + 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", [b"\b", b"\r"])
 def test_sixteen_megabytes_of_one_control_are_one_step(piece: bytes) -> None:
     assert render(b"x" + piece * (16 << 20) + b"y") == "y"
