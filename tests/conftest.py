@@ -12,10 +12,10 @@ import random
 import shutil
 import signal
 import tempfile
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,6 +23,9 @@ from tests import warm
 
 from keephold.testing import VirtualClock
 from keephold.testing.clock import where
+
+if TYPE_CHECKING:
+    from tests.postgres import Schemas
 
 pytest_plugins = ["tests.leaks", "tests.interop.counts"]
 
@@ -110,6 +113,25 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def clock() -> VirtualClock:
     """Virtual time for a coroutine test."""
     return VirtualClock()
+
+
+@pytest.fixture(scope="session")
+def postgres_schemas(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Schemas"]:
+    """Schemas on a PostgreSQL server that all workers of the session share."""
+    from tests.postgres import Schemas, shared_server
+
+    base = tmp_path_factory.getbasetemp()
+    with shared_server((base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "postgres") as url:
+        schemas = Schemas(url)
+        yield schemas
+        schemas.drop()
+
+
+@pytest.fixture
+def postgres(postgres_schemas: "Schemas") -> Iterator[str]:
+    """The URL of an empty PostgreSQL store."""
+    with postgres_schemas.one() as url:
+        yield url
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tests.soak import SOAK
 
 pytest.register_assert_rewrite("keephold.testing.conformance")
 
@@ -34,6 +35,20 @@ class Sqlite(StoreConformance):
         return self.make()
 
 
+class Postgres(StoreConformance):
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url = url
+
+    def make(self) -> Browse:
+        from keephold.store.postgres.store import PostgresStore
+
+        return PostgresStore(self._url)
+
+    def again(self, store: Browse) -> Browse:
+        return self.make()
+
+
 @pytest.mark.parametrize("check", Memory.checks())
 async def test_memory(check: str) -> None:
     await Memory().run(check)
@@ -42,6 +57,26 @@ async def test_memory(check: str) -> None:
 @pytest.mark.parametrize("check", Sqlite.checks())
 async def test_sqlite(check: str, tmp_path: Path) -> None:
     await Sqlite(tmp_path).run(check)
+
+
+MANY_ROUND_TRIPS = {
+    "check_D6_many_deadlines",
+    "check_N6_a_thousand_wait_and_a_line_says_how_many_went",
+    "check_N6_notifications_that_are_dropped_or_expire",
+    "check_N6_the_less_it_matters_the_sooner_it_goes",
+    "check_N6_what_a_handle_prints_is_one_line",
+    "check_N6_what_was_taken_back_makes_room",
+    "check_R4_a_refused_list_leaves_nothing_behind",
+    "check_S5_the_newest_ten_thousand_tombstones_stay",
+}
+"""Thousands of statements, each of which goes to the server and back. The soak makes them."""
+
+
+@pytest.mark.parametrize("check", Postgres.checks())
+async def test_postgres(check: str, postgres: str) -> None:
+    if check in MANY_ROUND_TRIPS and not SOAK:
+        pytest.skip("for the soak")
+    await Postgres(postgres).run(check)
 
 
 def test_a_store_that_does_not_last_is_spared_what_needs_a_second_one() -> None:
@@ -59,14 +94,28 @@ def test_Y1_a_url_names_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert list(tmp_path.iterdir()) == [], "nothing is made before it is opened"
 
 
+def test_Y1_a_postgresql_url_names_a_database_and_a_schema() -> None:
+    from keephold.store.postgres.store import PostgresStore
+
+    for kind in ("postgresql", "postgres"):
+        store = open_store(f"{kind}://me:hunter2@db.example:5433/work?sslmode=require&schema=tools")
+        assert isinstance(store, PostgresStore)
+        assert store.address.name == "PostgreSQL at db.example:5433/work, schema tools"
+        assert store.address.dsn == "postgresql://me:hunter2@db.example:5433/work?sslmode=require"
+        assert "hunter2" not in repr(store.address)
+    assert open_store("postgresql:///work?host=/run/pg").address.name == "PostgreSQL at /run/pg/work, schema keephold"  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     "url",
     ["", "work.db", "memory", "memory://", "sqlite:", "sqlite://", "sqlite:///", "sqlite://me:hunter2@host/work.db",
-     "sqlite:///:memory:", "postgresql://me:hunter2@host/db", "mysql://me:hunter2@host/db", "me:hunter2@host"],
+     "sqlite:///:memory:", "postgresql://me:hunter2@host/db?schema=No", "postgres://me:hunter2@host:1x/db",
+     "mysql://me:hunter2@host/db", "me:hunter2@host"],
 )  # fmt: skip
 def test_Y1_any_other_url_is_an_error_that_says_what_would_be_right(url: str) -> None:
     with pytest.raises(KeepholdError) as refused:
         open_store(url)
     assert refused.value.code == "unsupported_store"
-    assert "`memory:`" in refused.value.message and "`sqlite:///work.db`" in refused.value.message
+    right = ("`postgresql://",) if url.startswith("postgres") else ("`memory:`", "`sqlite:///work.db`")
+    assert all(each in refused.value.message for each in right), refused.value.message
     assert "hunter2" not in refused.value.message

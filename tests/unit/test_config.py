@@ -344,14 +344,16 @@ def test_K5_a_secret_value_is_never_repeated() -> None:
     text = "[store]\nurl = 'postgres://me:hunter2@db'\n" + LOCAL + "env = { TOKEN = 4242424242 }\n"
     found = problems(text)
     assert found == [
-        'keephold.toml:2: store.url: must be "memory:" or "sqlite:///path", not a string',
+        'keephold.toml:2: store.url: must be "memory:", "sqlite:///path" or "postgresql://user@host/database", '
+        "not a string",
         "keephold.toml:6: conversation.tools.t.env.TOKEN: must be a string, not a number; put it in quotes",
     ]
 
 
 def test_L4_a_kind_of_store_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    assert problems("[store]\nurl = 'postgresql://db/work'\n") == [
-        'keephold.toml:2: store.url: must be "memory:" or "sqlite:///path", not a string'
+    assert problems("[store]\nurl = 'mysql://db/work'\n") == [
+        'keephold.toml:2: store.url: must be "memory:", "sqlite:///path" or "postgresql://user@host/database", '
+        "not a string"
     ]
 
 

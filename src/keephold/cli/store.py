@@ -53,7 +53,8 @@ store_option = click.option(
     metavar="URL",
     envvar="KEEPHOLD_STORE",
     callback=_store_url,
-    help="Use this store: sqlite:///FILE. Default: [store] url of keephold.toml, else a file in your home directory.",
+    help="Use this store: sqlite:///FILE or postgresql://USER@HOST/DATABASE. Default: [store] url of keephold.toml, "
+    "else a file in your home directory.",
 )
 
 
@@ -179,7 +180,8 @@ def keep_as_configured(registry: "Registry") -> None:
     config = load_config(found.path, found.data)
     if not (config.store.model_fields_set or config.wait_handles.model_fields_set):
         return
-    if getattr(open_store(config.store_url or default_store()), "path", None) != getattr(registry.store, "path", None):
+    configured = open_store(config.store_url or default_store())
+    if any(getattr(configured, name, None) != getattr(registry.store, name, None) for name in ("path", "address")):
         return
     trusted_config(found)
     registry.retention = config.store.retention_secs or _RETENTION_SECS
@@ -274,6 +276,10 @@ async def reading(url: str | None) -> "AsyncIterator[Store]":
         from keephold.store.sqlite.read_only import ReadOnlyStore
 
         store = ReadOnlyStore(path)
+    elif (address := getattr(store, "address", None)) is not None:
+        from keephold.store.postgres.store import ReadOnlyPostgres
+
+        store = ReadOnlyPostgres(address)
     await store.open(lambda _: None)
     try:
         yield store

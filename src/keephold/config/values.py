@@ -102,9 +102,10 @@ def tool_hints(value: Any) -> Any:
 
 
 def store_address(value: Any) -> Any:
-    if value == "memory:" or (isinstance(value, str) and value.startswith("sqlite:///")):
+    known = ("sqlite:///", "postgresql://", "postgres://")
+    if value == "memory:" or (isinstance(value, str) and value.startswith(known)):
         return value
-    raise ValueError('must be "memory:" or "sqlite:///path"')
+    raise ValueError('must be "memory:", "sqlite:///path" or "postgresql://user@host/database"')
 
 
 VariableNames = list[Annotated[str, BeforeValidator(variable_name)]]

@@ -17,12 +17,29 @@ def open_store(url: str) -> Store:
         from keephold.store.sqlite import SqliteStore
 
         return SqliteStore(Path(path).expanduser())
-    right = "use `memory:`, or `sqlite:///work.db` (`sqlite:////path/to/work.db` for an absolute path)"
+    if kind in ("postgresql", "postgres"):
+        return _postgres(url)
+    right = (
+        "use `memory:`, `sqlite:///work.db` (`sqlite:////path/to/work.db` for an absolute path), or "
+        "`postgresql://user@host/database`"
+    )
     # A URL may hold a password, so it is never repeated.
     if kind == "sqlite":
         wrong = "a `sqlite:` store is a file, named after three slashes"
-    elif kind in ("postgresql", "postgres"):
-        wrong = "a PostgreSQL store is not supported by this version"
     else:
         wrong = "that is not the URL of a store"
     raise KeepholdError(f"{wrong}; {right}", code="unsupported_store")
+
+
+def _postgres(url: str) -> Store:
+    from keephold.store.postgres.address import address
+
+    where = address(url)
+    try:
+        from keephold.store.postgres.store import PostgresStore
+    except ImportError as error:
+        raise KeepholdError(
+            f"a PostgreSQL store needs `{error.name}`; install the extra: pip install 'keephold[postgres]'",
+            code="unsupported_store",
+        ) from None
+    return PostgresStore(where)

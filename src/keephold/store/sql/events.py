@@ -1,12 +1,13 @@
 """The events of a transaction: written last in it, so that their numbers are in the order of the commits."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from keephold.store.base import EVENTS_LIMIT, NOTIFICATION_TYPES, Collected, StoredEvent
+from keephold.store.events import Draft
 from keephold.store.sql.codec import Row, encode
 from keephold.store.sql.listing import Query, Sql
 from keephold.store.sql.transaction import Transaction
@@ -15,16 +16,24 @@ _NOTIFICATIONS = f"type IN ({', '.join(repr(each) for each in NOTIFICATION_TYPES
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def note_events(tx: Transaction) -> list[tuple[float, str, str | None, str | None, bytes]]:
-    """Return the rows of the events that operations have drafted. Events wake other processes; for steps alone that is
-    not urgent."""
+EventRow = tuple[float, str, str | None, str | None, bytes]
+
+
+def event_rows(drafts: Iterable[Draft]) -> list[EventRow]:
+    """Return the rows of drafted events, without their numbers."""
+    at = time.time()
+    return [(at, type, place, uid, encode(data)) for type, place, uid, data in drafts]
+
+
+def note_events(tx: Transaction) -> list[EventRow]:
+    """Return the rows of the events of a transaction. Events wake other processes; for steps alone that is not
+    urgent."""
     drafts = tx.events
     if drafts and not tx.touched:
         _, conversation, uid, _ = drafts[0]
         tx.touched.add(uid or conversation or "")
         tx.urgent = not all(type == "handle.stepped" for type, *_ in drafts)
-    at = time.time()
-    return [(at, type, place, uid, encode(data)) for type, place, uid, data in drafts]
+    return event_rows(drafts)
 
 
 def remove_events(tx: Transaction, op: Collected) -> None:

@@ -229,4 +229,4 @@ def expired(sql: Sql, op: Collected, left: Iterable[str]) -> Query:
         conditions.append("NOT EXISTS (SELECT 1 FROM notifications n WHERE n.uid = h.uid)")
     if op.files:
         conditions.append("o.file IS NOT NULL")
-    return f"{' AND '.join(conditions)} ORDER BY h.stopped_at LIMIT ?", (*bound, op.limit)
+    return f"{' AND '.join(conditions)} ORDER BY h.stopped_at, h.number LIMIT ?", (*bound, op.limit)

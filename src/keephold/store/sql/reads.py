@@ -125,7 +125,7 @@ class SqlReads:
     async def expiring(self, op: Collected) -> list[Record]:
         old = [] if op.partial else await self._rows(self.sql["old_turns"], (op.before,))
         query, bound = expired(self.sql, op, left_turns(old, self.alive))
-        which = f"WHERE h.number IN (SELECT number FROM ({query}) AS found) ORDER BY h.stopped_at"
+        which = f"WHERE h.number IN (SELECT number FROM ({query}) AS found) ORDER BY h.stopped_at, h.number"
         return await self._records(f"{self.sql['records']} {which}", *bound)
 
     async def owners(self) -> list[str]:

@@ -151,7 +151,7 @@ ORDER BY 1 LIMIT ?2;
 -- name: inquiries
 -- The inquiries of a conversation, or of one turn of it.
 SELECT id, conversation, turn, uid, at, request, answer, error FROM inquiries
-WHERE conversation = ?1 AND (?2 IS NULL OR turn = ?2) ORDER BY number LIMIT ?3;
+WHERE conversation = ?1 AND (CAST(?2 AS TEXT) IS NULL OR turn = ?2) ORDER BY number LIMIT ?3;
 
 -- name: requests
 -- Requests to this process.

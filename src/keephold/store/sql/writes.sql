@@ -335,7 +335,7 @@ FROM handles h LEFT JOIN outputs o ON o.handle = h.number
 WHERE h.stopped_at < ? AND h.stopped_at IS NOT NULL AND NOT h.hook_due
   AND NOT EXISTS (
     SELECT 1 FROM turns t WHERE t.conversation = h.conversation AND t.ended_at IS NULL
-      AND t.conversation NOT {among}
+      AND NOT t.conversation {among}
   )
 
 -- name: old_turns
@@ -348,7 +348,7 @@ SELECT t.conversation, t.turn, t.owner FROM turns t WHERE t.ended_at IS NULL AND
 -- name: add_tombstone
 -- Add the tombstone of a handle that could be named, or whose keys may still be used.
 INSERT INTO tombstones (uid, id, conversation, at) SELECT ?1, ?2, ?3, ?4
-WHERE ?2 IS NOT NULL OR EXISTS (SELECT 1 FROM waits WHERE uid = ?1);
+WHERE CAST(?2 AS TEXT) IS NOT NULL OR EXISTS (SELECT 1 FROM waits WHERE uid = ?1);
 
 -- name: remove_handle
 -- Delete an expired handle.

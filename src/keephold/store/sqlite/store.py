@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 from keephold.errors import KeepholdError
 from keephold.listeners import Listeners
 from keephold.store.base import Done, Failed, Heard, Op
+from keephold.store.sql.commits import Commit
 from keephold.store.sqlite.opening import StoreFiles
 from keephold.store.sqlite.reads import Reads
 from keephold.store.sqlite.threads import Scanner, in_thread
-from keephold.store.sqlite.writer import Commit, Fault, Writer
+from keephold.store.sqlite.writer import Fault, Writer
 
 if TYPE_CHECKING:
     from keephold.store.sqlite.housekeeping import SqliteHousekeeping

@@ -62,8 +62,3 @@ def lost(path: Path) -> KeepholdError:
         "replaced, and other processes take over its calls. Nothing that it does from now on is recorded; restart it",
         code="lease_lost",
     )
-
-
-def unavailable(why: str, *, uncertain: bool = False) -> KeepholdError:
-    known = "whether it was written is not known" if uncertain else "nothing was written"
-    return KeepholdError(f"the store cannot write at present, {known}: {why}", code="store_unavailable")

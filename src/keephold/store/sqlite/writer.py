@@ -18,7 +18,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -28,8 +28,6 @@ import apsw
 from keephold.errors import KeepholdError
 from keephold.store.base import (
     Collected,
-    Done,
-    Failed,
     Forgotten,
     Journaled,
     Op,
@@ -37,6 +35,7 @@ from keephold.store.base import (
     Registered,
     TranscriptAppended,
 )
+from keephold.store.sql.commits import Commit, not_storable, unavailable
 from keephold.store.sql.events import note_events
 from keephold.store.sql.operations import write, write_group
 from keephold.store.sql.transaction import Transaction
@@ -45,7 +44,7 @@ from keephold.store.sqlite.lock_holders import stopped_writer
 from keephold.store.sqlite.opening import StoreFiles
 from keephold.store.sqlite.sql import SQL
 from keephold.store.sqlite.statements import SqliteStatements
-from keephold.store.sqlite.write_errors import STORAGE, lost, sentence, unavailable
+from keephold.store.sqlite.write_errors import STORAGE, lost, sentence
 
 _log = logging.getLogger("keephold.store")
 
@@ -73,19 +72,6 @@ _NOT_NOW = (Collected, Forgotten)
 """Operations that may take long."""
 
 Fault = Callable[[str], None]
-
-
-class Commit:
-    """The arguments of `Store.commit`, and the result."""
-
-    __slots__ = ("done", "error", "failed", "keep", "ops", "results", "told")
-
-    def __init__(self, ops: Sequence[Op], done: Done, failed: Failed, keep: bool) -> None:
-        self.ops, self.done, self.failed, self.keep = ops, done, failed, keep
-        self.results: Sequence[Any] = ()
-        self.error: KeepholdError | None = None
-        self.told = False
-        """Whether it, or one that was written with it, has events."""
 
 
 Deliver = Callable[[list[Commit], str | None], None]
@@ -421,7 +407,7 @@ class Writer:
                 statements.run("ROLLBACK TO commit_")
                 if getattr(error, "code", None) == "lease_lost" and self._place.owners.displaced():
                     raise Displaced from error
-                commit.error = error if isinstance(error, KeepholdError) else _cannot(error)
+                commit.error = error if isinstance(error, KeepholdError) else not_storable(error)
             else:
                 all_of_them.add(tx)
             statements.run("RELEASE commit_")
@@ -488,8 +474,3 @@ def _may_rise(error: BaseException) -> bool:
     """Whether a transaction that is not visible now may appear after a crash: it is in the WAL, and only the fsync
     failed. The next transaction overwrites it."""
     return getattr(error, "extendedresult", None) == apsw.SQLITE_IOERR_FSYNC
-
-
-def _cannot(error: Exception) -> KeepholdError:
-    """A value that no store can keep: a bug of the code that made it."""
-    return KeepholdError(f"this cannot be stored: {type(error).__name__}: {error}", code="not_storable")

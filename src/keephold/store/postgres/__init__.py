@@ -1,0 +1,1 @@
+"""The store in a PostgreSQL database; see `store.py`, which needs the extra `postgres`."""

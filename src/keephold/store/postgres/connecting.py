@@ -1,0 +1,182 @@
+"""Connections to the server: how they are made, what they are told, and what their errors mean."""
+
+import asyncio
+import contextlib
+import socket
+from typing import Any
+
+import asyncpg
+
+from keephold.errors import KeepholdError
+from keephold.store.postgres.address import Address
+from keephold.store.postgres.sql import SQL, numbered
+from keephold.store.sql.codec import Row
+
+CONNECT_SECS = 10.0
+"""Seconds to wait for a server that does not answer."""
+GONE_SECS = 15
+"""Seconds after which a connection that brings no answer counts as lost, on both sides (E6). Without this, a host that
+has lost its power would hold its lock for hours."""
+OLDEST = 140_000
+"""The oldest version of the server that has all we use."""
+
+_SETTINGS = {
+    "application_name": "keephold",
+    "client_min_messages": "warning",
+    "jit": "off",
+    "enable_seqscan": "off",  # every query has an index; a plan must not depend on how old the statistics are
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "2",
+    "tcp_user_timeout": str(1000 * GONE_SECS),
+    "idle_in_transaction_session_timeout": str(1000 * GONE_SECS),  # of a process that is stopped in the middle
+}
+
+LOST: tuple[type[BaseException], ...] = (
+    OSError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+)
+"""Errors of the connection."""
+STORAGE: tuple[type[BaseException], ...] = (
+    *LOST,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.PostgresSystemError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.InsufficientPrivilegeError,
+    asyncpg.UndefinedTableError,
+    asyncpg.UndefinedFunctionError,
+    asyncpg.InvalidSchemaNameError,
+    asyncpg.InternalServerError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+)
+"""All errors that a refused commit did not cause."""
+AGAIN: tuple[type[BaseException], ...] = (
+    asyncpg.SerializationError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.UniqueViolationError,
+)
+"""Another process was at the same rows: the transaction is to be done again."""
+
+
+async def connect(address: Address, **settings: str) -> "asyncpg.Connection[Any]":
+    """Return a connection with our settings. They do not go into the first packet, where pgbouncer refuses them."""
+    connection: asyncpg.Connection[Any] = await asyncpg.connect(
+        address.dsn, timeout=CONNECT_SECS, statement_cache_size=0
+    )
+    try:
+        _watch_out(connection)
+        chosen = {**_SETTINGS, "search_path": address.schema, **settings}
+        names = ", ".join(f"set_config('{name}', ${place}, false)" for place, name in enumerate(chosen, 1))
+        await connection.execute(f"SELECT {names}", *chosen.values())
+    except BaseException:
+        connection.terminate()
+        raise
+    return connection
+
+
+def _watch_out(connection: "asyncpg.Connection[Any]") -> None:
+    """Have the kernel end the connection if the server does not answer any more."""
+    transport = getattr(connection, "_transport", None)
+    raw = None if transport is None else transport.get_extra_info("socket")
+    if raw is None or raw.family == socket.AF_UNIX:
+        return
+    with contextlib.suppress(OSError):
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2)):
+            raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * GONE_SECS)
+
+
+class Session:
+    """A connection with its prepared statements."""
+
+    def __init__(self, connection: "asyncpg.Connection[Any]") -> None:
+        self.connection = connection
+        self.changes = 0
+        """How many rows the last statement has changed."""
+        self._prepared: dict[str, Any] = {}
+
+    async def rows(self, query: str, bindings: tuple[Any, ...]) -> list[Row]:
+        prepared = self._prepared.get(query) or await self._prepare(query)
+        found: list[Row] = await prepared.fetch(*bindings)
+        count = prepared.get_statusmsg().rpartition(" ")[2]
+        self.changes = int(count) if count.isdecimal() else 0
+        return found
+
+    async def many(self, query: str, each: list[tuple[Any, ...]]) -> None:
+        prepared = self._prepared.get(query) or await self._prepare(query)
+        await prepared.executemany(each)
+
+    async def run(self, statement: str) -> None:
+        """Run a statement without bindings, such as COMMIT."""
+        await self.connection.execute(statement)
+
+    async def _prepare(self, query: str) -> Any:
+        if len(self._prepared) >= 500:
+            self._prepared.clear()
+        prepared = self._prepared[query] = await self.connection.prepare(numbered(query))
+        return prepared
+
+    async def close(self) -> None:
+        """Say good-bye to the server, or drop the connection if it does not listen."""
+        try:
+            await self.connection.close(timeout=2)
+        except (Exception, asyncio.CancelledError):
+            self.connection.terminate()
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.connection.is_closed())
+
+
+async def session(address: Address, **settings: str) -> Session:
+    return Session(await connect(address, **settings))
+
+
+async def whose(found: Session) -> tuple[int, Any]:
+    """Return the number of the session, and when it began."""
+    ((pid, began),) = await found.rows(SQL["this_session"], ())
+    return pid, began
+
+
+def is_lost(error: BaseException, found: Session) -> bool:
+    """Whether the connection is lost, so that the server may have done what it was asked, or may still do it."""
+    return found.closed or isinstance(error, LOST)
+
+
+def said(error: BaseException) -> str:
+    """Return what an error says, in one line."""
+    words = " ".join(str(error).split())
+    return words or type(error).__name__
+
+
+def sentence(address: Address, error: BaseException) -> str:
+    """Say what is wrong, and what to do."""
+    if isinstance(error, KeepholdError):
+        return error.message
+    why, what = said(error), f"`{address.name}`"
+    if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):
+        return f"{what} refuses the login; see the user and the password in the URL ({why})"
+    if isinstance(error, asyncpg.InvalidCatalogNameError):
+        return f"{what} does not exist; create the database, or name another one ({why})"
+    if isinstance(error, asyncpg.InsufficientPrivilegeError):
+        return f"{what} lacks a right; let the user create and use the schema ({why})"
+    if isinstance(error, asyncpg.TooManyConnectionsError):
+        return f"{what} takes no more connections; raise `max_connections`, or end other clients ({why})"
+    if isinstance(error, asyncpg.DiskFullError):
+        return f"the disk of {what} is full; free some space on it ({why})"
+    if isinstance(error, LOST):
+        return f"{what} cannot be reached; see that the server runs and that the network leads to it ({why})"
+    return f"{what} cannot write: {why}"
+
+
+def unusable(message: str) -> KeepholdError:
+    return KeepholdError(message, code="store_unusable")

@@ -1,0 +1,177 @@
+-- The queries that only PostgreSQL understands, and those that must lock rows here because other processes write at
+-- the same time. See `../sql/writes.sql`.
+
+-- name: among
+-- A condition: a value is one of a JSON array.
+= ANY (ARRAY(SELECT json_array_elements_text(CAST(? AS json))))
+
+-- name: aside
+-- Nothing: PostgreSQL chooses indexes by itself.
+
+
+-- name: call
+-- The columns that decide about an operation on a call. Until the transaction ends, nobody else changes the call.
+SELECT number, uid, fence, owner, stopped_at, state, parking, keyed, resolved, hook_due, conversation, id, tool, kind,
+    stateful
+FROM handles WHERE uid = ? FOR NO KEY UPDATE;
+
+-- name: claim
+-- Take over a call. The process that had it is removed: if it lives, its next transaction is refused.
+WITH displaced AS (
+    DELETE FROM owners WHERE owner = (SELECT owner FROM handles WHERE number = ?6) AND owner <> ?1
+)
+UPDATE handles
+SET owner = ?1, fence = fence + 1,
+    attempt = attempt + CASE WHEN NOT ?2 AND state_name <> 'pending' AND next_attempt_at IS NULL
+        AND coalesce(standing, '') <> 'queued' THEN 1 ELSE 0 END,
+    deaths = deaths + CASE WHEN NOT ?2 AND state_name <> 'pending' AND next_attempt_at IS NULL
+        AND coalesce(standing, 'alone') = 'alone' THEN 1 ELSE 0 END,
+    state_name = ?3, state = ?4, standing = ?5
+WHERE number = ?6;
+
+-- name: carried
+-- The notifications that the open turn was handed last, and their carrier.
+SELECT carried, carried_by FROM turns WHERE conversation = ? AND ended_at IS NULL AND carried IS NOT NULL FOR UPDATE;
+
+-- name: queue
+-- Whether a conversation has notifications, and how many were dropped.
+SELECT dropped, dropped_at FROM queues WHERE conversation = ? FOR UPDATE;
+
+-- name: lock
+-- Take locks until the transaction ends.
+SELECT pg_advisory_xact_lock(each) FROM unnest(CAST(? AS bigint[])) AS each;
+
+-- name: record_steps
+-- Add journal lines.
+SELECT record_steps(?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: finish
+-- End a transaction.
+SELECT finish(?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: commit_steps
+-- Commit a transaction of journal lines.
+SELECT commit_steps(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: hold_owner
+-- The count of this process's transactions, when none of them is under way any more.
+SELECT commits FROM owners WHERE owner = ? FOR UPDATE;
+
+-- name: hold_call
+-- Wait until no transaction that has locked the call is under way.
+SELECT 1 FROM handles WHERE uid = ? FOR UPDATE;
+
+-- name: end_session
+-- End a session whose connection was lost: the server may not have noticed.
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = ? AND backend_start = ?;
+
+-- name: this_session
+-- This session, for `end_session`.
+SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid();
+
+-- name: next_owner
+-- Number a process that opens the store.
+UPDATE registrations SET last = last + 1 RETURNING last;
+
+-- name: add_owner
+-- Add a process that has opened the store.
+INSERT INTO owners (owner, commits, lock, place) VALUES (?, 0, ?, ?);
+
+-- name: last_owner
+-- The number of the last process that has opened the store.
+SELECT last FROM registrations;
+
+-- name: present
+-- Every process that has the store open, its lock, where it runs, and whether its lock is held.
+SELECT o.owner, o.lock, o.place, EXISTS (
+    SELECT 1 FROM pg_locks l
+    WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+      AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+      AND l.classid = CAST((o.lock >> 32) & 4294967295 AS oid) AND l.objid = CAST(o.lock & 4294967295 AS oid)
+) FROM owners o;
+
+-- name: take_lock
+-- Take the lock of a process for this session, if it is free.
+SELECT pg_try_advisory_lock(?);
+
+-- name: take_lock_of
+-- Take the lock of another process until the transaction ends, if it is free.
+SELECT pg_try_advisory_xact_lock(?);
+
+-- name: registered
+-- Whether a process has the store open as far as others know.
+SELECT 1 FROM owners WHERE owner = ?;
+
+-- name: tell
+-- Tell other processes what has changed.
+SELECT pg_notify(?, ?);
+
+-- name: used_bytes
+-- How many bytes the tables and indexes of this schema use.
+SELECT CAST(coalesce(sum(pg_total_relation_size(c.oid)), 0) AS bigint) FROM pg_class c
+WHERE c.relnamespace = to_regnamespace(current_schema()) AND c.relkind = 'r';
+
+-- name: events
+-- Events; `events.py` adds WHERE and ORDER BY.
+SELECT seq, at, type, place, uid, data FROM (
+    SELECT e.*, coalesce(e.conversation, (SELECT h.conversation FROM handles h WHERE h.uid = e.uid), '') AS place
+    FROM events e
+) AS found
+
+-- name: ended
+-- How many spawned handles have stopped since then. Large values are not parsed: errors have none.
+SELECT tool, status,
+    CASE status WHEN 'completed' THEN 'self' ELSE CAST(convert_from(state, 'UTF8') AS json) ->> 'ended_by' END AS ended_by,
+    count(*)
+FROM handles WHERE stateful AND stopped_at IS NOT NULL AND stopped_at >= ? GROUP BY 1, 2, 3;
+
+-- name: open_waits_beyond
+-- Open waits of calls that have not stopped, of conversations after that one.
+SELECT w.key_id, w.uid, w.conversation, w.kind, w.name, w.secret_id, w.resolution, w.revoked
+FROM waits w JOIN handles h ON h.uid = w.uid
+WHERE w.resolution IS NULL AND NOT w.revoked AND h.stopped_at IS NULL AND w.conversation > ?
+ORDER BY w.conversation, w.number LIMIT ?;
+
+-- name: open_waits_in
+-- The same of one conversation, after the one of a number.
+SELECT w.key_id, w.uid, w.conversation, w.kind, w.name, w.secret_id, w.resolution, w.revoked
+FROM waits w JOIN handles h ON h.uid = w.uid
+WHERE w.resolution IS NULL AND NOT w.revoked AND h.stopped_at IS NULL AND w.conversation = ?
+  AND w.number > ?
+ORDER BY w.number LIMIT ?;
+
+-- name: count_open_waits
+-- How many open waits conversations have.
+SELECT w.conversation, count(*) FROM waits w JOIN handles h ON h.uid = w.uid
+WHERE w.conversation {among} AND w.resolution IS NULL AND NOT w.revoked AND h.stopped_at IS NULL
+GROUP BY w.conversation;
+
+-- name: newest_inquiries
+-- The same, newest first.
+SELECT id, conversation, turn, uid, at, request, answer, error FROM inquiries
+WHERE conversation = ?1 AND (CAST(?2 AS TEXT) IS NULL OR turn = ?2) ORDER BY number DESC LIMIT ?3;
+
+-- name: summaries
+-- Conversations by name: one step in each index for each of them, not for each handle.
+WITH RECURSIVE found (name, place) AS (
+    SELECT min(first.name), 1 FROM (
+        SELECT min(conversation) AS name FROM handles WHERE conversation > ?1
+        UNION ALL SELECT min(conversation) FROM turns WHERE conversation > ?1
+        UNION ALL SELECT min(id) FROM conversations WHERE id > ?1
+    ) AS first
+    UNION ALL
+    SELECT (
+        SELECT min(next.name) FROM (
+            SELECT min(conversation) AS name FROM handles WHERE conversation > found.name
+            UNION ALL SELECT min(conversation) FROM turns WHERE conversation > found.name
+            UNION ALL SELECT min(id) FROM conversations WHERE id > found.name
+        ) AS next
+    ), found.place + 1 FROM found WHERE found.name IS NOT NULL AND found.place < ?2
+)
+SELECT found.name,
+    coalesce((SELECT handles FROM spawned WHERE conversation = found.name), 0),
+    (SELECT count(*) FROM handles WHERE conversation = found.name AND stateful AND stopped_at IS NULL),
+    (SELECT max(uid) FROM handles WHERE conversation = found.name),
+    (SELECT coalesce(ended_at, began_at) FROM turns WHERE conversation = found.name ORDER BY number DESC LIMIT 1),
+    c.updated, c.metadata
+FROM found LEFT JOIN conversations c ON c.id = found.name WHERE found.name IS NOT NULL ORDER BY found.name;

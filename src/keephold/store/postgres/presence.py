@@ -1,0 +1,245 @@
+"""Which processes have the store open (E6), and how they hear of each other.
+
+Each process holds a session advisory lock on a connection of its own, which the server releases when the connection
+ends. A lock that is free does not prove that its process is dead: the server may have been restarted, or the connection
+was cut. A live process takes its lock again at once. So a process counts as dead when two looks, `GRACE` seconds apart,
+found its lock free, or when it ran on this machine and is gone here. Then it is removed under its lock: if it lives
+after all, it finds that it was removed, and writes nothing any more.
+
+`alive` must answer at once, so the answers are kept and renewed by every look. The id of a process begins with the
+number of its registration: one that a look did not find is dead, unless it has registered since.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from keephold.store.base import Heard
+from keephold.store.postgres.address import Address
+from keephold.store.postgres.connecting import Session, session, whose
+from keephold.store.postgres.sql import SQL
+from keephold.store.sql.codec import encode
+
+SWEEP_SECS = 5.0
+"""Seconds between two looks."""
+GRACE = 5.0
+"""Seconds for which a lock must be free."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds between attempts to connect."""
+_NUMBER = 8
+"""Digits of an id that number its registration."""
+
+_LEFT: set[str] = set()
+"""Ids that this process had, and gave up."""
+
+_told = msgspec.json.Decoder(list[str]).decode
+
+
+def here(pid: int | None = None) -> str:
+    """Return where a process runs and since when: unique until the machine is started again."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    pid = os.getpid() if pid is None else pid
+    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return f"{boot} {Path('/proc/self/ns/pid').readlink()} {pid} {stat[19]}"
+
+
+def is_gone(place: str) -> bool:
+    """Whether the process of that place ran on this machine and has ended."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        *machine, pid, _ = place.split()
+        if machine != here().split()[:-2]:
+            return False
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            return stat[0] in "ZX" or here(int(pid)) != place
+        except OSError:
+            return True
+    return False
+
+
+class Table:
+    """What the last look at the processes of a store has found."""
+
+    def __init__(self) -> None:
+        self.owner = ""
+        self._present: dict[str, bool] = {}
+        """Whether a process that has the store open is alive."""
+        self._last = 0
+        """The number of the last registration that the look could see."""
+        self._free: dict[str, float] = {}
+        """Since when the lock of a process was found free at every look."""
+        self.surprised: Callable[[], None] = lambda: None
+        """Called for a process that the last look could not know."""
+
+    def alive(self, owner: str) -> bool:
+        if owner in _LEFT:
+            return False
+        known = self._present.get(owner)
+        if owner == self.owner or known is not None:
+            return owner == self.owner or bool(known)
+        try:
+            number = int(owner[:_NUMBER], 16)
+        except ValueError:
+            return False
+        if number > self._last:
+            self.surprised()
+            return True
+        return False
+
+    def forget(self) -> None:
+        """Begin to count again: the server may have been restarted, and every lock was free."""
+        self._free.clear()
+
+    async def look(self, found: Session, grace: float) -> dict[str, int]:
+        """Look at all processes. Returns the dead ones, and their locks."""
+        ((last,),) = await found.rows(SQL["last_owner"], ())  # before the others: those who come later are unknown
+        rows = await found.rows(SQL["present"], ())
+        now = time.monotonic()
+        present, free, dead = {}, {}, {}
+        for owner, lock, place, held in rows:
+            if not held and owner != self.owner:
+                free[owner] = self._free.get(owner, now)
+            present[owner] = owner not in free or not (now - free[owner] >= grace or is_gone(place))
+            if not present[owner]:
+                dead[owner] = lock
+        self._present, self._last, self._free = present, last, free
+        return dead
+
+
+class Presence:
+    """This process in the store: its lock, its ear, and its looks at the others."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.owner = ""
+        self.held = False
+        """Whether the lock is held, as far as is known."""
+        self.displaced = False
+        """Whether other processes took this one for dead and removed it."""
+        self.table = Table()
+        self._lock = secrets.randbits(63)
+        self._session: Session | None = None
+        self._who: tuple[int, Any] | None = None
+        self._looking = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._running: asyncio.Task[None] | None = None
+        self._heard: Heard = lambda _: None
+
+    def alive(self, owner: str) -> bool:
+        return self.table.alive(owner)
+
+    async def enter(self, heard: Heard) -> None:
+        """Register this process, take its lock, and listen. Raises an error of the server."""
+        self._heard = heard
+        found = await self._connect()
+        try:
+            async with found.connection.transaction():
+                ((number,),) = await found.rows(SQL["next_owner"], ())
+                self.owner = self.table.owner = f"{number:0{_NUMBER}x}{secrets.token_hex(4)}"
+                await found.rows(SQL["add_owner"], (self.owner, self._lock, here()))
+            await self.look()
+        except BaseException:
+            found.connection.terminate()
+            raise
+        self.table.surprised = self._wake.set
+        self._running = asyncio.get_running_loop().create_task(self._run(), name="keephold-presence")
+
+    async def leave(self) -> None:
+        """Remove this process: from now on others see it as dead."""
+        self._closing = True
+        self._wake.set()
+        if self._running is not None:
+            await asyncio.wait([self._running])
+        found = self._session
+        if found is not None:
+            with contextlib.suppress(Exception):
+                if not found.closed and not self.displaced:
+                    await self._remove(found, self.owner)
+            _LEFT.add(self.owner)
+            await found.close()
+
+    async def look(self) -> None:
+        """Renew the answers of `alive`, and remove dead processes. Raises an error of the server."""
+        async with self._looking:
+            found = self._session
+            if found is None or found.closed:
+                return
+            for owner, lock in (await self.table.look(found, GRACE)).items():
+                async with found.connection.transaction():
+                    ((free,),) = await found.rows(SQL["take_lock_of"], (lock,))
+                    if free:
+                        await self._delete(found, owner)
+
+    async def _remove(self, found: Session, owner: str) -> None:
+        async with self._looking, found.connection.transaction():
+            await self._delete(found, owner)
+            await found.rows(SQL["tell"], (self.address.channel, encode([owner]).decode()))
+
+    async def _delete(self, found: Session, owner: str) -> None:
+        for query in ("remove_owner", "remove_requests", "remove_posts"):
+            await found.rows(SQL[query], (owner,))
+
+    async def _run(self) -> None:
+        """Look now and then; connect again when the connection is lost."""
+        pause = FIRST_PAUSE
+        while not self._closing:
+            try:
+                if self._session is None or self._session.closed:
+                    self.held = False
+                    await self._return()
+                await self.look()
+                pause = FIRST_PAUSE
+            except Exception:
+                if self._session is not None:
+                    self._session.connection.terminate()
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                continue
+            self._wake.clear()
+            if not self._closing and self._session is not None and not self._session.closed:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), SWEEP_SECS)
+
+    async def _return(self) -> None:
+        """Connect again, and take the lock before anything else. All may have changed meanwhile."""
+        self.table.forget()
+        found = await self._connect()
+        self.displaced = not await found.rows(SQL["registered"], (self.owner,))
+        self._heard(None)
+
+    async def _connect(self) -> Session:
+        found = await session(self.address)
+        try:
+            if self._who is not None:  # the server may still keep the lost session, and the lock with it
+                await found.rows(SQL["end_session"], self._who)
+            if not (await found.rows(SQL["take_lock"], (self._lock,)))[0][0]:
+                raise ConnectionError("the server has not ended the lost session yet")
+            self._who = await whose(found)
+            await found.connection.add_listener(self.address.channel, self._listen)
+            found.connection.add_termination_listener(lambda _: self._wake.set())
+        except BaseException:
+            found.connection.terminate()
+            raise
+        self._session, self.held = found, True
+        return found
+
+    def _listen(self, _: object, pid: int, channel: str, message: str) -> None:
+        try:
+            sender, *changed = _told(message)
+        except msgspec.MsgspecError:  # of somebody else
+            return
+        if sender == self.owner:
+            return
+        if changed:
+            self._heard(frozenset(changed))
+        else:
+            self._wake.set()
+            self._heard(None)

