@@ -13,6 +13,7 @@ from types import ModuleType
 from bench import (
     acp,
     agent_request,
+    collecting,
     command,
     crowd,
     dbos_peer,
@@ -59,6 +60,7 @@ TABLES: dict[str, dict[str, ModuleType]] = {
         "durable-commits": durable_commits,
         "durable-replay": durable_replay,
         "durable-parked": durable_parked,
+        "collecting": collecting,
         "workflow": workflow,
         "dbos": dbos_peer,
     },

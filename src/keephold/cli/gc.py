@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from keephold.cli.parameters import json_option
-from keephold.cli.printing import counted, print_json, progress, time_of_day
+from keephold.cli.printing import byte_size, counted, print_json, progress, time_of_day
 from keephold.cli.store import Where, ask, where_options
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def _show(freed: dict[str, Any]) -> None:
         f"{'would delete' if freed['dry_run'] else 'deleted'} what is older than {time_of_day(freed['before'])}:"
     )
     click.echo(f"  {counted(freed['handles'], 'handle')}, {counted(freed['calls'], 'one-shot call')}")
+    click.echo(f"  about {byte_size(freed['row_bytes'])} in rows, {byte_size(freed['output_bytes'])} in output files")
     click.echo(f"  {counted(freed['events'], 'event')}")
     click.echo(f"  {counted(freed['files'], 'file')} of no handle, {counted(freed['file_bytes'], 'byte')}")
     if freed["bytes"]:

@@ -7,18 +7,22 @@ A runtime collects once a minute while it works. Use this for stores without a r
 import asyncio
 import math
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec import to_builtins
+from msgspec.structs import astuple, replace
 
 from keephold.errors import KeepholdError
+from keephold.handles.disk import in_a_file, in_the_store
 from keephold.handles.registry import Registry
-from keephold.store.base import EVENTS_LIMIT, WAIT_KINDS, Browse, Collected, Store, browsable
+from keephold.store.base import EVENTS_LIMIT, WAIT_KINDS, Browse, Collected, Record, Store, browsable
+from keephold.store.housekeeping import SupportsWeighing, Weight
 
 _MANY = 100_000
-"""Handles that a dry run counts at most."""
+"""Handles that a dry run counts at most, in a store that cannot weigh them."""
 _YOUNG_SECS = 3600.0
 """A file written to this recently may belong to a call that is not committed yet."""
 
@@ -26,15 +30,14 @@ _YOUNG_SECS = 3600.0
 async def collect(registry: Registry, *, older_than: float | None, dry_run: bool, vacuum: bool) -> dict[str, Any]:
     """Delete what stopped more than `older_than` seconds ago; None: as the runtime's retention says.
 
-    Return what was deleted, or with `dry_run` what would be: `handles` (one-shot `calls` apart), `events`, `files` and
-    their `file_bytes`, and `bytes`, by how much the store's own file has shrunk.
+    Return what was deleted, or with `dry_run` what would be: `handles` (one-shot `calls` apart), about how many
+    `row_bytes` they took, the `output_bytes` of their files, `events`, `files` of no handle and their `file_bytes`, and
+    `bytes`, by how much the store's own file has shrunk.
     """
     store, now = browsable(registry.store), registry.clock.now()
     ops = _ops(registry, older_than, now)
     size, (first, _) = _size(store), await store.events_range()
-    gone = [record for op in ops for record in await _go(registry, op, dry_run=dry_run)]
-    if not dry_run:
-        await _go_on(registry, ops[-1])
+    weight = await (_weigh if dry_run else _delete)(registry, ops)
     last = await _first_after(store, ops[-1].before) if dry_run else (await store.events_range())[0]
     orphans = await _orphans(store)
     bytes_of = sum(_size_of(file) for file in orphans)
@@ -43,12 +46,10 @@ async def collect(registry: Registry, *, older_than: float | None, dry_run: bool
             file.unlink(missing_ok=True)
         if vacuum:
             await _vacuum(store)
-    handles = len({record.uid for record in gone if record.stateful})
     return {
         "dry_run": dry_run,
         "before": ops[-1].before,
-        "handles": handles,
-        "calls": len({record.uid for record in gone}) - handles,
+        **to_builtins(weight),
         "events": max(0, last - first),
         "files": len(orphans),
         "file_bytes": bytes_of,
@@ -71,19 +72,47 @@ def _op(now: float, secs: float, **which: Any) -> Collected:
     return Collected(math.nextafter(now - secs, math.inf), now, **which)  # includes what stopped at that very moment
 
 
-async def _go(registry: Registry, op: Collected, *, dry_run: bool) -> Any:
-    if not dry_run:
-        return await registry.delete_expired(op)
-    return await registry.store.expiring(Collected(op.before, op.at, _MANY, kinds=op.kinds, statuses=op.statuses))
+async def _delete(registry: Registry, ops: Sequence[Collected]) -> Weight:
+    weight = _NOTHING
+
+    def seen(records: Sequence[Record]) -> None:
+        nonlocal weight
+        weight = _sum(weight, _weight(records))
+
+    for op in ops:
+        await registry.delete_expired(op, seen)
+    return weight
 
 
-async def _go_on(registry: Registry, op: Collected) -> None:
-    """Repeat until no event is deleted, since a pass deletes only some."""
-    store = browsable(registry.store)
-    first, before = (await store.events_range())[0], -1
-    while first != before:
-        await registry.write((replace(op, only=()),), keep=False)
-        first, before = (await store.events_range())[0], first
+async def _weigh(registry: Registry, ops: Sequence[Collected]) -> Weight:
+    """Return how much these would delete, one after the other. The last one deletes handles of any kind and status, the
+    others those of one status each."""
+    *shorter, longest = ops
+    total = await _weight_of(registry.store, longest)
+    for op in shorter:
+        total = _sum(total, await _weight_of(registry.store, op))
+        both = replace(longest, kinds=op.kinds, statuses=op.statuses)
+        total = _sum(total, await _weight_of(registry.store, both), -1)
+    return total
+
+
+async def _weight_of(store: Store, op: Collected) -> Weight:
+    if isinstance(store, SupportsWeighing):
+        return await store.weigh(op)
+    return _weight(await store.expiring(replace(op, limit=_MANY)))
+
+
+def _weight(records: Sequence[Record]) -> Weight:
+    spawned = sum(record.stateful for record in records)
+    in_store, in_files = sum(map(in_the_store, records)), sum(map(in_a_file, records))
+    return Weight(spawned, len(records) - spawned, in_store, in_files)
+
+
+def _sum(one: Weight, other: Weight, sign: int = 1) -> Weight:
+    return Weight(*(first + sign * second for first, second in zip(astuple(one), astuple(other), strict=True)))
+
+
+_NOTHING = Weight(0, 0, 0, 0)
 
 
 async def _first_after(store: Browse, before: float) -> int:
@@ -150,6 +179,7 @@ def _rewrite(path: Path) -> None:
     connection, turnstile = connect(path), Turnstile(path)
     try:
         with turnstile:
+            connection.pragma("auto_vacuum", "incremental")  # for a file that was made without it
             connection.execute("VACUUM")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     except apsw.Error as error:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from keephold.handles.matching import OutputElsewhere
 from keephold.handles.observing import CommitObserver, Meter, Traces
 from keephold.handles.output import Output
 from keephold.handles.pace import Pace
+from keephold.handles.parts import Parts
 from keephold.handles.spool import Spool
 from keephold.handles.state import Ok, Outcome, PrintedOutput, Progress, State, Stopped
 from keephold.listeners import Listeners
@@ -131,6 +133,7 @@ class Cache:
         """Futures of coroutines that wait for handles; closing fails them."""
         self._tool = tool
         self._collect_at = 0.0
+        self._parts = Parts()
         self._made = 0
         """The beginning of the newest uid: its time in milliseconds, and a count."""
         self._evicting = False
@@ -162,7 +165,8 @@ class Cache:
             record = await self.store.named(conversation, id)
             if isinstance(record, Record) and self.expired(record.state, conversation):
                 with contextlib.suppress(KeepholdError):  # the store cannot write now, but the handle can still be read
-                    await self.collect()
+                    now = self.clock.now()  # all others that have expired may be very many
+                    await self.delete(Collected(_until(now - self.retention), now, limit=1), [record])
                 record = await self.store.named(conversation, id)
             if handle is not None and not isinstance(record, Record):
                 self._forget(handle)
@@ -530,36 +534,41 @@ class Cache:
         for status, secs in self.shorter.items():
             if secs < self.retention:
                 await self.delete_expired(Collected(_until(now - secs), now, kinds=WAIT_KINDS, statuses=(status,)))
-        op = Collected(_until(now - self.retention), now)
-        if self.archive is not None or (not self.store.durable and self.spool.disk.files):
-            await self.delete_expired(op)
-        else:  # nobody needs to see the deleted records
-            while (await self.write((op,), keep=False))[0] == op.limit:
-                pass
+        await self.delete_expired(Collected(_until(now - self.retention), now))
         for handle in [each for each in self._idle.values() if self.expired(each.state, each.conversation)]:
             self._forget(handle)
 
-    async def delete_expired(self, op: Collected) -> list[Record]:
-        """Delete what the operation is about, archiving it first, and return the deleted records."""
-        gone: list[Record] = []
-        while True:
-            records = await self.store.expiring(op)
-            await self.delete(op, records)
-            gone += records
-            if len(records) < op.limit:
-                return gone
+    async def delete_expired(self, op: Collected, seen: Callable[[Sequence[Record]], None] | None = None) -> None:
+        """Delete what the operation is about in parts, archiving each first. `seen` gets the records of each part."""
+        shown = seen is not None or self.archive is not None or (not self.store.durable and self.spool.disk.files)
+        more = True
+        while more:
+            began, part = time.perf_counter(), replace(op, limit=self._parts.size)
+            if shown:
+                records = await self.store.expiring(part)
+                deleted = await self.delete(part, records)
+                if seen is not None:
+                    seen(records)
+            else:
+                (deleted,) = await self.write((part,), keep=False)
+            more = deleted == part.limit
+            if more:
+                await self._parts.took(time.perf_counter() - began)
 
-    async def delete(self, op: Collected, records: Sequence[Record]) -> None:
-        """Delete these of the records that the operation is about, archiving them first."""
+    async def delete(self, op: Collected, records: Sequence[Record]) -> int:
+        """Delete these of the records that the operation is about, archiving them first. Returns the result of the
+        operation."""
         if self.archive is not None and records:
             await self.archive(records)
-        await self.write((replace(op, only=tuple(record.uid for record in records)),), keep=False)
+        only = replace(op, only=tuple(record.uid for record in records))
+        deleted: int = (await self.write((only,), keep=False))[0]
         for record in records:
             handle = self._by_uid.get(record.uid)
             if handle is not None:
                 self._forget(handle)
             if not self.store.durable and record.output is not None and record.output.file is not None:
                 self.spool.remove(record.output.file)  # a durable store removes it
+        return deleted
 
     def turn_began(self, conversation: str, turn: str) -> None:
         """Note that the conversation has an open turn, which keeps handles that have not expired yet."""

@@ -185,8 +185,8 @@ class Room:
                 for record in await self._cache.store.expiring(op):
                     if in_files + in_store < self._disk.excess:
                         chosen.append(record)
-                        in_files += _in_file(record)
-                        in_store += _in_store(record)
+                        in_files += in_a_file(record)
+                        in_store += in_the_store(record)
                 if not chosen:
                     break
                 await self._cache.delete(op, chosen)
@@ -197,11 +197,13 @@ class Room:
         return gone
 
 
-def _in_file(record: Record) -> int:
+def in_a_file(record: Record) -> int:
+    """Return how many bytes a handle has in its output file."""
     return record.output.in_file if record.output is not None and record.output.file is not None else 0
 
 
-def _in_store(record: Record) -> int:
+def in_the_store(record: Record) -> int:
+    """Return about how many bytes a handle has in the store."""
     printed = 0 if record.output is None else len(record.output.data)
     return printed + len(msgspec.msgpack.encode(record.state, enc_hook=str))
 

@@ -5,12 +5,12 @@ otherwise. A store that has them returns them from `housekeeping()`; `housekeepi
 """
 
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from keephold.errors import KeepholdError
-from keephold.store.base import Store
+from keephold.store.base import Collected, Store
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -92,6 +92,27 @@ class Migrated(msgspec.Struct, frozen=True):
     """A description of each step."""
     backup: str | None
     """None: nothing had to be done."""
+
+
+class Weight(msgspec.Struct, frozen=True):
+    """How much an operation would delete."""
+
+    handles: int
+    """Spawned ones."""
+    calls: int
+    """One-shot calls."""
+    row_bytes: int
+    """About how much their rows take: results, arguments, journals and short output."""
+    output_bytes: int
+    """How much their output files take."""
+
+
+@runtime_checkable
+class SupportsWeighing(Store, Protocol):
+    """A store that can say what an operation would delete without reading all of it."""
+
+    async def weigh(self, op: Collected) -> Weight:
+        """Return how much the operation would delete if its `limit` were infinite."""
 
 
 class Housekeeping(Protocol):

@@ -439,9 +439,10 @@ class Collected(msgspec.Struct, frozen=True):
     A turn of a dead process that began before `before` is ended, if every call of its conversation stopped before that,
     too: nobody has resumed it for that long.
 
-    The result is how many handles were deleted; repeat while it is `limit`. Their output files are deleted, too. With a
-    conversation, kinds or statuses only such handles are deleted. Otherwise inquiries and turns of that age are deleted
-    as well, events of that age, and events beyond the newest `EVENTS_LIMIT`: ten times `limit` of them at once.
+    The result is how many handles were deleted, or `limit` if there is more to delete: repeat while it is. Their output
+    files are deleted, too. With a conversation, kinds or statuses only such handles are deleted. Otherwise inquiries
+    and turns of that age are deleted as well, events of that age, and events beyond the newest `EVENTS_LIMIT`: ten
+    times `limit` of them at once. Then the store returns unused space to the disk, some of it at a time.
 
     To archive handles, read them with `Store.expiring`, archive them, and delete them with `only`: then none is deleted
     unread, even if more have expired since. Transcripts and descriptions stay until they are `Forgotten`.

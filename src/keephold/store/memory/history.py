@@ -62,12 +62,13 @@ class History:
         self._last += 1
         self._stored.append(StoredEvent(self._last, at, type, conversation, uid, data))
 
-    def forget(self, op: Collected) -> None:
-        """Delete events as old as that, but not the newest (S5)."""
+    def forget(self, op: Collected) -> bool:
+        """Delete events as old as that, but not the newest (S5). Returns whether there may be more."""
         for _ in repeat(None, 10 * op.limit):
             if len(self._stored) < 2 or self._stored[0].at >= op.before:
-                break
+                return False
             self._stored.popleft()
+        return True
 
     def events(
         self,

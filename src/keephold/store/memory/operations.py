@@ -658,10 +658,11 @@ def secret_added(t: Tables, op: base.SecretAdded) -> None:
 
 def collected(t: Tables, op: base.Collected) -> int:
     t.history.translate()  # while the handles it names exist
+    more = not op.partial and t.history.forget(op)
     if not op.partial:
-        t.history.forget(op)
         _end_left_turns(t, op)
-    return delete_expired(t, op)
+    gone = delete_expired(t, op)
+    return op.limit if more else gone
 
 
 def _end_left_turns(t: Tables, op: base.Collected) -> None:

@@ -36,18 +36,22 @@ def note_events(tx: Transaction) -> list[EventRow]:
     return event_rows(drafts)
 
 
-def remove_events(tx: Transaction, op: Collected) -> None:
-    """Delete events of that age, and those beyond the limit, oldest first and some at a time (S5)."""
+def remove_events(tx: Transaction, op: Collected) -> bool:
+    """Delete events of that age, and those beyond the limit, oldest first and some at a time (S5). Returns whether
+    there may be more."""
     row = tx.row(tx.sql["kept_events"], ())
     assert row is not None
     first, last = row
     if first is None:
-        return
+        return False
     surplus = max(last - EVENTS_LIMIT - first + 1, 0)
-    some = max(10 * op.limit, surplus // 4)  # so that in the long run as many are deleted as are written, at any rate
+    some = 10 * op.limit
     tx.run(tx.sql["remove_old_events"], (first + some, op.before))
+    gone = tx.changes()
     if surplus:
         tx.run(tx.sql["remove_events"], (first + min(some, surplus),))
+        gone += tx.changes()
+    return gone >= some
 
 
 def between(

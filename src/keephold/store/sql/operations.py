@@ -603,6 +603,7 @@ def collected(tx: Transaction, op: base.Collected) -> int:
             tx.litter.append(file)
         tx.touched.add(uid)
     forgotten = tx.rows(tx.sql["remove_old_tombstones"], (op.at - TOMBSTONE_SECS, op.limit))
+    more = op.limit in (len(gone), len(forgotten))
     for conversation in {row[3] for row in gone}:
         forgotten += tx.rows(tx.sql["remove_surplus_tombstones"], (conversation, TOMBSTONES))
     for (uid,) in forgotten:
@@ -610,11 +611,13 @@ def collected(tx: Transaction, op: base.Collected) -> int:
     for conversation, turn in left.items():
         tx.run(tx.sql["end_turn"], (op.at, conversation, turn))
     if not op.partial:
-        for conversation, turn in tx.rows(tx.sql["remove_old_turns"], (op.before, op.limit)):
+        turns = tx.rows(tx.sql["remove_old_turns"], (op.before, op.limit))
+        for conversation, turn in turns:
             tx.run(tx.sql["remove_batches"], (conversation, turn))
         tx.run(tx.sql["remove_old_inquiries"], (op.before, op.limit))
-        remove_events(tx, op)
-    return len(gone)
+        more |= op.limit in (len(turns), tx.changes())
+        more |= remove_events(tx, op)
+    return op.limit if more or (not op.partial and tx.shrink()) else len(gone)
 
 
 def _left_turns(tx: Transaction, op: base.Collected) -> dict[str, str]:

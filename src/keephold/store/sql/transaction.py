@@ -72,12 +72,16 @@ class Statements(Protocol):
         """Add journal lines whose fencing numbers are right and whose names are new; return how many."""
 
 
+def _nothing_to_return() -> bool:
+    return False
+
+
 class Transaction:
     """One transaction of a writer. Operations run their statements in it, in order."""
 
     __slots__ = (
         "alive", "changes", "directory", "events", "files", "forgetful", "line", "litter", "lock",
-        "many", "owner", "record_steps", "rows", "run", "sql", "touched", "urgent",
+        "many", "owner", "record_steps", "rows", "run", "shrink", "sql", "touched", "urgent",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +90,8 @@ class Transaction:
         self.sql = statements.sql
         self.run, self.rows, self.many = statements.run, statements.rows, statements.many
         self.changes, self.lock, self.record_steps = statements.changes, statements.lock, statements.record_steps
+        self.shrink: Callable[[], bool] = getattr(statements, "shrink", _nothing_to_return)
+        """Return some unused space to the disk; return whether there is more. Some databases do that by themselves."""
         self.owner = owner
         self.directory = directory
         self.alive = alive

@@ -330,7 +330,7 @@ INSERT INTO secrets (id, secret, at) VALUES (?, ?, ?);
 -- name: expired
 -- Handles whose retention is over, in conversations without a turn, or with one that was left; the file their output is
 -- in, if there is one. `listing.py` adds conditions, and ORDER BY.
-SELECT h.number, h.uid, CASE WHEN h.stateful THEN h.id END, h.conversation, o.file
+SELECT h.number, h.uid, CASE WHEN h.stateful THEN h.id END AS id, h.conversation, o.file
 FROM handles h LEFT JOIN outputs o ON o.handle = h.number
 WHERE h.stopped_at < ? AND h.stopped_at IS NOT NULL AND NOT h.hook_due
   AND NOT EXISTS (

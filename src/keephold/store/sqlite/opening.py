@@ -259,6 +259,7 @@ def _create(path: Path) -> None:
         connection = apsw.Connection(str(new), flags=apsw.SQLITE_OPEN_READWRITE)
         try:
             connection.pragma("synchronous", "full")
+            connection.pragma("auto_vacuum", "incremental")  # first of all: later it would be ignored
             connection.pragma("application_id", APPLICATION_ID)
             _migrate(connection, path)
             connection.execute(SQL["add_secret"], (secrets.token_hex(4), secrets.token_bytes(32), time.time()))

@@ -13,6 +13,11 @@ _RECORD_STEP = SQL["record_step"]
 _ADD = {many: f"{SQL['add_event']}{', (?, ?, ?, ?, ?)' * (many - 1)}" for many in (32, 16, 8, 4, 2, 1)}
 """A statement, by how many events it writes."""
 
+_SPARE = 4096
+"""Unused pages that a file keeps for what is written next; and a quarter of all."""
+_RETURNED = 128
+"""Pages that one transaction returns to the disk."""
+
 
 class SqliteStatements:
     """The statements of a connection. One transaction writes at a time, so `lock` has nothing to do."""
@@ -31,6 +36,18 @@ class SqliteStatements:
 
     def lock(self, *names: str) -> None:
         pass
+
+    def shrink(self) -> bool:
+        """Return some unused pages to the disk, if much of the file is unused; return whether there are more. A file
+        that keephold made before it did this keeps its pages until `keephold gc --vacuum`."""
+        free, pages = (self._number(f"PRAGMA {each}") for each in ("freelist_count", "page_count"))
+        if free <= max(_SPARE, pages // 4):
+            return False
+        self.rows(f"PRAGMA incremental_vacuum({_RETURNED})", ())
+        return self._number("PRAGMA freelist_count") < free
+
+    def _number(self, query: str) -> int:
+        return int(self.rows(query, ())[0][0])
 
     def record_steps(self, ops: Sequence[Journaled], /) -> int:
         before = self.total_changes()

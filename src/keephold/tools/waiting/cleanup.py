@@ -46,7 +46,11 @@ def gc_tool(around: WaitToolHost) -> Tool:
         registry = around.registry
         op = _op(call, arguments, registry.clock.now())
         dry = bool(arguments.get("dryRun"))
-        records = await registry.store.expiring(op) if dry else await registry.delete_expired(op)
+        records: list[Record] = []
+        if dry:
+            records += await registry.store.expiring(op)
+        else:
+            await registry.delete_expired(op, records.extend)
         gone = [record for record in records if record.stateful]  # one-shot calls were never visible
         answer: dict[str, Any] = {
             "success": True,
