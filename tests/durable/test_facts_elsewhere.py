@@ -2,14 +2,21 @@
 
 import asyncio
 from pathlib import Path
+from threading import Event
 
 import pytest
 from tests.durable.lives import only, parsed, stored_in
 from tests.patience import until
-from tests.turn.calls import TALKING, abort, apply, reply, spawn, wait_all
+from tests.turn.calls import STATEFUL, TALKING, abort, apply, reply, spawn, wait_all
 
 import keephold
 from keephold import Call, Question, Runtime
+from keephold.cli.printing import state_words
+from keephold.cli.store_control import Stored
+from keephold.control.control import Control
+from keephold.handles.state import Progress
+from keephold.outcomes import Failure
+from keephold.store.sqlite.read_only import ReadOnlyStore
 
 
 @keephold.tool(actions=TALKING, on_turn_end="keep")
@@ -136,6 +143,78 @@ async def test_A7_without_bells_a_sweep_tells(tmp_path: Path, monkeypatch: pytes
         await kept(one, spawn("session", "s"))
         assert (await two.wait(all=["s"], timeout=60, conversation="main"))["needs_input"]
         await one.send("s", "bye", conversation="main")
+
+
+async def seen(rt: Runtime, id: str) -> list[object]:
+    """Everything that a process says of a handle, by each way to ask for it."""
+    info = await rt.handle(id, conversation="main")
+    (listed,) = [each for each in await rt.handles(conversation="main") if each.id == id]
+    view = Control(rt).runtime_view
+    (row,) = [each for each in (await view.store_view.handles())["handles"] if each["id"] == id]
+    (called,) = [each for each in await view.calls("main") if each["id"] == id]
+    details = await view.handle(info.uid)
+    looking = ReadOnlyStore(rt.registry.store.path)  # type: ignore[attr-defined]
+    await looking.open(lambda _: None)
+    try:
+        (glance,) = await Stored(looking).find([info.uid], None)
+    finally:
+        await looking.close()
+    known = [(each.driver, each.lingering, each.ready, each.progress) for each in (info, listed)]
+    shown = [[each[key] for key in ("driver", "lingering", "ready", "progress")] for each in (row, called, details)]
+    words = state_words(glance, 0.0)
+    return [known, shown, [glance[key] for key in ("driver", "lingering", "ready", "progress")], words]
+
+
+@pytest.mark.parametrize("what", ["driver", "lingering", "ready", "progress"])
+async def test_M3_every_process_says_the_same_of_a_handle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr("keephold.tools.run.FORCE_SECS", 0.01)
+    store, gate, done = stored_in(tmp_path), asyncio.Event(), Event()
+
+    @keephold.tool(actions=STATEFUL, on_turn_end="keep", ready="^up$")
+    async def work(call: Call) -> str:
+        if what == "ready":
+            call.emit("up\n")
+        if what == "progress":
+            call.progress(1, 2, "half")
+        await gate.wait()
+        return "over"
+
+    @keephold.tool(actions=STATEFUL, on_turn_end="keep")
+    def stubborn(call: Call) -> str:
+        done.wait()
+        return "over"
+
+    tools = [work, stubborn]
+    async with Runtime(tools, store=store) as one, Runtime(tools, store=store) as two:
+        await kept(one, spawn("stubborn" if what == "lingering" else "work", "h"))
+        (handle,) = one.registry.live("main")
+        assert handle.run is not None
+        if what == "driver":
+            handle.run.drive(True)
+        elif what == "lingering":
+            handle.run.end(Failure("Aborted.", "aborted"), "abort")
+        field = {"driver": "person", "progress": Progress(1, 2, "half")}.get(what, True)
+
+        async def known() -> bool:
+            infos = [await rt.handle("h", conversation="main") for rt in (one, two)]
+            return all(getattr(info, what) == field for info in infos)
+
+        await until(known)
+        assert await seen(one, "h") == await seen(two, "h")
+        if what == "driver":
+            handle.run.drive(False)
+        done.set()
+        gate.set()
+
+        async def over() -> bool:
+            infos = [await rt.handle("h", conversation="main") for rt in (one, two)]
+            return all(info.state == "stopped" and not info.lingering and info.driver is None for info in infos)
+
+        await until(over)
+        assert await seen(one, "h") == await seen(two, "h")
+        assert await one.registry.store.posts("fact") == []
 
 
 async def test_A6_an_await_elsewhere_of_a_program_that_reads(tmp_path: Path) -> None:

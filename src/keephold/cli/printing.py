@@ -132,12 +132,14 @@ def state_words(fact: dict[str, Any], now: float) -> str:
     """Return a handle's state with its details: `running, parked`, `running, attempt 2, owner gone`, `running, kept on
     box`."""
     if fact["state"] == "stopped":
-        return f"stopped, {'ok' if fact['ok'] else 'error' if fact['ended_by'] == 'self' else fact['ended_by']}"
+        end = f"stopped, {'ok' if fact['ok'] else 'error' if fact['ended_by'] == 'self' else fact['ended_by']}"
+        return f"{end}, still ending" if fact.get("lingering") else end
     following = fact["next_attempt_at"]
     words = [
         fact["state"],
         "parked" if fact["parked"] else "",
         "ready" if fact.get("ready") else "",
+        "taken over by the user" if fact.get("driver") else "",
         f"attempt {fact['attempt']}" if fact["attempt"] > 1 else "",
         "" if following is None else f"next {relative(following, now)}",
         "owner gone" if fact["owner"] == "gone" and not fact.get("kept") else "",

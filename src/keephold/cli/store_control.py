@@ -51,7 +51,7 @@ class Stored:
     # Looking
 
     async def find(self, ids: Iterable[str], conversation: str | None) -> list[dict[str, Any]]:
-        return [as_json(self.store_view.glance(record)) for record in await find(self._store, ids, conversation)]
+        return [as_json(each) for each in await self.store_view.glances(await find(self._store, ids, conversation))]
 
     async def handle(self, uid: str, *, keys: bool = False) -> dict[str, Any]:
         record = await self._record(uid)

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from keephold.durable.keys import masked
+from keephold.handles.facts import NOTHING, Fact
 from keephold.handles.handle import Handle, HandleInfo, info_in
 from keephold.handles.output import Output
 from keephold.handles.question import Question, question_key
@@ -237,8 +238,8 @@ _AS_IN_INFO = tuple(
 )
 
 
-def glance(store: Store, record: Record) -> HandleGlance:
-    """Describe a handle for a list, from its row."""
+def glance(store: Store, record: Record, fact: Fact = NOTHING) -> HandleGlance:
+    """Describe a handle for a list, from its row and what the process that runs it has posted about it."""
     info = info_of(record)
     error = info.outcome if isinstance(info.outcome, Failure) else None
     state = record.state
@@ -250,13 +251,16 @@ def glance(store: Store, record: Record) -> HandleGlance:
         ok=info.ok if info.outcome is not None else None,
         code=error.code if error else None,
         message=_short(masked(error.message)) if error else None,
-        progress=progress_json(info.progress),
+        progress=progress_json(fact.progress or info.progress),
         question=open_question(state.question, state.number) if isinstance(state, Waiting) else None,
+        lingering=fact.lingering,
+        driver=fact.driver,
     )
 
 
-def live_fields(handle: Handle | None) -> dict[str, Any]:
-    """Return the fields that only a runtime knows; `handle` is None if this runtime does not run it."""
+def live_fields(handle: Handle | None, fact: Fact = NOTHING) -> dict[str, Any]:
+    """Return the fields that only a runtime knows; `handle` is None if this runtime does not run it, and `fact` is what
+    another process has posted about it."""
     here = handle is not None and handle.active and handle.run is not None
     output = handle.output if handle is not None else None
     added: dict[str, Any] = {
@@ -264,8 +268,8 @@ def live_fields(handle: Handle | None) -> dict[str, Any]:
         "terminal": handle is not None and handle.tool.source == "terminal",
         "last_line": last_line(output) if output is not None else None,
         "output_bytes": output.total if output is not None else None,
-        "lingering": handle is not None and handle.lingering,
-        "driver": handle.driver if handle is not None else None,
+        "lingering": (handle is not None and handle.lingering) or fact.lingering,
+        "driver": handle.driver if handle is not None else fact.driver,
         "reading": handle is not None and handle.reading and isinstance(handle.state, Running),
     }
     if handle is not None and handle.progress is not None:

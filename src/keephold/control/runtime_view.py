@@ -15,6 +15,7 @@ from keephold.control.handle_json import CallGlance, HandleGlance, Seconds, Shap
 from keephold.control.store_view import PAGE, StoreView
 from keephold.durable.keys import masked
 from keephold.errors import KeepholdError
+from keephold.handles.facts import Fact
 from keephold.handles.state import Stopped
 from keephold.runtime import Runtime
 from keephold.schema.canonical import canonical
@@ -94,22 +95,22 @@ class RuntimeView:
         self._count_requests = count_requests
         self._snapshot = snapshot
         self._began = time.time()
-        self.store_view = StoreView(self._store, self.glance)
+        self.store_view = StoreView(self._store, self._glance)
 
     # Handles
 
-    def glance(self, record: Record) -> HandleGlance:
-        """Describe a handle for a list, with what only its process knows if that is this one."""
+    def _glance(self, record: Record, fact: Fact) -> HandleGlance:
+        """Describe a handle for a list, with what only its process knows if that is this one, or has posted it."""
         handle = self._runtime.registry.loaded(record.uid)
         if handle is not None and handle.owner not in (self._store.owner, None):
             handle = None
-        live = live_fields(handle)
+        live = live_fields(handle, fact)
         tool, output = self._runtime.toolbox.of(record.conversation).get(record.tool), record.output
         if (tool is not None and tool.source == "terminal") or (output is not None and output.times):
             live["terminal"] = True
         if output is not None and live["output_bytes"] is None:
             live["output_bytes"] = output.total
-        return replace(glance(self._store, record), **live)
+        return replace(glance(self._store, record, fact), **live)
 
     async def handle(self, uid: str, conversation: str | None = None) -> dict[str, Any]:
         """Describe a handle in full, without its keys and its output, with the end of its journal.
@@ -156,11 +157,12 @@ class RuntimeView:
         records = await self._store.handles(
             HandleQuery(conversation=conversation, turn=turn, stateful=None, newest=True, limit=_LANES)
         )
-        return [as_json(self._call(record)) for record in reversed(records)]
+        shown = await self.store_view.glances(records)
+        return [as_json(self._call(*each)) for each in zip(reversed(records), reversed(shown), strict=True)]
 
-    def _call(self, record: Record) -> CallGlance:
+    def _call(self, record: Record, shown: HandleGlance) -> CallGlance:
         return CallGlance(
-            **asdict(self.glance(record)),
+            **asdict(shown),
             batch=record.batch,
             position=record.position,
             call_id=record.call_id,

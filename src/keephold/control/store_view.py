@@ -28,6 +28,7 @@ from keephold.control.resolve_handle import bearing, check_expired, expired
 from keephold.durable.keys import masked
 from keephold.durable.lineage import parent_of
 from keephold.errors import KeepholdError
+from keephold.handles.facts import NOTHING, Fact, facts_of
 from keephold.handles.state import EndedBy
 from keephold.store.base import Expired, HandleQuery, Kind, Record, Status, Store, StoredEvent, WaitRow, browsable
 
@@ -149,17 +150,22 @@ class StoreView:
     """Reads a store."""
 
     def __init__(
-        self, store: Store, glance_of: Callable[[Record], HandleGlance] | None = None, *, longest_page: int = PAGE
+        self, store: Store, glance_of: Callable[[Record, Fact], HandleGlance] | None = None, *, longest_page: int = PAGE
     ) -> None:
         """`glance_of` describes a handle for lists; a runtime's includes what only its process knows."""
         self._store = browsable(store)
-        self.glance = glance_of or partial(glance, store)
+        self._glance = glance_of or partial(glance, store)
         self._longest_page = longest_page
 
     def _size(self, limit: int) -> int:
         return max(1, min(limit, self._longest_page))
 
     # Handles
+
+    async def glances(self, records: Sequence[Record]) -> list[HandleGlance]:
+        """Describe handles for a list, with what the processes that run them have posted about them."""
+        facts = await facts_of(self._store, records)
+        return [self._glance(record, facts.get(record.uid, NOTHING)) for record in records]
 
     async def handles(
         self,
@@ -195,7 +201,7 @@ class StoreView:
                 limit=size + 1,
             )
         )
-        listed = [self.glance(record) for record in records[:size]]
+        listed = await self.glances(records[:size])
         return as_json(HandlesPage(listed, records[size - 1].uid if len(records) > size else None))
 
     async def record(self, ref: str, conversation: str | None = None) -> Record:
@@ -216,7 +222,7 @@ class StoreView:
     async def described(self, record: Record, **more: Any) -> dict[str, Any]:
         """Describe a handle in full, with the end of its journal; `more` are further fields of `HandleDetails`."""
         entries, count = await self._store.journal_end(record.uid, limit=PAGE)
-        waits, shown = await self._store.waits(record.uid), self.glance(record)
+        waits, (shown,) = await self._store.waits(record.uid), await self.glances((record,))
         resumed = shown.owner == "gone" and await self._waits_for_resume(record)
         events = await self._store.process_events(record.uid, limit=PAGE, newest=True)
         more |= {"waits_for_resume": resumed, "process_events": [emitted_event(event) for event in events]}

@@ -48,17 +48,17 @@ class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
     """The size of the output of a handle that is blocked on the caller."""
 
 
-_NOTHING = Fact()
+NOTHING = Fact()
 
 
 async def facts_of(store: Store, handles: Collection[Record | Handle]) -> dict[str, Fact]:
-    """Return what the live owners of these handles have posted about them, by uid."""
+    """Return what other live processes have posted about these handles, by uid."""
     wanted, found = {handle.uid: handle for handle in handles}, dict[str, Fact]()
     if not store.durable or not wanted:
         return found
     for post in await store.posts("fact", f"{_FACT}{next(iter(wanted))}:" if len(wanted) == 1 else _FACT):
         handle = wanted.get(_uid(post.id))
-        if handle is None or not store.alive(post.owner):
+        if handle is None or post.owner == store.owner or not store.alive(post.owner):
             continue
         if handle.owner == post.owner or isinstance(handle.state, Stopped):
             found[handle.uid] = msgspec.json.decode(post.body, type=Fact)
@@ -121,7 +121,7 @@ class _Watch:
         self.handle = handle
         self.owner = handle.owner
         self.token = secrets.token_hex(4)
-        self.fact = _NOTHING
+        self.fact = NOTHING
         self.answered = asyncio.Event()
 
     @property
@@ -154,9 +154,9 @@ class Facts:
         """Post what is known about a handle that this process runs, if that has changed."""
         uid, store = handle.uid, self._cache.store
         fact = self._fact(handle)
-        if not store.durable or fact == self._posted.get(uid, _NOTHING):
+        if not store.durable or fact == self._posted.get(uid, NOTHING):
             return
-        if fact == _NOTHING:
+        if fact == NOTHING:
             del self._posted[uid]
             self._write(TakenDown((self._id(_FACT, uid),)))
         else:
@@ -296,7 +296,7 @@ class Facts:
         if watch is None:
             return
         await self._cache.refresh((uid,))
-        fact = (await facts_of(self._cache.store, (watch.handle,))).get(uid, _NOTHING)
+        fact = (await facts_of(self._cache.store, (watch.handle,))).get(uid, NOTHING)
         holder = None
         if fact.behind is not None and watch.token in fact.tokens:
             behind = await self._cache.store.handle(fact.behind)
@@ -329,7 +329,7 @@ class Facts:
         facts = await facts_of(self._cache.store, others)
         for handle in others:
             if not self._cache.runs(handle):
-                self._show(handle, facts.get(handle.uid, _NOTHING))
+                self._show(handle, facts.get(handle.uid, NOTHING))
 
     # Both
 
