@@ -2,16 +2,17 @@
 asks for, and a proxy in front of it that sends the token: the suite has no option for it."""
 
 import asyncio
+import random
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 from tests.interop.form import FORMS
 from tests.interop.jobs import JOBS
 from tests.mcp.clients import connected
 from tests.patience import PATIENCE
-from tests.serve.serving import ROOT, TOKEN, free_port, served
+from tests.serve.serving import ROOT, TOKEN, Served, free_port, served
 
 PROXIED = [
     "test_simple_text", "test_image_content", "test_audio_content", "test_tool_with_progress", "test_error_handling",
@@ -40,18 +41,28 @@ run = "unattended"
 
 
 @asynccontextmanager
-async def shipped(directory: Path) -> AsyncIterator[str]:
-    """Serve, and yield the URL for clients without a token."""
+async def shipped(directory: Path, servers: int = 1) -> AsyncIterator[str]:
+    """Serve, and yield the URL for clients without a token. Of several servers on one store, a random one gets each
+    request."""
+    async with behind_proxy(directory, CONFIG, servers) as (url, _):
+        await _listed(url)
+        yield url
+
+
+@asynccontextmanager
+async def behind_proxy(directory: Path, config: str, count: int) -> AsyncIterator[tuple[str, list[Served]]]:
+    """Servers on one store, and the URL of a proxy that sends each request to one of those that live."""
     port, clients = free_port(), dict[asyncio.StreamWriter, asyncio.Task[None]]()
+    servers: list[Served] = []
 
     async def forward(reading: asyncio.StreamReader, writing: asyncio.StreamWriter) -> None:
-        clients[writing] = asyncio.create_task(_forward(reading, writing, server.port))
+        clients[writing] = asyncio.create_task(_forward(reading, writing, servers))
 
-    with served(directory, CONFIG, "--url", f"http://localhost:{port}") as server:
+    with ExitStack() as stack:
+        for _ in range(count):
+            servers.append(stack.enter_context(served(directory, config, "--url", f"http://localhost:{port}")))
         async with await asyncio.start_server(forward, "localhost", port):
-            url = f"http://localhost:{port}/mcp"
-            await _listed(url)
-            yield url
+            yield f"http://localhost:{port}/mcp", servers
         for writing in clients:
             writing.transport.abort()
         await asyncio.gather(*clients.values(), return_exceptions=True)
@@ -69,23 +80,26 @@ async def _listed(url: str) -> None:
     raise AssertionError(f"not listed: {missing}")
 
 
-async def _forward(reading: asyncio.StreamReader, writing: asyncio.StreamWriter, port: int) -> None:
-    """Pass on requests with the token, and the bytes of answers; an end on either side ends the other."""
-    answers, requests = await asyncio.open_connection("127.0.0.1", port)
-    back = asyncio.create_task(_copy(answers, writing))
-    try:
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                first, _, rest = (await reading.readuntil(b"\r\n\r\n")).partition(b"\r\n")
-                fields = dict(line.lower().split(b":", 1) for line in rest.splitlines() if line)
-                body = await reading.readexactly(int(fields.get(b"content-length", b"0")))
-                requests.write(first + b"\r\nAuthorization: Bearer " + TOKEN.encode() + b"\r\n" + rest + body)
-                await requests.drain()
-    finally:
-        requests.close()
-        await back
-        with suppress(ConnectionError):
-            await requests.wait_closed()
+async def _forward(reading: asyncio.StreamReader, writing: asyncio.StreamWriter, servers: list[Served]) -> None:
+    """Pass on one request with the token, and the bytes of its answer; an end on either side ends the other."""
+    with suppress(asyncio.IncompleteReadError, ConnectionError):
+        first, _, rest = (await reading.readuntil(b"\r\n\r\n")).partition(b"\r\n")
+        fields = dict(line.lower().split(b":", 1) for line in rest.splitlines() if line)
+        body = await reading.readexactly(int(fields.get(b"content-length", b"0")))
+        others = b"".join(line + b"\r\n" for line in rest.splitlines() if not line.lower().startswith(b"connection:"))
+        extra = b"\r\nConnection: close\r\nAuthorization: Bearer " + TOKEN.encode() + b"\r\n"
+        port = random.choice([each for each in servers if each.process.poll() is None]).port
+        answers, requests = await asyncio.open_connection("127.0.0.1", port)
+        leaves = asyncio.create_task(reading.read())
+        back = asyncio.create_task(_copy(answers, writing))
+        try:
+            requests.write(first + extra + others + body)
+            await asyncio.wait([leaves, back], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaves.cancel()
+            requests.close()
+            await back
+    writing.close()
 
 
 async def _copy(reading: asyncio.StreamReader, writing: asyncio.StreamWriter) -> None:

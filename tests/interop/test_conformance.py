@@ -17,6 +17,7 @@ from tests.interop.foreign import CONFORMANCE, ROOT, node, told
 from tests.interop.shipped import shipped
 from tests.soak import SOAK
 
+soak = pytest.mark.skipif(not SOAK, reason="runs with KEEPHOLD_SOAK=1")
 TASKS = {
     "tasks-lifecycle": 9,
     "tasks-capability-negotiation": 5,
@@ -101,11 +102,12 @@ def test_M1_every_scenario_of_a_version_passes(
 
 
 @pytest.mark.parametrize(("version", "scenarios", "least"), [("2025-11-25", 20, 57), ("2026-07-28", 22, 83)])
+@pytest.mark.parametrize("servers", [1, pytest.param(3, marks=soak)])
 async def test_M1_the_shipped_server_passes_all_that_a_configuration_can_express(
-    tmp_path: Path, record_property: Record, version: str, scenarios: int, least: int
+    tmp_path: Path, record_property: Record, version: str, scenarios: int, least: int, servers: int
 ) -> None:
     words = ["--suite", "all", "--spec-version", version, "-o", str(tmp_path / "results")]
-    async with shipped(tmp_path) as url:
+    async with shipped(tmp_path, servers) as url:
         await asyncio.to_thread(node, CONFORMANCE, "server", "--url", url, *words)
     checks = _checks(tmp_path / "results")
     passing = {name: each for name, each in checks.items() if name not in NOT_CONFIGURED}
@@ -116,9 +118,10 @@ async def test_M1_the_shipped_server_passes_all_that_a_configuration_can_express
     note(record_property, f"keephold serve, {version}", len(passing), passed)
 
 
-@pytest.mark.skipif(not SOAK, reason="runs with KEEPHOLD_SOAK=1")
-async def test_M2_the_shipped_server_passes_tasks(tmp_path: Path) -> None:
-    async with shipped(tmp_path) as url:
+@soak
+@pytest.mark.parametrize("servers", [1, 3])
+async def test_M2_the_shipped_server_passes_tasks(tmp_path: Path, servers: int) -> None:
+    async with shipped(tmp_path, servers) as url:
         for scenario in TASKS.keys() - {"tasks-mrtr-composition"}:  # asks before there is a call: no tool can
             place = tmp_path / scenario
             words = ["--scenario", scenario, "-o", str(place)]
