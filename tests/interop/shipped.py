@@ -4,6 +4,7 @@ asks for, and a proxy in front of it that sends the token: the suite has no opti
 import asyncio
 import random
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -43,29 +44,85 @@ run = "unattended"
 @asynccontextmanager
 async def shipped(directory: Path, servers: int = 1) -> AsyncIterator[str]:
     """Serve, and yield the URL for clients without a token. Of several servers on one store, a random one gets each
-    request."""
-    async with behind_proxy(directory, CONFIG, servers) as (url, _):
-        await _listed(url)
-        yield url
+    request, and one is killed between two requests."""
+    async with behind_proxy(directory, CONFIG, servers) as proxy:
+        await _listed(proxy.url)
+        proxy.kills_after = None if servers == 1 else proxy.requests + 20
+        yield proxy.url
+        assert servers == 1 or any(each.process.poll() is not None for each in proxy.servers)
+
+
+class Proxy:
+    """Sends each request to a random one of the servers that live, never to the same one twice in a row."""
+
+    def __init__(self, port: int, servers: list[Served]) -> None:
+        self.url = f"http://localhost:{port}/mcp"
+        self.servers = servers
+        self.requests = 0
+        self.kills_after: int | None = None
+        """The number of requests after which it kills a server that is answering none."""
+        self._busy = Counter[int]()
+        self._last = 0
+        self._clients: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
+
+    async def forward(self, reading: asyncio.StreamReader, writing: asyncio.StreamWriter) -> None:
+        self._clients[writing] = asyncio.create_task(self._forward(reading, writing))
+
+    async def close(self) -> None:
+        for writing in self._clients:
+            writing.transport.abort()
+        await asyncio.gather(*self._clients.values(), return_exceptions=True)
+
+    def _choose(self) -> int:
+        self.requests += 1
+        living = [each for each in self.servers if each.process.poll() is None]
+        idle = [each for each in living if not self._busy[each.port]]
+        if self.kills_after is not None and self.requests > self.kills_after and idle:
+            self.kills_after = None
+            idle[0].kill()
+            living.remove(idle[0])
+        self._last = random.choice([each.port for each in living if each.port != self._last] or [living[0].port])
+        return self._last
+
+    async def _forward(self, reading: asyncio.StreamReader, writing: asyncio.StreamWriter) -> None:
+        """Pass on one request with the token, and the bytes of its answer; an end on either side ends the other."""
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            first, _, rest = (await reading.readuntil(b"\r\n\r\n")).partition(b"\r\n")
+            fields = dict(line.lower().split(b":", 1) for line in rest.splitlines() if line)
+            body = await reading.readexactly(int(fields.get(b"content-length", b"0")))
+            kept = [line for line in rest.splitlines() if not line.lower().startswith(b"connection:")]
+            added = [b"Connection: close", b"Authorization: Bearer " + TOKEN.encode()]
+            port = self._choose()
+            self._busy[port] += 1
+            try:
+                await _passed(port, b"\r\n".join([first, *added, *kept, b""]) + body, reading, writing)
+            finally:
+                self._busy[port] -= 1
+        writing.close()
+
+
+async def _passed(port: int, request: bytes, reading: asyncio.StreamReader, writing: asyncio.StreamWriter) -> None:
+    answers, requests = await asyncio.open_connection("127.0.0.1", port)
+    leaves, back = asyncio.create_task(reading.read()), asyncio.create_task(_copy(answers, writing))
+    try:
+        requests.write(request)
+        await asyncio.wait([leaves, back], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaves.cancel()
+        requests.close()
+        await back
 
 
 @asynccontextmanager
-async def behind_proxy(directory: Path, config: str, count: int) -> AsyncIterator[tuple[str, list[Served]]]:
-    """Servers on one store, and the URL of a proxy that sends each request to one of those that live."""
-    port, clients = free_port(), dict[asyncio.StreamWriter, asyncio.Task[None]]()
-    servers: list[Served] = []
-
-    async def forward(reading: asyncio.StreamReader, writing: asyncio.StreamWriter) -> None:
-        clients[writing] = asyncio.create_task(_forward(reading, writing, servers))
-
+async def behind_proxy(directory: Path, config: str, count: int) -> AsyncIterator[Proxy]:
+    """Servers on one store, and a proxy in front of them."""
+    port = free_port()
     with ExitStack() as stack:
-        for _ in range(count):
-            servers.append(stack.enter_context(served(directory, config, "--url", f"http://localhost:{port}")))
-        async with await asyncio.start_server(forward, "localhost", port):
-            yield f"http://localhost:{port}/mcp", servers
-        for writing in clients:
-            writing.transport.abort()
-        await asyncio.gather(*clients.values(), return_exceptions=True)
+        url = f"http://localhost:{port}"
+        proxy = Proxy(port, [stack.enter_context(served(directory, config, "--url", url)) for _ in range(count)])
+        async with await asyncio.start_server(proxy.forward, "localhost", port):
+            yield proxy
+        await proxy.close()
 
 
 async def _listed(url: str) -> None:
@@ -78,28 +135,6 @@ async def _listed(url: str) -> None:
             return
         await asyncio.sleep(0.1)
     raise AssertionError(f"not listed: {missing}")
-
-
-async def _forward(reading: asyncio.StreamReader, writing: asyncio.StreamWriter, servers: list[Served]) -> None:
-    """Pass on one request with the token, and the bytes of its answer; an end on either side ends the other."""
-    with suppress(asyncio.IncompleteReadError, ConnectionError):
-        first, _, rest = (await reading.readuntil(b"\r\n\r\n")).partition(b"\r\n")
-        fields = dict(line.lower().split(b":", 1) for line in rest.splitlines() if line)
-        body = await reading.readexactly(int(fields.get(b"content-length", b"0")))
-        others = b"".join(line + b"\r\n" for line in rest.splitlines() if not line.lower().startswith(b"connection:"))
-        extra = b"\r\nConnection: close\r\nAuthorization: Bearer " + TOKEN.encode() + b"\r\n"
-        port = random.choice([each for each in servers if each.process.poll() is None]).port
-        answers, requests = await asyncio.open_connection("127.0.0.1", port)
-        leaves = asyncio.create_task(reading.read())
-        back = asyncio.create_task(_copy(answers, writing))
-        try:
-            requests.write(first + extra + others + body)
-            await asyncio.wait([leaves, back], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            leaves.cancel()
-            requests.close()
-            await back
-    writing.close()
 
 
 async def _copy(reading: asyncio.StreamReader, writing: asyncio.StreamWriter) -> None:

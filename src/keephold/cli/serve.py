@@ -240,6 +240,7 @@ class _Here:
     def __init__(
         self, runtime: "Runtime", server: "Server", app: "App", wanted: _Wanted, predecessor: "Predecessor | None"
     ) -> None:
+        from keephold.mcp.other_servers import OtherServers
         from keephold.turn.owner_connection import socket_of
 
         self._runtime = runtime
@@ -248,9 +249,7 @@ class _Here:
         self._wanted = wanted
         self._commands: Listening | None = None
         self.predecessor = predecessor
-        self._sessions = cast("Sessions", server.session_manager)
-        if predecessor is not None:
-            self._sessions.forward = self._forward
+        self._others = OtherServers(runtime, cast("Sessions", server.session_manager))
         store = runtime.registry.store
         at = socket_of(store, store.owner)
         self.path = None if at is None else at.removesuffix(STREAM) + HANDOVER
@@ -259,6 +258,7 @@ class _Here:
         from keephold.mcp.socket import listening_for_commands
 
         store = self._runtime.registry.store
+        await self._others.begin()
         self._commands = await listening_for_commands(self._server, store, self._wanted.file)
         click.echo(self.said, err=True)
         if not self._wanted.quiet:  # after the address, which scripts read from the first line
@@ -267,14 +267,6 @@ class _Here:
     def claim(self) -> None:
         if not self._runtime.closing:
             self._runtime.registry.run_soon(self._runtime.recovery.sweep())
-
-    def _forward(self, session: str, message: str) -> None:
-        if self.predecessor is not None:
-            self._runtime.registry.run_soon(self.predecessor.tell(session, message))
-
-    def hear(self, session: str, message: str) -> None:
-        self._runtime.registry.run_soon(self._sessions.deliver(session, message))
-        self._forward(session, message)
 
     async def release(self, successor: "Successor") -> bool:
         if self._commands is not None:

@@ -15,7 +15,7 @@ import secrets
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote, unquote
@@ -191,18 +191,17 @@ class _Transport(StreamableHTTPServerTransport):
                 following.cancel()
 
     forward: "Forward | None" = None
-    """Gets answers and cancellations, which may be for a call in the server that was replaced."""
 
     async def _handle_post_request(self, scope: Scope, request: Request, receive: Receive, send: Send) -> None:
         with contextlib.suppress(ClientDisconnect):  # noticed by the SDK, too
             body = await request.body()
             self._note_wait(body)
-            if self.forward is not None and self.mcp_session_id is not None and _is_for_a_call(body):
-                self.forward(self.mcp_session_id, body.decode())
+            if self.forward is not None and self.mcp_session_id is not None and _is_for_others(body):
+                await self.forward(self.mcp_session_id, body.decode())
         await super()._handle_post_request(scope, request, receive, send)
 
     async def deliver(self, body: str) -> None:
-        """Take an answer or a cancellation that the client has sent to the server that replaces this one."""
+        """Take a message that the client has sent to another server."""
         if self._read_stream_writer is not None:
             with contextlib.suppress(ValueError, anyio.ClosedResourceError, anyio.BrokenResourceError):
                 # The client learns from the other server what is wrong with it. Or the session has ended.
@@ -243,16 +242,17 @@ class _Transport(StreamableHTTPServerTransport):
             await self._read_stream_writer.send(self._create_session_message(again, resumed, stream, version))
 
 
-Forward = Callable[[str, str], None]
-"""Gets the id of a session and a message."""
+Forward = Callable[[str, str | None], Awaitable[None]]
+"""Gives the other servers a message of a session; None: that the session has ended."""
+_FOR_OTHERS = ("notifications/cancelled", "resources/subscribe", "resources/unsubscribe", "logging/setLevel")
 
 
-def _is_for_a_call(body: bytes) -> bool:
-    """Return whether a message is an answer, or cancels a call."""
+def _is_for_others(body: bytes) -> bool:
+    """Return whether a message concerns a call, which another server may answer, or the whole session."""
     with contextlib.suppress(ValueError, RecursionError):
         match msgspec.json.decode(body):
             case {"method": method}:
-                return bool(method == "notifications/cancelled")
+                return method in _FOR_OTHERS
             case {"id": _}:
                 return True
     return False
@@ -268,10 +268,17 @@ class Sessions(StreamableHTTPSessionManager):
     forward: Forward | None = None
 
     async def deliver(self, id: str, body: str) -> None:
-        """Take a message that a client has sent to the server that replaces this one."""
+        """Take a message that a client has sent to another server."""
         transport = self._server_instances.get(id)
         if isinstance(transport, _Transport):
             await transport.deliver(body)
+
+    async def end(self, id: str) -> None:
+        """End a session that a client has ended at another server."""
+        self._note_end(id)
+        transport = self._server_instances.get(id)
+        if isinstance(transport, _Transport):
+            await transport.terminate()
 
     @classmethod
     def serve(cls, server: Server) -> None:
@@ -289,11 +296,26 @@ class Sessions(StreamableHTTPSessionManager):
         elif id not in self._server_instances and id not in self._ended:
             user = scope.get("user")
             await self._restore(id, authorization_context(user) if isinstance(user, AuthenticatedUser) else None)
+        if id is not None and scope["method"] == "DELETE":
+            send = self._telling_end(id, send)
         await super()._handle_stateful_request(scope, receive, send)
-        if id is not None and scope["method"] == "DELETE" and id not in self._server_instances:
-            self._ended[id] = None
-            while len(self._ended) > _ENDED:
-                self._ended.popitem(last=False)
+
+    def _telling_end(self, id: str, send: Send) -> Send:
+        """Note that a session has ended, here and in the other servers, before the client knows it."""
+
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] < 300:
+                self._note_end(id)
+                if self.forward is not None:
+                    await self.forward(id, None)
+            await send(message)
+
+        return told
+
+    def _note_end(self, id: str) -> None:
+        self._ended[id] = None
+        while len(self._ended) > _ENDED:
+            self._ended.popitem(last=False)
 
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
         if self.max_sessions is not None and len(self._server_instances) >= self.max_sessions:

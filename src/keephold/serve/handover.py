@@ -9,8 +9,6 @@ packets of JSON:
     old   {"go": true} after it has stopped to accept connections
     new   {"serving": true} after it has begun to accept them
     old   {"connections": 3} and connections that no request is using; {"released": true}: calls can be claimed
-    new   {"session": id, "message": text, "from": 0, "of": 9000}: a client's answer or cancellation, for a call that
-          the old one answers; of a long text this is one part of several, which follow each other
 
 Only one of the two accepts connections at any time. The queue of connections that nobody has accepted belongs to the
 listening sockets, which both have, so no connection is refused. If the new server ends before it has said `serving`,
@@ -44,16 +42,10 @@ _log = logging.getLogger("keephold.serve")
 PROTOCOL = 1
 _SCHEMA = max(migrations())
 _LONGEST = 1 << 16
-_PART = 4096
-"""Characters of a message in one packet: as JSON, each takes twelve bytes at most."""
 _MOST = 200
 """Descriptors in one packet; Linux takes 253."""
 _FIRST_SECS = 5.0
 """How long the other side may take for its first packet."""
-
-
-Hear = Callable[[str, str], None]
-"""Gets the id of an MCP session, and a message of its client."""
 
 
 class Ended(Exception):
@@ -143,9 +135,7 @@ class Front(Protocol):
 class Successor:
     """The server that has replaced this one."""
 
-    def __init__(self, channel: Channel, pid: int, drain: float, hear: Hear) -> None:
-        """`hear` gets the messages of clients."""
-        self._hear = hear
+    def __init__(self, channel: Channel, pid: int, drain: float) -> None:
         self.pid = pid
         self.drain = drain
         """How many seconds this server may take to finish its work."""
@@ -153,7 +143,7 @@ class Successor:
         self._connections: list[socket.socket] = []
         self._told = asyncio.Event()
         self._released = False
-        self._tasks = [asyncio.create_task(self._tell()), asyncio.create_task(self._listen())]
+        self._telling = asyncio.create_task(self._tell())
 
     def pass_on(self, connection: socket.socket) -> None:
         """Give it a connection that no request is using."""
@@ -183,26 +173,13 @@ class Successor:
                 del self._connections[: len(some)]
                 _close(some)
 
-    async def _listen(self) -> None:
-        parts: list[str] = []
-        with contextlib.suppress(Ended):
-            while True:
-                match (await self._channel.receive())[0]:
-                    case {"session": str(session), "message": str(part), "from": int(start), "of": int(length)}:
-                        if start == 0:  # what came before was not finished
-                            parts.clear()
-                        parts.append(part)
-                        if start + len(part) == length:
-                            self._hear(session, "".join(parts))
-
     async def _send(self, said: dict[str, Any], sockets: Sequence[socket.socket] = ()) -> None:
         with contextlib.suppress(Ended):  # its clients see that, too
             await self._channel.send(said, sockets)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._telling.cancel()
+        await asyncio.gather(self._telling, return_exceptions=True)
         _close(self._connections)
         self._channel.close()
 
@@ -210,12 +187,11 @@ class Successor:
 class Offer:
     """Offers the address of this server to a new one."""
 
-    def __init__(self, path: str, front: Front, hear: Hear) -> None:
+    def __init__(self, path: str, front: Front) -> None:
         self.taken: asyncio.Future[Successor] = asyncio.get_running_loop().create_future()
         """The server that has replaced this one."""
         self._path = path
         self._front = front
-        self._hear = hear
         self._to: int | None = None
         """The pid of the server that is about to replace this one."""
         self._socket = close_in_children(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK))
@@ -246,7 +222,7 @@ class Offer:
             if refusal is not None:
                 await channel.send(refusal)
             elif await self._hand_over(channel, pid):
-                successor = Successor(channel, pid, float(asked["drain"]), self._hear)
+                successor = Successor(channel, pid, float(asked["drain"]))
                 self.taken.set_result(successor)
         except (Ended, TimeoutError):
             pass
@@ -325,7 +301,6 @@ class Predecessor:
         self.listening = listening
         self.pid = pid
         self._channel = channel
-        self._telling = asyncio.Lock()
 
     async def gone(self) -> None:
         """Say that this server is ready, and return when the other one accepts no more connections. If it has died, its
@@ -346,14 +321,6 @@ class Predecessor:
                 if "released" in said:
                     claim()
         claim()  # what it released when it closed
-
-    async def tell(self, session: str, message: str) -> None:
-        """Pass on a message of an MCP client, for a call that the other server answers."""
-        async with self._telling:
-            with contextlib.suppress(Ended):
-                for start in range(0, len(message), _PART):
-                    part = message[start : start + _PART]
-                    await self._channel.send({"session": session, "message": part, "from": start, "of": len(message)})
 
     def close(self) -> None:
         self._channel.close()

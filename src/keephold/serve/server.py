@@ -188,9 +188,6 @@ class Handover(Protocol):
     def claim(self) -> None:
         """Resume the calls that the predecessor has released."""
 
-    def hear(self, session: str, message: str) -> None:
-        """A client has sent the successor a message for a call that is answered here."""
-
     async def release(self, successor: Successor) -> bool:
         """End streams, and release what the successor can resume. Return whether anything is left. Called until nothing
         is."""
@@ -238,7 +235,7 @@ async def _until_replaced(front: Front, handover: Handover | None, ending: Seque
     if handover is None:
         await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
         return
-    offer = None if handover.path is None else Offer(handover.path, front, handover.hear)
+    offer = None if handover.path is None else Offer(handover.path, front)
     following, successor = None, None
     try:
         if handover.predecessor is not None:

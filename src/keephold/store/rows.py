@@ -360,12 +360,13 @@ class ConversationRow(msgspec.Struct, frozen=True):
     """How many its transcript has."""
 
 
-PostKind = Literal["prompt", "standing", "watch", "fact", "lane"]
+PostKind = Literal["prompt", "standing", "watch", "fact", "lane", "server"]
 
 
 class Post(msgspec.Struct, frozen=True):
     """Something that a process posted for others to see: an open prompt or a standing permission (P6), that it waits
-    for a handle or what it knows about one (A6), that it holds a serial lane (B4)."""
+    for a handle or what it knows about one (A6), that it holds a serial lane (B4), that it serves
+    MCP over HTTP (M3)."""
 
     id: str
     kind: PostKind

@@ -9,7 +9,7 @@ request either fails or is carried out. If the owner is dead, its handle is reco
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -63,7 +63,14 @@ class _Decision(msgspec.Struct, omit_defaults=True, tag="decide"):
     by: str | None = None
 
 
-_IS_DECISION = b'{"type":"decide",'
+class _Message(msgspec.Struct, tag="message"):
+    """A request that hands a message to a part of the process that gets it."""
+
+    to: str
+    text: str
+
+
+_IS_DECISION, _IS_MESSAGE = b'{"type":"decide",', b'{"type":"message",'
 
 
 class Relay:
@@ -74,6 +81,8 @@ class Relay:
         self._approvals = approvals
         self._awaited: dict[str, asyncio.Event] = {}
         self._taken: set[str] = set()
+        self.mailboxes: dict[str, Callable[[str], Awaitable[None]]] = {}
+        """By name: the parts of this process that take messages of other processes."""
         self.actions: Actions
         self.recovery: Recovery
 
@@ -158,6 +167,10 @@ class Relay:
             body = await self._asked(id, owner, msgspec.json.encode(wanted), "asks this")
         return GONE if body is None else msgspec.json.decode(body, type=Decided)
 
+    async def tell(self, owner: str, to: str, text: str) -> None:
+        """Return when a part of another process has taken a message, or the process is dead."""
+        await self._asked("", owner, msgspec.json.encode(_Message(to, text)), f"serves {to}")
+
     async def _asked(self, about: str, owner: str, request: bytes, what: str, longest: float = 1.0) -> bytes | None:
         """Write a request and wait for the reply; None if the owner dies. It may take `longest` once it has begun."""
         registry, store = self._registry, self._registry.store
@@ -229,6 +242,9 @@ class Relay:
         if request.body.startswith(_IS_DECISION):
             self._decide(request)
             return
+        if request.body.startswith(_IS_MESSAGE):
+            self._registry.run_soon(self._deliver(request))
+            return
         handle = self._registry.loaded(request.uid)
         wanted = msgspec.json.decode(request.body, type=_Wanted)
 
@@ -247,6 +263,15 @@ class Relay:
             self.actions.act(ActiveCall(parsed, answer, handle=handle))
         except Exception as error:
             answer(None, failed_reply(handle.call_id, error))
+
+    async def _deliver(self, request: Request) -> None:
+        message = msgspec.json.decode(request.body, type=_Message)
+        try:
+            if message.to in self.mailboxes:
+                await self.mailboxes[message.to](message.text)
+        finally:
+            self._reply(request.id, b"{}")
+            self._taken.discard(request.id)
 
     def _decide(self, request: Request) -> None:
         wanted = msgspec.json.decode(request.body, type=_Decision)

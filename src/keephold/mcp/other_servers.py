@@ -1,0 +1,68 @@
+"""Several servers on one store, which a load balancer chooses at random (M3).
+
+Any of them takes up a session, because the session is in its id. But a call is answered by the server that got it. So a
+server passes on what its clients send about a call or a session as a whole: answers, cancellations, subscriptions, and
+the end of a session. Servers know each other by posts in the store, and a message is a request there (`turn/relay.py`).
+"""
+
+import asyncio
+import logging
+
+import msgspec
+
+from keephold.errors import KeepholdError
+from keephold.mcp.sessions import Sessions
+from keephold.runtime import Runtime
+from keephold.store.base import Posted
+
+_log = logging.getLogger("keephold.mcp")
+
+_MAILBOX = "mcp"
+
+
+class _Message(msgspec.Struct):
+    """A message of a client, for a session; without a body, the session has ended."""
+
+    session: str
+    body: str | None
+
+
+class OtherServers:
+    """Passes messages of clients on to the other servers of the store, and delivers theirs."""
+
+    def __init__(self, runtime: Runtime, sessions: Sessions) -> None:
+        self._runtime = runtime
+        self._sessions = sessions
+        sessions.forward = self._forward
+        runtime.relay.mailboxes[_MAILBOX] = self._receive
+
+    async def begin(self) -> None:
+        """Let other servers know this one."""
+        registry = self._runtime.registry
+        post = Posted(f"server:{registry.store.owner}", "server", registry.clock.now(), b"")
+        await registry.write((post,), keep=False)
+
+    async def _forward(self, session: str, body: str | None) -> None:
+        telling = self._tell_all(msgspec.json.encode(_Message(session, body)).decode())
+        if body is None:
+            await telling  # then no server takes up the session any more
+        else:
+            self._runtime.registry.run_soon(telling)
+
+    async def _tell_all(self, message: str) -> None:
+        store = self._runtime.registry.store
+        others = {post.owner for post in await store.posts("server")} - {store.owner}
+        await asyncio.gather(*(self._tell(owner, message) for owner in others))
+
+    async def _tell(self, owner: str, message: str) -> None:
+        try:
+            await self._runtime.relay.tell(owner, _MAILBOX, message)
+        except KeepholdError as error:
+            _log.warning("another server of the store did not get a message of a client: %s", error)
+
+    async def _receive(self, message: str) -> None:
+        received = msgspec.json.decode(message, type=_Message)
+        if received.body is None:
+            await self._sessions.end(received.session)
+        else:
+            await self._sessions.deliver(received.session, received.body)
