@@ -72,6 +72,7 @@ class Proxy:
         for writing in self._clients:
             writing.transport.abort()
         await asyncio.gather(*self._clients.values(), return_exceptions=True)
+        await asyncio.gather(*(writing.wait_closed() for writing in self._clients), return_exceptions=True)
 
     def _choose(self) -> int:
         self.requests += 1
@@ -111,6 +112,8 @@ async def _passed(port: int, request: bytes, reading: asyncio.StreamReader, writ
         leaves.cancel()
         requests.close()
         await back
+        with suppress(ConnectionError):
+            await requests.wait_closed()
 
 
 @asynccontextmanager

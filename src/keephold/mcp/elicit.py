@@ -52,8 +52,8 @@ class ElicitationPrompter:
         self._open: dict[str, tuple[Form, asyncio.Future[Mapping[str, Any]]]] = {}
         self._early: dict[str, Mapping[str, Any]] = {}
         """Answers to questions that are not asked yet."""
-        self._count = 0
-        """The number of approvals asked for."""
+        self._approvals: list[str] = []
+        """The keys of the prompts that were no questions."""
         self._last, self._again = "", 0
         """The newest question, and how often it was asked again."""
         self._elicit: Elicit | None = None
@@ -116,6 +116,10 @@ class ElicitationPrompter:
         coming = {key: question_form(each, None) for key, each in self._coming().items() if key not in self._early}
         return {key: elicitation(form) for key, form in {**forms, **coming}.items()}
 
+    def approvals(self) -> dict[str, dict[str, Any]]:
+        """Return the open prompts that are no questions."""
+        return {key: elicitation(form) for key, (form, _) in self._open.items() if key in self._approvals}
+
     def answer(self, responses: Mapping[str, Any]) -> None:
         """Take answers by key. Unknown and answered keys are ignored."""
         coming = self._coming()
@@ -138,8 +142,9 @@ class ElicitationPrompter:
                 return key
             self._again += 1
             return f"{key}.again{self._again}"
-        self._count += 1
-        return f"{'result' if isinstance(prompt, DeliverResult) else 'permission'}.{self._count}"
+        key = f"{'result' if isinstance(prompt, DeliverResult) else 'permission'}.{len(self._approvals) + 1}"
+        self._approvals.append(key)
+        return key
 
     def _coming(self) -> dict[str, Question]:
         """Return the questions that follow the open one, by the keys they will have."""

@@ -60,9 +60,10 @@ class OtherServers:
         except KeepholdError as error:
             _log.warning("another server of the store did not get a message of a client: %s", error)
 
-    async def _receive(self, message: str) -> None:
+    async def _receive(self, message: str) -> bool:
         received = msgspec.json.decode(message, type=_Message)
         if received.body is None:
             await self._sessions.end(received.session)
         else:
             await self._sessions.deliver(received.session, received.body)
+        return True

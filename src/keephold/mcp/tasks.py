@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from mcp.server.context import CallNext, HandlerResult
 from mcp.server.extension import Extension, MethodBinding
 from mcp.server.mcpserver import require_client_extension
@@ -35,6 +36,7 @@ MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
 MARK = "mcp.task"
 """The handle's metadata key that marks a task; its value says whether the client can ask its user."""
 POLL_MS = 1000
+_MAILBOX = "tasks"
 PROTOCOL_ERRORS = ("crashed", "mcp_error", "not_storable", "store_unavailable")
 """Error codes that are not the tool's own answer: a task that ends with one has failed."""
 
@@ -51,6 +53,19 @@ class TaskInput(TaskRef):
     input_responses: dict[str, Any] = Field(default_factory=dict, alias="inputResponses")
 
 
+class _Answered(msgspec.Struct):
+    """Answers to prompts of a task that another server runs."""
+
+    uid: str
+    responses: dict[str, Any]
+
+
+def _asks(handle: Handle) -> dict[str, dict[str, Any]]:
+    """Return the prompts that the server which runs a task has shown."""
+    mark = (handle.metadata or {}).get(MARK)
+    return dict(mark.get("asks") or {}) if isinstance(mark, Mapping) and handle.active else {}
+
+
 class Tasks(Extension):
     """The extension: serves `tools/call` of the runtime's tools, and `tasks/*`."""
 
@@ -61,6 +76,9 @@ class Tasks(Extension):
         self._calls = calls
         self._after = after
         self._askers: dict[str, ElicitationPrompter] = {}
+        self._shown: dict[str, dict[str, Any]] = {}
+        """By uid: the prompts that other servers are shown."""
+        calls.runtime.relay.mailboxes[_MAILBOX] = self._answered_elsewhere
         calls.runtime.people.finders.insert(0, self._found)  # first: it knows its tasks, an ACP agent takes any handle
         calls.tasks = self
 
@@ -131,19 +149,32 @@ class Tasks(Extension):
             self._keep(handle, asker)
         self._calls.runtime.registry.write_down(handle)
         try:
-            await self._calls.runtime.registry.write((Annotated(handle.uid, metadata={MARK: {"elicits": elicits}}),))
+            await self._calls.runtime.registry.write((self._marked(handle, elicits),))
         except KeepholdError as error:
             if error.code != "already_stopped":
                 raise
 
+    def _marked(self, handle: Handle, elicits: bool) -> Annotated:
+        """Mark a task, and show other servers its prompts; its questions are in its state."""
+        asker = self._askers.get(handle.uid)
+        self._shown[handle.uid] = asks = {} if asker is None else asker.approvals()
+        return Annotated(handle.uid, metadata={MARK: {"elicits": elicits, **({"asks": asks} if asks else {})}})
+
     def _keep(self, handle: Handle, asker: ElicitationPrompter) -> None:
         asker.handle, asker.patient = handle, True
-        asker.changed = lambda: self._calls.runtime.registry.notify_watchers(handle)  # its listeners
+        asker.changed = lambda: self._prompts_changed(handle, asker)
         self._askers[handle.uid] = asker
         handle.watch(OnStop(self._forget))
 
+    def _prompts_changed(self, handle: Handle, asker: ElicitationPrompter) -> None:
+        registry = self._calls.runtime.registry
+        registry.notify_watchers(handle)
+        if handle.active and self._shown.get(handle.uid, {}) != asker.approvals():
+            registry.commit((self._marked(handle, elicits=True),), lambda _: None, lambda _: None)
+
     def _forget(self, handle: Handle) -> None:
         self._askers.pop(handle.uid, None)
+        self._shown.pop(handle.uid, None)
 
     def _found(self, handle: Handle) -> PromptQueue | None:
         """Return the prompts of a task recovered after a crash: its client answers when it returns."""
@@ -198,6 +229,9 @@ class Tasks(Extension):
         asker, runtime = self._askers.get(handle.uid), self._calls.runtime
         if asker is not None:
             await asker.taken(responses)
+        elif handle.owner is not None and runtime.relay.elsewhere(handle) and _asks(handle):
+            told = msgspec.json.encode(_Answered(handle.uid, dict(responses))).decode()
+            await runtime.relay.tell(handle.owner, _MAILBOX, told)
         elif isinstance(handle.state, Waiting) and runtime.relay.elsewhere(handle):
             question, perform = handle.state.question, runtime.actions.perform
             by: By = "person" if self._calls.decides(handle.conversation) else "principal"
@@ -211,6 +245,13 @@ class Tasks(Extension):
                 given = {"input": form_answer(question, content)}
                 await perform(handle, "apply", given, by=by, answers=key, secret=question.secret)
         await runtime.registry.write(())
+
+    async def _answered_elsewhere(self, message: str) -> bool:
+        answered = msgspec.json.decode(message, type=_Answered)
+        asker = self._askers.get(answered.uid)
+        if asker is not None:
+            await asker.taken(answered.responses)
+        return asker is not None
 
     async def cancel(self, handle: Handle) -> None:
         """Abort a task; one that has stopped stays as it is."""
@@ -255,7 +296,7 @@ class Tasks(Extension):
             if is_exclusive(handle, question) and not self._calls.decides(handle.conversation):
                 return {}
             return {question_key(question, number): elicitation(question_form(question, None))}
-        return {}
+        return _asks(handle)
 
     async def detailed(self, handle: Handle) -> dict[str, Any]:
         """Return a task with its outcome or its input requests."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 SILENT_SECS = 5.0
 _ALIVE_SECS = 0.2
 """Seconds between two checks whether the owner lives, while a request waits for its reply."""
+_OF_USE = b"true"
 _TAKEN = b""
 """The reply of an owner that has taken a request and not finished: it will be carried out."""
 
@@ -81,7 +82,7 @@ class Relay:
         self._approvals = approvals
         self._awaited: dict[str, asyncio.Event] = {}
         self._taken: set[str] = set()
-        self.mailboxes: dict[str, Callable[[str], Awaitable[None]]] = {}
+        self.mailboxes: dict[str, Callable[[str], Awaitable[bool]]] = {}
         """By name: the parts of this process that take messages of other processes."""
         self.actions: Actions
         self.recovery: Recovery
@@ -167,9 +168,10 @@ class Relay:
             body = await self._asked(id, owner, msgspec.json.encode(wanted), "asks this")
         return GONE if body is None else msgspec.json.decode(body, type=Decided)
 
-    async def tell(self, owner: str, to: str, text: str) -> None:
-        """Return when a part of another process has taken a message, or the process is dead."""
-        await self._asked("", owner, msgspec.json.encode(_Message(to, text)), f"serves {to}")
+    async def tell(self, owner: str, to: str, text: str) -> bool:
+        """Give a message to a part of another process. Return whether it was of use there."""
+        body = await self._asked("", owner, msgspec.json.encode(_Message(to, text)), "serves this")
+        return body == _OF_USE
 
     async def _asked(self, about: str, owner: str, request: bytes, what: str, longest: float = 1.0) -> bytes | None:
         """Write a request and wait for the reply; None if the owner dies. It may take `longest` once it has begun."""
@@ -266,11 +268,12 @@ class Relay:
 
     async def _deliver(self, request: Request) -> None:
         message = msgspec.json.decode(request.body, type=_Message)
+        used = False
         try:
             if message.to in self.mailboxes:
-                await self.mailboxes[message.to](message.text)
+                used = await self.mailboxes[message.to](message.text)
         finally:
-            self._reply(request.id, b"{}")
+            self._reply(request.id, _OF_USE if used else b"false")
             self._taken.discard(request.id)
 
     def _decide(self, request: Request) -> None:
