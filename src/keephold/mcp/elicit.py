@@ -53,7 +53,7 @@ class ElicitationPrompter:
         self._early: dict[str, Mapping[str, Any]] = {}
         """Answers to questions that are not asked yet."""
         self._approvals: list[str] = []
-        """The keys of the prompts that were no questions."""
+        """The keys of the prompts that did not ask a question."""
         self._last, self._again = "", 0
         """The newest question, and how often it was asked again."""
         self._elicit: Elicit | None = None
@@ -117,7 +117,7 @@ class ElicitationPrompter:
         return {key: elicitation(form) for key, form in {**forms, **coming}.items()}
 
     def approvals(self) -> dict[str, dict[str, Any]]:
-        """Return the open prompts that are no questions."""
+        """Return the open prompts that do not ask a question."""
         return {key: elicitation(form) for key, (form, _) in self._open.items() if key in self._approvals}
 
     def answer(self, responses: Mapping[str, Any]) -> None:
