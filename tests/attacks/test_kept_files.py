@@ -13,7 +13,6 @@ from tests.patience import PATIENCE
 
 from keephold import Runtime
 from keephold.errors import KeepholdError
-from keephold.serve.handover import Channel, Predecessor, Successor
 from keephold.tools import marks
 from keephold.tools.keeper.children import Hooks
 from keephold.tools.keeper.client import Keeper
@@ -120,23 +119,3 @@ async def test_E6_nothing_elsewhere_is_written_or_deleted_through_a_link(tmp_pat
         async with Runtime(store=f"sqlite:///{tmp_path}/s.db"):
             pass
     assert [file.read_text() for file in precious.iterdir()] == ["mine"]
-
-
-async def test_R6_a_long_answer_of_one_client_does_not_cost_another_one_its_own() -> None:
-    """A packet between the servers has a limit, and the messages of clients have another."""
-    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sent = [("a", "\N{GRINNING FACE}" * 20_000), ("b", "x" * 300_000), ("c", "short")]
-    heard: list[tuple[str, str]] = []
-    every = asyncio.Event()
-
-    def hear(session: str, message: str) -> None:
-        heard.append((session, message))
-        if session == "c":
-            every.set()
-
-    successor, predecessor = Successor(Channel(one), 1, 1.0, hear), Predecessor(Channel(other), [], 1)
-    async with asyncio.timeout(PATIENCE):
-        await asyncio.gather(*(predecessor.tell(*each) for each in sent), every.wait())
-    assert heard == sent
-    predecessor.close()
-    await successor.close()
