@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.durable.lives import START, HandClock, stored_in
-from tests.turn.calls import fetch, texts
 from tests.unit.sqlite_stores import uid
 
 import keephold
-from keephold import Runtime
+from keephold import KeepholdError, Runtime
 from keephold.control.retention import collect
 from keephold.handles.state import Ok, Stopped
 from keephold.store.base import Collected, KeptOutput, Op, Record, Registered, SecretAdded
@@ -69,16 +69,16 @@ async def test_S5_many_expired_handles_are_deleted_in_parts_between_which_others
         assert watched.between >= len(watched.parts) - 1
 
 
-async def test_S5_a_call_that_names_an_expired_handle_does_not_wait_until_all_are_deleted(tmp_path: Path) -> None:
+async def test_S5_reading_an_expired_handle_does_not_wait_until_all_are_deleted(tmp_path: Path) -> None:
     clock = HandClock()
     async with Runtime([deploy], store=stored_in(tmp_path), clock=clock) as rt:
         await some(rt, 300)
         rt.registry._collect_at = clock.at + 60 * DAY  # not by the timer
         clock.at += 30 * DAY
         watched = Watched(rt)
-        async with rt.turn("main") as turn:
-            (answer,) = await texts(turn, fetch("deploy", "h7"))
-        assert "expired" in answer
+        with pytest.raises(KeepholdError) as refused:
+            await rt.handle("h7", conversation="main")
+        assert refused.value.code == "handle_expired"
         assert sum(op.limit for op in watched.parts) == 1
         assert len(await rt.registry.store.handles()) == 299
 
