@@ -17,7 +17,7 @@ import psutil
 import pytest
 from tests import warm
 
-GRACE = 10.0
+GRACE = 60.0
 """Seconds that processes, threads, and the descriptors that threads use, have to go."""
 
 K = TypeVar("K")

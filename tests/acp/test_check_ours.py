@@ -11,7 +11,7 @@ from tests.acp.editor import ROOT, config, script
 
 from keephold.acp.check import CHECKS, Report, Settings, run
 
-LONG = 20.0
+LONG = 60.0
 PROMPT = script({"text": ["a "], "calls": [["1", "look", {"path": "a.txt"}], ["2", "floods", {"lines": 200}]]})
 ASKING = script({"calls": [["1", "asked", {"word": "x"}]]})
 SLOW = script({"text": ["a "], "calls": [["1", "hangs", {}], ["2", "job", {"action": "spawn", "id": "j"}]]})

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.patience import PATIENCE
 
 from keephold.acp import Connection, ConnectionLost, PermissionRequest, RpcError, connect
 from keephold.acp.client.connection import capabilities
@@ -299,7 +300,7 @@ async def test_an_agent_that_will_not_go_is_killed_with_its_children(monkeypatch
         started = psutil.Process(agent.process.pid).children(recursive=True)
         assert len(started) == 2
     assert agent.process.returncode == -9
-    _, alive = psutil.wait_procs(started, timeout=10)  # they have their signal; the kernel takes its time
+    _, alive = psutil.wait_procs(started, timeout=PATIENCE)  # they have their signal; the kernel takes its time
     assert alive == []
 
 

@@ -32,7 +32,7 @@ SEED = int(os.environ.get("KEEPHOLD_SEED", "20260101"))
 TIMES = int(os.environ.get("KEEPHOLD_FUZZ", "1"))
 PLAYS, REOPENED = 60, 4
 """In virtual time; in real time, with a store that is closed and opened again."""
-SOON = 20.0
+SOON = 60.0
 """Seconds, virtual for the most part, after which a turn that was cancelled is over: tools have a few to end."""
 _STEPS = TypeAdapter(list[ModelMessage])
 
@@ -62,7 +62,7 @@ class Play:
         meddling = asyncio.create_task(self._meddle(rt, conversation, running, closing=closing))
         answer: TurnAnswer | None = None
         try:
-            async with asyncio.timeout(1e6 if self.unit >= 1 else 20):
+            async with asyncio.timeout(1e6 if self.unit >= 1 else SOON):
                 answer = await running
             self.done.append(f"{answer.stop_reason} {answer.error or ''}")
         except KeepholdError as error:

@@ -11,7 +11,7 @@ from tests.agent.providers.base import KEY
 from tests.agent.providers.formats import FORMATS
 from tests.agent.providers.script import Break, Fail, Hang, Reply
 from tests.agent.servers import model_of, provider
-from tests.patience import until
+from tests.patience import PATIENCE, until
 
 STATUSES = [(format, status) for format in FORMATS for status in (429, 500, 529 if format == "anthropic" else 503)]
 
@@ -71,7 +71,7 @@ async def test_G1_a_stream_that_hangs_is_left(format: str) -> None:
         path = server.wire.path.format(version="v1", model="gemini-2.5-pro", method="streamGenerateContent")
         url = f"http://127.0.0.1:{server.port}{path}"
         async with (
-            httpx2.AsyncClient() as client,
+            httpx2.AsyncClient(timeout=PATIENCE) as client,
             client.stream("POST", url, json=BODIES[format], headers=headers) as response,
         ):
             events = 0

@@ -10,6 +10,7 @@ from tests.agent.providers.base import KEY, Provider
 from tests.agent.providers.formats import FORMATS
 from tests.agent.providers.script import Reply
 from tests.agent.servers import provider
+from tests.patience import PATIENCE
 
 Body = dict[str, Any]
 
@@ -24,7 +25,7 @@ async def post(server: Provider, body: Body, headers: dict[str, str] = HEADERS) 
     path = wire.path.format(version="v1beta", model=body.get("model", ""), method="generateContent")
     root = server.url.removesuffix(wire.prefix)
     sent = {key: value for key, value in body.items() if wire.format != "gemini" or key != "model"}
-    async with httpx2.AsyncClient() as client:
+    async with httpx2.AsyncClient(timeout=PATIENCE) as client:
         return await client.post(root + path, json=sent, headers=headers)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.durable.lives import stored_in
-from tests.patience import until
+from tests.patience import PATIENCE, until
 from tests.turn.calls import STATEFUL, call, spawn
 
 import keephold
@@ -81,7 +81,7 @@ async def test_K6_an_end_that_nobody_was_told_of_stays_longer(store: str) -> Non
     async with limited(store, 20) as rt:
         async with rt.turn("other") as turn:
             await turn.run([spawn("prints", "untold", mib=4)])
-        await rt.wait(all=["untold"], timeout=20, conversation="other")
+        await rt.wait(all=["untold"], timeout=PATIENCE, conversation="other")
         for number in range(4):
             await printed(rt, "p", 4, f"c{number}")
             await until(lambda: not rt.registry.room._making)

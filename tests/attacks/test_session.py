@@ -196,7 +196,7 @@ async def test_K1_another_user_of_this_machine_cannot_use_mcp_over_http(tmp_path
         file = tmp_path / "store.db-token"
         assert file.stat().st_mode & 0o777 == 0o600
         hello = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
-        async with httpx2.AsyncClient() as http:
+        async with httpx2.AsyncClient(timeout=PATIENCE) as http:
             for headers in (
                 {},
                 {"Authorization": "Bearer"},

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 AXE = ROOT / "build" / "interop" / "node_modules" / "axe-core" / "axe.min.js"
 SCREENSHOTS = ROOT / "build" / "screenshots"
 PICTURES = ROOT / "docs" / "pictures"
-PATIENCE_MS = 20_000.0
+PATIENCE_MS = 60_000.0
 AGAIN_MS = 3_000.0
 """After which a button is pressed again."""
 FLAGS = (

@@ -32,7 +32,7 @@ ENDS: dict[str, set[tuple[str, str | None]]] = {
     "family": {("abort", "aborted")},
 }
 """How the others end, by whom and with which code, if not by themselves and well."""
-GONE_SECS = 5.0
+GONE_SECS = 60.0
 
 __all__ = ["after_run", "at_the_end", "matches"]
 

@@ -258,7 +258,7 @@ async def test_R7_what_a_program_asks_its_terminal_is_answered_once_also_if_nobo
     (directory / "ask").touch()
     until((directory / "asked").exists)
     async with keephold.Runtime(tools, store=store) as rt:
-        state = await rt.wait(all=["t"], conversation="c", timeout=20)
+        state = await rt.wait(all=["t"], conversation="c", timeout=PATIENCE)
         text = (await printed(rt, b"reply 2")).decode()
         assert state["completed"][0]["state"] == "stopped"
         replies = re.findall(r"reply \d b'(.*)'", text)

@@ -260,7 +260,7 @@ async def test_S2_a_resolution_while_the_call_is_being_parked(tmp_path: Path) ->
 
         async with Runtime([approve], store=store) as rt, rt.turn("main") as turn:
             responses = await asyncio.wait_for(
-                turn.run([call("approve", delay=n * 0.0005) for n in range(30)]), timeout=8
+                turn.run([call("approve", delay=n * 0.0005) for n in range(30)]), timeout=PATIENCE
             )
             assert [float(response.result) for response in responses] == [n * 0.0005 for n in range(30)]
             assert {str(await each) for each in resolving} == {"accepted"}

@@ -209,7 +209,10 @@ async def test_N4_news_does_not_go_to_a_client_that_is_gone(tmp_path: Path, ms: 
         await go.wait()
         return "done"
 
-    async with serving(tools=[nap, work], store=stored_in(tmp_path)) as here, httpx2.AsyncClient(timeout=20) as http:
+    async with (
+        serving(tools=[nap, work], store=stored_in(tmp_path)) as here,
+        httpx2.AsyncClient(timeout=PATIENCE) as http,
+    ):
         rt = here.runtime
         await here.runtime.call_queue("mcp").call(ToolCall("s", "work", {"action": "spawn", "id": "w"}))
         gone = asyncio.create_task(post_modern(http, here.url, 2, "nap", ms=ms))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 from tests.durable.lives import START, HandClock, Story, approval, in_state, ok, only, power_cut, stopped, stored_in
-from tests.patience import until
+from tests.patience import PATIENCE, until
 from tests.turn.calls import STATEFUL, abort, call, fetch, opened, reply, settings, spawn, wait_all
 
 import keephold
@@ -358,7 +358,7 @@ async def test_R5_attempts_that_restarts_cut_short_are_not_counted(tmp_path: Pat
         await rt.open()
         await reached.wait()  # in its third
     async with Runtime([work], store=store) as rt:
-        waited = await rt.wait(all=["w"], conversation="main", timeout=20)
+        waited = await rt.wait(all=["w"], conversation="main", timeout=PATIENCE)
         assert [each["result"] for each in waited["completed"]] == ["done in 5"]
         (record,) = [each for each in await rt.handles(conversation="main") if each.id == "w"]
         why = [entry for entry in await rt.registry.store.journal(record.uid) if entry.kind == "attempt"]

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.e2e.driver import until
+from tests.patience import PATIENCE
 
 PROMPT = "me> "
 
@@ -39,7 +40,7 @@ class Pane:
 
     def _run(self, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
         done = subprocess.run(
-            [*self._tmux, *arguments], env=environment, check=True, capture_output=True, text=True, timeout=10
+            [*self._tmux, *arguments], env=environment, check=True, capture_output=True, text=True, timeout=PATIENCE
         )
         return done.stdout
 

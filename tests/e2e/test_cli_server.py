@@ -182,9 +182,14 @@ def test_a_server_that_is_not_there_and_one_that_is_none_are_told_apart(place: R
 def test_K5_a_terminal_gets_an_address_that_opens_the_server_whatever_its_token_is_made_of(tmp_path: Path) -> None:
     token = "aaaaaaaa&b=c#d +e%41/?\"'"
     with served(tmp_path, terminal=True, KEEPHOLD_TOKEN=token) as server:
-        opened = httpx2.get(f"{server.url}/?token={server.token}")
+        opened = httpx2.get(f"{server.url}/?token={server.token}", timeout=PATIENCE)
         assert opened.status_code == 303 and ".localhost" in opened.headers["location"]
-        assert httpx2.get(f"{server.url}/api/stats", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+        assert (
+            httpx2.get(
+                f"{server.url}/api/stats", headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE
+            ).status_code
+            == 200
+        )
     with served(tmp_path, KEEPHOLD_TOKEN=token) as server:
         assert server.token == "$KEEPHOLD_TOKEN"
 

@@ -63,13 +63,13 @@ def login_page(process: subprocess.Popen[str]) -> str:
 
 def redirect_of(page: str) -> str:
     """Where the server sends a browser that has logged in."""
-    return httpx2.get(page).headers["location"]
+    return httpx2.get(page, timeout=PATIENCE).headers["location"]
 
 
 def log_in(config: Path) -> str:
     """Log in as a browser would; return what the command printed at the end."""
     with keephold(config, "mcp-login", "other", "--no-browser") as process:
-        assert httpx2.get(redirect_of(login_page(process))).status_code == 200
+        assert httpx2.get(redirect_of(login_page(process)), timeout=PATIENCE).status_code == 200
         said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, said
     return said
@@ -155,10 +155,10 @@ def test_M6_only_a_redirect_with_the_right_state_counts(server: Guarded, config:
         redirect = redirect_of(login_page(process))
         state = parse_qs(urlsplit(redirect).query)["state"][0]
         for wrong in (redirect.replace(state, "x" * len(state)), redirect.partition("&state")[0]):
-            assert httpx2.get(wrong).status_code == 400
-        assert httpx2.get(redirect.replace("/callback", "/")).status_code == 404
+            assert httpx2.get(wrong, timeout=PATIENCE).status_code == 400
+        assert httpx2.get(redirect.replace("/callback", "/"), timeout=PATIENCE).status_code == 404
         assert process.poll() is None and kept(server).read() is None
-        assert httpx2.get(redirect).status_code == 200
+        assert httpx2.get(redirect, timeout=PATIENCE).status_code == 200
         said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, said
 
@@ -168,7 +168,9 @@ def test_M6_a_refused_login_keeps_the_one_before(server: Guarded, config: Path) 
     before = kept(server).file.read_bytes()
     with keephold(config, "mcp-login", "other") as process:  # without a terminal no browser is opened
         given = parse_qs(urlsplit(login_page(process)).query)
-        httpx2.get(given["redirect_uri"][0], params={"state": given["state"][0], "error": "access_denied"})
+        httpx2.get(
+            given["redirect_uri"][0], params={"state": given["state"][0], "error": "access_denied"}, timeout=PATIENCE
+        )
         said, _ = process.communicate(timeout=PATIENCE)
     assert (process.returncode, said) == (
         2, "Error: not logged in to MCP server `other`: the login was refused (access_denied)\n",

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.driver import Start
 from tests.e2e.terminals import Said, at_work, patient
+from tests.patience import PATIENCE
 from tests.programs import needs
 
 from keephold import terminal
@@ -48,7 +49,7 @@ class Repository:
         (path / "numbers.txt").write_text("".join(lines))
 
     def git(self, *arguments: str) -> str:
-        return subprocess.check_output(["git", *arguments], cwd=self.path, text=True, timeout=20)
+        return subprocess.check_output(["git", *arguments], cwd=self.path, text=True, timeout=PATIENCE)
 
     @property
     def staged(self) -> dict[int, str]:

@@ -100,7 +100,7 @@ def serving(module: str, *arguments: str) -> Iterator[str]:
         finally:
             process.terminate()
             try:
-                process.wait(10)
+                process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 _end(process.pid)
                 raise

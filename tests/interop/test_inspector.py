@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.interop.foreign import INSPECTOR, MCPDO, NPM_ROOT, need, node, told
+from tests.patience import PATIENCE
 
 TOOL_FAILED = 5
 """The exit code of `--cli` for a result that is an error."""
@@ -92,7 +93,7 @@ def mcpdo(url: str, tmp_path: Path) -> Iterator[Callable[..., dict[str, Any]]]:
     daemon = psutil.Process(mcpdo("daemon", "status")["pid"])
     yield mcpdo
     mcpdo("daemon", "stop")
-    psutil.wait_procs([daemon], timeout=10)
+    psutil.wait_procs([daemon], timeout=PATIENCE)
     assert not daemon.is_running() or daemon.status() == psutil.STATUS_ZOMBIE
 
 

@@ -18,7 +18,7 @@ from keephold.tools.keeper.client import Keeper, Returned
 from keephold.tools.keeper.record import read_record
 
 PATH = os.environ["PATH"]
-SOON = 30.0
+SOON = 60.0
 """Seconds in which everything happens that must happen, on the slowest machine."""
 
 

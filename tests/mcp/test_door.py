@@ -19,7 +19,7 @@ PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
     "headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}, {"Authorization": f"Basic {TOKEN}"}]
 )
 async def test_K1_without_the_token_there_is_nothing(headers: dict[str, str]) -> None:
-    async with serving(tokens={"default": TOKEN}) as here, httpx2.AsyncClient() as http:
+    async with serving(tokens={"default": TOKEN}) as here, httpx2.AsyncClient(timeout=PATIENCE) as http:
         for method, path in (("POST", "/mcp"), ("GET", "/mcp"), ("DELETE", "/mcp"), ("GET", "/"), ("GET", "/nothing")):
             answered = await http.request(method, here.base + path, headers=headers)
             assert answered.status_code == 401, (method, path)
@@ -43,14 +43,14 @@ async def test_K1_without_the_token_there_is_nothing(headers: dict[str, str]) ->
     ],
 )
 async def test_K1_other_names_and_other_pages_are_refused(headers: dict[str, str]) -> None:
-    async with serving() as here, httpx2.AsyncClient() as http:
+    async with serving() as here, httpx2.AsyncClient(timeout=PATIENCE) as http:
         for path in ("/mcp", "/complete/some-key"):
             answered = await http.post(here.base + path, json=PING, headers=headers)
             assert answered.status_code == 403
 
 
 async def test_K1_its_own_page_and_its_own_names_are_let_in() -> None:
-    async with serving() as here, httpx2.AsyncClient() as http:
+    async with serving() as here, httpx2.AsyncClient(timeout=PATIENCE) as http:
         port = here.base.rpartition(":")[2]
         for host in ("127.0.0.1", "localhost", "LocalHost", "[::1]"):
             for origin in (None, f"http://{host}:{port}"):
@@ -81,7 +81,7 @@ async def test_K2_a_key_is_good_once_and_needs_no_token(office: Office, tmp_path
     (tmp_path / "tokens").touch(0o600)
     (tmp_path / "tokens").write_text(f"# who may\nalice {TOKEN}\n")
     server = Process(office, "--tokens", str(tmp_path / "tokens"))
-    async with httpx2.AsyncClient() as http, connected(server.url, token=TOKEN) as client:
+    async with httpx2.AsyncClient(timeout=PATIENCE) as http, connected(server.url, token=TOKEN) as client:
         made = read(await client.call_tool("create_wait_handle", {"handleId": "h", "type": "hook"}))
         key = made["key"]
         assert made["completeUrl"] == f"{server.base}/complete/{key}"
@@ -127,7 +127,7 @@ run = "unattended"
 
 
 async def test_K6_a_request_that_is_too_large_is_refused_and_nothing_is_lost() -> None:
-    async with serving() as here, httpx2.AsyncClient(timeout=30) as http, connected(here.url) as client:
+    async with serving() as here, httpx2.AsyncClient(timeout=PATIENCE) as http, connected(here.url) as client:
         await client.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
         for version in (MODERN, "2025-11-25"):
             headers = {"Mcp-Protocol-Version": version, "Accept": "application/json, text/event-stream"}
@@ -159,7 +159,7 @@ async def test_K6_deep_nesting_is_an_error_like_any_other(depth: int) -> None:
         "Mcp-Method": "tools/call",
         "Mcp-Name": "complete_wait_handle",
     }
-    async with serving() as here, httpx2.AsyncClient(timeout=30) as http, connected(here.url) as client:
+    async with serving() as here, httpx2.AsyncClient(timeout=PATIENCE) as http, connected(here.url) as client:
         await client.call_tool("create_wait_handle", {"handleId": "h", "type": "custom"})
         answered = await http.post(here.url, content=deep, headers=headers)
         assert answered.status_code in (200, 400)

@@ -14,7 +14,7 @@ from mcp.client import Client
 from mcp.shared.exceptions import MCPError
 from tests.mcp.clients import ERAS, MODERN, KnowsTasks, connected, post_modern, read, texts
 from tests.mcp.serving import Here, Office, serving
-from tests.patience import until
+from tests.patience import PATIENCE, until
 
 
 def calling(client: Client, name: str, **arguments: Any) -> "asyncio.Task[Any]":
@@ -159,7 +159,9 @@ async def test_M3_a_legacy_connection_that_breaks_is_a_client_that_goes(tmp_path
     """Nothing is cancelled and the session stays: the process of the client may be gone all the same."""
     gate = str(tmp_path / "gate")
     async with serving() as here:
-        async with httpx2.AsyncClient(headers={"Accept": "application/json, text/event-stream"}) as http:
+        async with httpx2.AsyncClient(
+            timeout=PATIENCE, headers={"Accept": "application/json, text/event-stream"}
+        ) as http:
             info = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "0"}}
             opened = await http.post(here.url, json=message(1, "initialize", **info))
             session = {"Mcp-Session-Id": opened.headers["mcp-session-id"], "Mcp-Protocol-Version": "2025-11-25"}
@@ -179,7 +181,7 @@ async def test_M3_a_legacy_connection_that_breaks_is_a_client_that_goes(tmp_path
 async def test_S6_the_id_of_a_left_call_is_a_handle_id(id: str, tmp_path: Path) -> None:
     gate = str(tmp_path / "gate")
     async with serving() as here:
-        async with httpx2.AsyncClient() as http:
+        async with httpx2.AsyncClient(timeout=PATIENCE) as http:
             lost = asyncio.create_task(post_modern(http, here.url, id, "wait_at", gate=gate))
             await until(Path(gate + ".begun").exists)
             await gone(lost)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from mcp.client import Client
 from tests.mcp.clients import ERAS, MODERN
 from tests.mcp.serving import serving
+from tests.patience import PATIENCE
 from tests.soak import tries
 
 import keephold
@@ -429,7 +430,7 @@ async def test_C9_whatever_json_can_say(tmp_path: Path) -> None:
     with quiet_log():
         async with (
             serving(tools=[echo, talk], store=f"sqlite:///{tmp_path}/work.db") as here,
-            httpx2.AsyncClient(timeout=10) as http,
+            httpx2.AsyncClient(timeout=PATIENCE) as http,
         ):
             for id, tool, arguments, refused in RAW:
                 sent = message(id, tool, arguments)

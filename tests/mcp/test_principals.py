@@ -120,7 +120,7 @@ async def acknowledged(here: Here, token: str, **wanted: Any) -> dict[str, Any]:
         "Mcp-Method": "subscriptions/listen",
     }
     async with (
-        httpx2.AsyncClient() as http,
+        httpx2.AsyncClient(timeout=PATIENCE) as http,
         http.stream("POST", here.url, json=message, headers=headers) as response,
         asyncio.timeout(PATIENCE),
     ):
@@ -220,7 +220,7 @@ async def test_M5_a_change_is_told_to_its_owner_alone() -> None:
 @pytest.mark.parametrize("how", ["GET", "DELETE", "POST"])
 async def test_M5_the_session_of_another_is_none(how: str) -> None:
     """Its stream would tell what is theirs, and what is answered there would be their answer."""
-    async with serving(tokens=TOKENS) as here, httpx2.AsyncClient() as http:
+    async with serving(tokens=TOKENS) as here, httpx2.AsyncClient(timeout=PATIENCE) as http:
         hello = {
             "jsonrpc": "2.0",
             "id": 1,

@@ -44,7 +44,7 @@ async def test_R4_handles_and_waits_outlive_a_killed_server(era: str, office: Of
         assert {handle["id"]: handle["status"] for handle in listed["handles"]} == {"h": "pending", "a": "pending"}
         done = await client.call_tool("complete_wait_handle", {"handleId": "h", "result": {"n": 1}})
         assert read(done)["status"] == "completed"
-    async with httpx2.AsyncClient() as http:
+    async with httpx2.AsyncClient(timeout=PATIENCE) as http:
         key = Path(office.path("key")).read_text()
         answered = await http.post(f"{server.base}/complete/{key}", json={"status": "ok", "payload": "approved"})
         assert (answered.status_code, answered.json()) == (200, {"status": "accepted"})

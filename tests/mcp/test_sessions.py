@@ -64,7 +64,7 @@ async def test_M3_a_session_and_its_open_calls_outlive_a_killed_server(
 
 async def test_M3_a_lost_stream_is_resumed_without_a_restart(tmp_path: Path) -> None:
     """Its call has become a handle meanwhile; whether it has ended or not, the client gets its result."""
-    async with serving() as here, httpx2.AsyncClient(timeout=20) as http:
+    async with serving() as here, httpx2.AsyncClient(timeout=PATIENCE) as http:
         opened = await http.post(here.url, json=INITIALIZE, headers=ACCEPT)
         session = {**ACCEPT, "Mcp-Session-Id": opened.headers["mcp-session-id"]}
         await http.post(here.url, json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=session)
@@ -106,7 +106,7 @@ async def test_K1_a_session_is_taken_up_by_its_own_principal_only(tmp_path: Path
     alice, bob = ({**ACCEPT, "Authorization": f"Bearer {token}"} for token in tokens.values())
     ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
     store = f"sqlite:///{tmp_path / 'store.db'}"
-    async with httpx2.AsyncClient(timeout=20) as http:
+    async with httpx2.AsyncClient(timeout=PATIENCE) as http:
 
         async def status(url: str, headers: dict[str, str], id: str) -> int:
             return (await http.post(url, json=ping, headers={**headers, "Mcp-Session-Id": id})).status_code
@@ -132,7 +132,7 @@ async def test_K1_a_session_is_taken_up_by_its_own_principal_only(tmp_path: Path
 async def test_M3_a_large_initialize_makes_an_ordinary_session() -> None:
     params = {**INITIALIZE["params"], "capabilities": {"experimental": {"x": {"y": "z" * 9000}}}}
     large = {**INITIALIZE, "params": params}
-    async with serving() as here, httpx2.AsyncClient(timeout=20) as http:
+    async with serving() as here, httpx2.AsyncClient(timeout=PATIENCE) as http:
         assert len((await http.post(here.url, json=large, headers=ACCEPT)).headers["mcp-session-id"]) == 32
 
 

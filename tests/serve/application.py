@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import uvicorn
 from tests.mcp.serving import _end_watcher
-from tests.patience import until
+from tests.patience import PATIENCE, until
 from tests.wait_tools import with_wait_tools
 
 from keephold import Runtime
@@ -43,7 +43,7 @@ class Application:
 
     def client(self, token: str | None = TOKEN, **options: Any) -> httpx2.AsyncClient:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        return httpx2.AsyncClient(base_url=self.base, headers=headers, timeout=20, **options)
+        return httpx2.AsyncClient(base_url=self.base, headers=headers, timeout=PATIENCE, **options)
 
 
 @asynccontextmanager

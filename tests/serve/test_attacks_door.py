@@ -178,7 +178,7 @@ def test_K1_a_principal_cannot_take_the_owners_name(tmp_path: Path, variable: st
 
 
 async def test_K1_its_own_page_and_its_own_names_are_let_in(server: Served) -> None:
-    async with httpx2.AsyncClient() as http:
+    async with httpx2.AsyncClient(timeout=PATIENCE) as http:
         for host in ("127.0.0.1", "localhost", "LocalHost", "[::1]"):
             headers = {"Host": f"{host}:{server.port}", "Authorization": f"Bearer {TOKEN}"}
             for origin in ({}, {"Origin": f"http://{host}:{server.port}"}):

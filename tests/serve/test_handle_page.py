@@ -60,7 +60,7 @@ async def started(seen: Any, tool: str, id: str, **arguments: Any) -> str:
 
 
 async def ended(seen: Any, id: str) -> None:
-    await seen.runtime.wait(all=[id], conversation="main", timeout=20)
+    await seen.runtime.wait(all=[id], conversation="main", timeout=PATIENCE)
 
 
 def said(page: Page, title: str) -> str:

@@ -248,7 +248,9 @@ async def test_L1_memory_serves_as_well_and_keeps_nothing(tmp_path: Path) -> Non
     with served(tmp_path, CONFIG, "--store", "memory:", env={}) as server:
         token = server.made_token()
         assert not server.store.exists()
-        async with httpx2.AsyncClient(base_url=server.base, headers={"Authorization": f"Bearer {token}"}) as http:
+        async with httpx2.AsyncClient(
+            timeout=PATIENCE, base_url=server.base, headers={"Authorization": f"Bearer {token}"}
+        ) as http:
             async with connected(server.mcp, token=token) as client:
                 await client.call_tool("approve", {"action": "spawn", "id": "a", "directory": str(tmp_path)})
             uid = await uid_of(http, "a")

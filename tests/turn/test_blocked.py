@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE
 from tests.turn.calls import (
     STATEFUL,
     TALKING,
@@ -270,7 +271,7 @@ async def test_A6_a_process_that_is_being_ended_waits_for_nobody(clock: VirtualC
         assert (await reply(turn, wait_all("d")))["needs_input"] is True
         await clock.advance(0.6)  # its time is over: it was told to end, and reads on
         assert (await rt.handle("d", conversation="main")).state == "running"
-        found = await rt.wait(all=["d"], timeout=20, conversation="main")
+        found = await rt.wait(all=["d"], timeout=PATIENCE, conversation="main")
         assert [entry["id"] for entry in found["completed"]] == ["d"] and "needs_input" not in found
 
 

@@ -134,6 +134,8 @@ async def test_O5_a_thread_that_emits_faster_than_the_loop_reads_waits() -> None
     async with Runtime([floods]) as rt, rt.turn() as turn:
         running = asyncio.create_task(turn.run([ToolCall("1", "floods", {})]))
         await asyncio.sleep(0)
+        while not sent:
+            behind.wait(0.01)
         behind.wait(0.3)  # the loop stands still, as far as the thread can tell
         assert 0 < sent <= 2 * 1024 * 1024
         go_on.set()

@@ -271,7 +271,7 @@ def test_R2_the_guard_takes_what_dead_runtimes_left_and_nothing_else(guard: Guar
         ]
         guard.ensure()
         armed(guard)
-        assert [process.wait(10) for process in taken] == [-signal.SIGKILL] * 3
+        assert [process.wait(60) for process in taken] == [-signal.SIGKILL] * 3
         assert [process.poll() for process in spared] == [None] * 4
 
 

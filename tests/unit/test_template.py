@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.patience import PATIENCE
 
 from keephold.errors import ConfigError, ToolError
 from keephold.tools.template import CommandLine, Template
@@ -42,7 +43,7 @@ def refused(command: Any, **arguments: Any) -> str:
 def run(command: list[str]) -> str:
     """What the command prints, run in a directory of its own that must stay empty."""
     with tempfile.TemporaryDirectory() as directory:
-        done = subprocess.run(command, cwd=directory, capture_output=True, timeout=20, check=False)
+        done = subprocess.run(command, cwd=directory, capture_output=True, timeout=PATIENCE, check=False)
         assert (done.returncode, done.stderr, os.listdir(directory)) == (0, b"", []), command  # noqa: PTH208
     return done.stdout.decode()
 
