@@ -152,15 +152,7 @@ class KeptTurn:
 
     def processes(self) -> list[psutil.Process]:
         """Return every process that runs in our directory, and the keeper."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                here = process.cwd() == str(self.directory) or str(self.store) in " ".join(process.cmdline())
-            except psutil.Error:
-                continue
-            if here and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        return found
+        return processes_of(self.directory, self.store)
 
     def leaves_nothing_kept(self) -> None:
         """No process is kept any more."""
@@ -168,9 +160,27 @@ class KeptTurn:
 
     def leaves_nothing(self) -> None:
         """No process is left, nor a file of a keeper."""
-        until(lambda: not self.processes(), lambda: f"left behind: {self.processes()}", PATIENCE)
-        left = list(Path(f"{self.store}-output").glob("*.*"))
-        assert not left, left
+        nothing_left(self.directory, self.store)
+
+
+def processes_of(directory: Path, store: Path) -> list[psutil.Process]:
+    """Return every process that runs in a directory, and the keeper of the store."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            here = process.cwd() == str(directory) or str(store) in " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if here and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def nothing_left(directory: Path, store: Path) -> None:
+    """Wait until no process is left there; no file of a keeper may be."""
+    until(lambda: not processes_of(directory, store), lambda: f"left: {processes_of(directory, store)}", PATIENCE)
+    left = list(Path(f"{store}-output").glob("*.*"))
+    assert not left, left
 
 
 @contextmanager
