@@ -46,6 +46,11 @@ ESSENTIAL = {
         "user: Where should app go? staging",
         '"state": "stopped", "result": "app is on staging"}], "pending": []}',
     ],
+    "raises.py": [
+        "ConnectionError: the connection to the model broke\nNo agent runs:\n  Ada approves: accepted\n",
+        'finds a batch of 3 calls\n  1: {"id":"app","state":',
+        '2: {"approved_by":"Ada"}\n  3: {"completed":[{"id":"app","state":"stopped","result":"compiling\\ncompiled\\n"}]',
+    ],
     "release.py": [
         "migrate asks: Drop the table old_users?",
         "tool: old_users kept\n\n[Automatic notifications.",
