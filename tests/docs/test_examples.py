@@ -49,7 +49,8 @@ ESSENTIAL = {
     "raises.py": [
         "ConnectionError: the connection to the model broke\nNo agent runs:\n  Ada approves: accepted\n",
         'finds a batch of 3 calls\n  1: {"id":"app","state":',
-        '2: {"approved_by":"Ada"}\n  3: {"completed":[{"id":"app","state":"stopped","result":"compiling\\ncompiled\\n"}]',
+        '2: {"approved_by":"Ada"}\n  3: {"completed":[{"id":"app","state":"stopped",',
+        '"result":"compiling\\ncompiled\\n"}],"pending":[]}\n',
     ],
     "release.py": [
         "migrate asks: Drop the table old_users?",
