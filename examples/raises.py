@@ -16,11 +16,22 @@ import keephold
 
 STORE = "sqlite:///agent.db"
 KEY, FINISH = Path("approval.key"), Path("finish")
+asked = asyncio.Event()
 BUILD = "echo compiling; while [ ! -e finish ]; do sleep 0.05; done; echo compiled"
 
 
 def say(text: str) -> None:
     print(f"  {text}", flush=True)
+
+
+def send(key: keephold.Key) -> None:
+    """Send the key to the person who approves. In a real program: a link in a message."""
+    KEY.write_text(key)
+    asked.set()
+
+
+def received() -> str:
+    return KEY.read_text()
 
 
 # The tools
@@ -29,7 +40,7 @@ def say(text: str) -> None:
 @keephold.tool
 async def approve(call: keephold.Call) -> keephold.Pending:
     """Ask for an approval, which may take a week."""
-    KEY.write_text(await call.completion_key())  # in a real program: a link in a message
+    send(await call.completion_key())
     return keephold.Pending(deadline=7 * 86_400)
 
 
@@ -54,16 +65,15 @@ async def agent() -> None:
         else:
             async with asyncio.TaskGroup() as group:
                 running = group.create_task(turn.run(CALLS))
-                group.create_task(breaks(rt))
+                group.create_task(breaks())
             responses = running.result()
         for response in responses:
             say(f"{response.id}: {response.result}")
 
 
-async def breaks(rt: keephold.Runtime) -> None:
+async def breaks() -> None:
     """Raise while the calls run, as a connection to a model does."""
-    while not KEY.exists() or not await rt.handles(conversation="main"):  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await asked.wait()
     raise ConnectionError("the connection to the model broke")
 
 
@@ -71,7 +81,7 @@ async def person() -> None:
     """Approve. This needs only the store and the key."""
     async with keephold.Runtime(store=STORE) as rt:
         approval = {"status": "ok", "payload": {"approved_by": "Ada"}}
-        say(f"Ada approves: {await rt.resolve(KEY.read_text(), approval)}")
+        say(f"Ada approves: {await rt.resolve(received(), approval)}")
 
 
 # The demonstration
