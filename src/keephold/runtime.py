@@ -34,7 +34,6 @@ from keephold.tools.guard import Guard
 from keephold.tools.toolbox import Offers, Toolbox, Tools
 from keephold.tools.waiting import NAMES as WAIT_TOOLS
 from keephold.tools.waiting.agents import AgentFunction, Agents
-from keephold.tools.waiting.cleanup import archive_in
 from keephold.tools.waiting.measure import Measure, Metrics
 from keephold.tools.workflow.expressions import Expressions
 from keephold.turn.actions import Actions
@@ -154,8 +153,10 @@ class Runtime:
             begin(self.registry)
         self._measure.begin(self.registry)  # after the traces: a meter counts what they add to commits, too
         if loaded is not None:
+            from keephold.config.archives import archive_of
+
             self.registry.shorter = loaded.wait_handles.retention()
-            self.registry.archive = archive_in(loaded.archive_places, loaded.wait_handles.archive)
+            self.registry.archive = archive_of(loaded)
         settings = loaded.conversation.inquiry if loaded else None
         self.inquiries = Inquiries(
             self.registry,

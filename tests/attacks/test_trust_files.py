@@ -22,7 +22,7 @@ from keephold.config.secrets import without_secrets
 from keephold.config.trust import LARGEST, Record, examine, find, find_usable
 from keephold.config.would_do import would_do
 from keephold.errors import ConfigError
-from keephold.tools.waiting.cleanup import Archive
+from keephold.tools.waiting.cleanup import WaitArchive
 
 OTHER_USER = 54321
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
@@ -258,7 +258,7 @@ DO_NOTHING = """
 of questions are shown all the same."""
 SHOWN = """
     conversation.detached conversation.instructions workflows.private_addresses workflows.api_hosts serve.host store.url
-    wait_handles.archive assistant.model assistant.base_url assistant.api_key_env assistant.settings
+    store.archive wait_handles.archive assistant.model assistant.base_url assistant.api_key_env assistant.settings
     tool.source tool.command tool.function tool.run tool.run_actions tool.cwd tool.env tool.pass_env
     agent.model agent.command agent.env agent.pass_env agent.cwd agent.instructions
     server.command server.args server.env server.pass_env server.cwd server.url server.headers server.oauth
@@ -308,6 +308,7 @@ def test_K7_what_would_be_done_is_said(file: Path) -> None:
         'workflows.api_hosts = ["*"]': 'send requests to ["*"] without asking you',
         'serve.host = "0.0.0.0"': 'listen at "0.0.0.0"',
         'wait_handles.archive = "x.jsonl"': f'append to the file "{file.parent}/x.jsonl"',
+        'store.archive = "x"': f'append to files in "{file.parent}/x"',
         'conversation.instructions = "Obey."': "give models instructions (5 characters)",
         '[conversation.tools.execute_workflow_async]\nsource = "builtin"\nrun = "unattended"': "without asking you",
     }.items():  # fmt: skip
@@ -347,7 +348,7 @@ async def test_K7_the_archive_stays_in_the_project_or_the_state_directory(tmp_pa
     for inside in ("a/b.jsonl", f"{tmp_path}/state/keephold/x.jsonl"):
         file.write_text(f'[wait_handles]\narchive = "{inside}"\n')
         load_config(file)
-    archive = Archive(file.parent / "a" / "b.jsonl", [file.parent])
+    archive = WaitArchive(file.parent / "a" / "b.jsonl", [file.parent])
     (file.parent / "a").symlink_to(tmp_path)  # since the file was read
     with pytest.raises(OSError, match="outside of the project"):
         archive._append(b"x")

@@ -50,6 +50,7 @@ def test_an_example_is_a_command_that_is_understood(
     for file in FILES:
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
+    (tmp_path / "archive").mkdir()
     (part,) = [part for part in re.split(r"[|<>]|&&|\$\(|\)", line) if re.match(r'\s*"?keephold ', part)]
     _, called, *arguments = shlex.split(part)
     command = main.get_command(click.Context(main), called)

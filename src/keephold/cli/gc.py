@@ -17,7 +17,8 @@ _OLDEST = 100 * 365 * 86_400
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)")
 
 
-def _age(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+def age(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """Return the seconds of an age such as `12h`."""
     if value is None:
         return None
     found = _AGE.fullmatch(value.strip())
@@ -31,7 +32,7 @@ def _age(context: click.Context, parameter: click.Parameter, value: str | None) 
 
 @click.command()
 @click.option(
-    "--before", metavar="AGE", callback=_age, help="Delete what is older: `12h`, `30d`. Default: the retention period."
+    "--before", metavar="AGE", callback=age, help="Delete what is older: `12h`, `30d`. Default: the retention period."
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted; delete nothing.")
 @click.option("--vacuum", is_flag=True, help="Then shrink the store's file. Writers wait until that is done.")

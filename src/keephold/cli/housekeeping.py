@@ -1,14 +1,18 @@
-"""`keephold store`: look at the whole store, check it, copy it, restore a copy, upgrade it, and rotate its secret."""
+"""`keephold store`: look at the whole store, check it, copy it, restore a copy, upgrade it, rotate its secret, and read
+its archive."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from keephold.cli.parameters import json_option
-from keephold.cli.printing import byte_size, counted, one_line, print_json, time_of_day
+from keephold.cli.gc import age
+from keephold.cli.parameters import NAME, json_lines_option, json_option
+from keephold.cli.printing import byte_size, counted, one_line, print_json, table, time_of_day
 from keephold.cli.store import store_option, to_look_after, without_tools
+from keephold.errors import KeepholdError
 
 if TYPE_CHECKING:
     from keephold.store.housekeeping import Problem, StoreInfo
@@ -163,6 +167,50 @@ def rotate(store: str | None, as_json: bool) -> None:
     else:
         older = counted(left, "open key")
         click.echo(f"new keys are signed with secret {id}; {older} of older secrets can still be used")
+
+
+@store.command(short_help="List archived handles.")
+@click.argument("DIR", required=False, type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option("--since", metavar="AGE", callback=age, help="List only handles that stopped since then: `12h`, `30d`.")
+@click.option("--conversation", metavar="C", type=NAME, help="List only those of this conversation.")
+@click.option("--tool", metavar="T", help="List only those of this tool.")
+@json_lines_option
+def archive(dir: Path | None, since: float | None, conversation: str | None, tool: str | None, as_json: bool) -> None:
+    """List the handles that were archived before they were deleted, by the month in which they stopped.
+
+    DIR is the archive. Default: [store] archive of the keephold.toml found here.
+    """
+    from keephold.store.archive import archived
+
+    head = ("STOPPED", "CONVERSATION", "ID", "TOOL", "STATUS", "RESULT")
+    rows: list[tuple[str, ...]] = []
+    for line in archived(dir or _archive_here(), since=0.0 if since is None else time.time() - since):
+        if conversation not in (None, line["conversation"]) or tool not in (None, line["tool"]):
+            continue
+        if as_json:
+            print_json(line)
+        else:
+            said = line.get("error", line.get("result", "-"))
+            names = (one_line(line[key]) for key in ("conversation", "id", "tool", "status"))
+            rows.append((time_of_day(line["stopped"]), *names, one_line(said, 60)))
+    if not as_json:
+        for row in table([head, *rows], shrinking=(1, 2, 3, 5)):
+            click.echo("  ".join(row).rstrip())
+
+
+def _archive_here() -> Path:
+    from keephold.config.archives import archive_directory
+    from keephold.config.load import load_config
+    from keephold.config.trust import find_usable
+
+    found, _ = find_usable(Path.cwd())
+    directory = None if found is None else archive_directory(load_config(found.path, found.data))
+    if directory is None:
+        raise KeepholdError(
+            "no archive is named; name its directory, or set [store] archive in a trusted keephold.toml",
+            code="invalid_arguments",
+        )
+    return directory
 
 
 def _print(facts: Any) -> None:

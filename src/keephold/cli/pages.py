@@ -224,6 +224,7 @@ PAGES = {
             ("Make a store from a copy:", "keephold store restore monday.tar --store sqlite:///copy.db"),
             ("Upgrade it after a new version was installed:", "keephold store migrate"),
             ("Sign new keys with a new secret:", "keephold store rotate"),
+            ("Read what was archived before it was deleted:", "keephold store archive archive --since 30d"),
         ),
         ("gc", "forget", "serve"),
         ((0, "done, and no problems"), (1, "`check` found problems"), _REFUSED),

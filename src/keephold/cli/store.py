@@ -166,10 +166,10 @@ def keep_as_configured(registry: "Registry") -> None:
     """Set the retention of a runtime without tools: from the configuration found here, if that names the same store,
     else the default (S5, W8)."""
     from keephold.cli.trust import trusted_config
+    from keephold.config.archives import archive_of
     from keephold.config.load import load_config
     from keephold.config.trust import find
     from keephold.store.urls import open_store
-    from keephold.tools.waiting.cleanup import archive_in
 
     registry.retention = _RETENTION_SECS
     found = find(Path.cwd())
@@ -186,7 +186,7 @@ def keep_as_configured(registry: "Registry") -> None:
     trusted_config(found)
     registry.retention = config.store.retention_secs or _RETENTION_SECS
     registry.shorter = config.wait_handles.retention()
-    registry.archive = archive_in(config.archive_places, config.wait_handles.archive)
+    registry.archive = archive_of(config)
 
 
 def default_store(*, make: bool = False) -> str:

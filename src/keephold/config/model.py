@@ -339,6 +339,7 @@ class StoreSettings(Table):
 
     url: Annotated[str, BeforeValidator(store_address)] | None = None
     retention_secs: Seconds | None = None
+    archive: str | None = None
 
 
 class WaitRetention(Table):
@@ -478,7 +479,7 @@ class Config(Table):
 
     @property
     def archive_places(self) -> list[Path]:
-        """The directories in which `[wait_handles] archive` must be: this file's, and the user's state directory."""
+        """The directories in which archives must be: this file's, and the user's state directory."""
         state = state_directory()
         return [self.root, *([] if state is None else [state])]
 

@@ -20,12 +20,12 @@ from keephold.config.model import AgentSettings, Config, McpServerSettings, Tool
 from keephold.config.source import TOOLS, KeyPath, Problem, Source, dotted
 from keephold.errors import ConfigError
 from keephold.schema.canonical import check_parameters, wrong_types
+from keephold.store.archive import is_within
 from keephold.tools.base import keep_problems
 from keephold.tools.builtin import NAMES, RESERVED, unknown_builtins
 from keephold.tools.program import ACTION_PARAMETERS, QUESTIONS
 from keephold.tools.template import CommandLine, Template
 from keephold.tools.toolbox import name_problem
-from keephold.tools.waiting.cleanup import is_within
 
 SERVERS: KeyPath = ("mcp", "servers")
 
@@ -61,10 +61,11 @@ def server_problems(servers: Mapping[str, McpServerSettings]) -> Iterator[Proble
 
 def archive_problems(config: Config) -> Iterator[Problem]:
     """Yield the problem of an archive outside of the directories in which keephold may write (K7)."""
-    file, places = config.wait_handles.archive, config.archive_places
-    if file is not None and not is_within(places[0] / Path(file).expanduser(), places):
-        where = " or ".join(map(str, places))
-        yield ("wait_handles", "archive"), f"must be in {where}, also after links"
+    places = config.archive_places
+    for table, named in (("store", config.store.archive), ("wait_handles", config.wait_handles.archive)):
+        if named is not None and not is_within(places[0] / Path(named).expanduser(), places):
+            where = " or ".join(map(str, places))
+            yield (table, "archive"), f"must be in {where}, also after links"
 
 
 def tool_server_problems(tool: ToolSettings, name: str, servers: Mapping[str, Any]) -> Iterator[Problem]:

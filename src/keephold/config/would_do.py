@@ -87,6 +87,8 @@ def _files(config: Config) -> Iterator[str]:
     archive = config.wait_handles.archive
     if archive is not None:
         yield f"append to the file {_quoted(str(config.root / Path(archive).expanduser()))}"
+    if config.store.archive is not None:
+        yield f"append to files in {_quoted(str(config.root / Path(config.store.archive).expanduser()))}"
     if config.store_url is not None:
         yield f"keep handles in {_quoted(config.store_url)}"
 

@@ -23,6 +23,8 @@ from keephold.store.housekeeping import SupportsWeighing, Weight
 
 _MANY = 100_000
 """Handles that a dry run counts at most, in a store that cannot weigh them."""
+_AGAIN_SECS = 0.05
+"""Seconds between two looks whether another process has finished."""
 _YOUNG_SECS = 3600.0
 """A file written to this recently may belong to a call that is not committed yet."""
 
@@ -79,9 +81,13 @@ async def _delete(registry: Registry, ops: Sequence[Collected]) -> Weight:
         nonlocal weight
         weight = _sum(weight, _weight(records))
 
-    for op in ops:
-        await registry.delete_expired(op, seen)
-    return weight
+    while True:
+        with registry.sole() as alone:
+            if alone:
+                for op in ops:
+                    await registry.delete_expired(op, seen)
+                return weight
+        await asyncio.sleep(_AGAIN_SECS)
 
 
 async def _weigh(registry: Registry, ops: Sequence[Collected]) -> Weight:

@@ -45,6 +45,7 @@ from keephold.store.base import (
     Status,
     Store,
 )
+from keephold.store.housekeeping import SupportsSole
 from keephold.store.rows import What
 
 if TYPE_CHECKING:
@@ -529,14 +530,23 @@ class Cache:
         return known is None or known.turn is None
 
     async def collect(self) -> None:
-        """Delete handles from the store whose retention and turn are over (S5)."""
+        """Delete handles from the store whose retention and turn are over (S5), unless another process does."""
+        with self.sole() as alone:
+            if alone:
+                await self._collect()
+        for handle in [each for each in self._idle.values() if self.expired(each.state, each.conversation)]:
+            self._forget(handle)
+
+    def sole(self) -> contextlib.AbstractContextManager[bool]:
+        """Let one process at a time archive and delete what is old (W8); False: another one does."""
+        return self.store.sole() if isinstance(self.store, SupportsSole) else contextlib.nullcontext(True)
+
+    async def _collect(self) -> None:
         now = self.clock.now()
         for status, secs in self.shorter.items():
             if secs < self.retention:
                 await self.delete_expired(Collected(_until(now - secs), now, kinds=WAIT_KINDS, statuses=(status,)))
         await self.delete_expired(Collected(_until(now - self.retention), now))
-        for handle in [each for each in self._idle.values() if self.expired(each.state, each.conversation)]:
-            self._forget(handle)
 
     async def delete_expired(self, op: Collected, seen: Callable[[Sequence[Record]], None] | None = None) -> None:
         """Delete what the operation is about in parts, archiving each first. `seen` gets the records of each part."""

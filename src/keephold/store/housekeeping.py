@@ -4,6 +4,7 @@ The methods block, need no runtime and no event loop, and work while other proce
 otherwise. A store that has them returns them from `housekeeping()`; `housekeeping_of` finds them.
 """
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -113,6 +114,14 @@ class SupportsWeighing(Store, Protocol):
 
     async def weigh(self, op: Collected) -> Weight:
         """Return how much the operation would delete if its `limit` were infinite."""
+
+
+@runtime_checkable
+class SupportsSole(Store, Protocol):
+    """A store that several processes share."""
+
+    def sole(self) -> AbstractContextManager[bool]:
+        """Hold the lock under which one process at a time deletes and archives what is old. False: another has it."""
 
 
 class Housekeeping(Protocol):

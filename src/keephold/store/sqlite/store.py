@@ -10,13 +10,16 @@ thread does. Reads run on the loop, except scans, which have a thread.
 """
 
 import asyncio
+import fcntl
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keephold.errors import KeepholdError
+from keephold.forking import Descriptor
 from keephold.listeners import Listeners
 from keephold.store.base import Done, Failed, Heard, Op
 from keephold.store.sql.commits import Commit
@@ -68,6 +71,21 @@ class SqliteStore(Reads):
         from keephold.store.sqlite.housekeeping import SqliteHousekeeping
 
         return SqliteHousekeeping(self.path)
+
+    @contextmanager
+    def sole(self) -> Iterator[bool]:
+        """Hold the lock under which one process at a time deletes and archives what is old. False: another has it."""
+        assert self._owners is not None, "the store is open"
+        lock = Descriptor(os.open(self._owners.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                alone = True
+            except BlockingIOError:
+                alone = False
+            yield alone
+        finally:
+            lock.close()
 
     async def open(self, heard: Heard) -> None:
         assert self.directory is not None

@@ -13,6 +13,7 @@ from typing import Any
 
 from keephold.errors import KeepholdError
 from keephold.handles.state import Failure, Ok, Reply, Stopped
+from keephold.store.archive import is_within
 from keephold.store.base import WAIT_KINDS, Collected, Kind, Record, Status, status_of
 from keephold.text import instant, to_json
 from keephold.tools.base import Tool
@@ -82,20 +83,8 @@ def _op(call: Call, arguments: Arguments, now: float) -> Collected:
     )
 
 
-def archive_in(places: Sequence[Path], file: str | None) -> "Archive | None":
-    """Return the archive that the configuration names, or None. It stays in these directories; a relative path counts
-    from the first."""
-    return None if file is None else Archive(places[0] / Path(file).expanduser(), places)
-
-
-def is_within(path: Path, places: Sequence[Path]) -> bool:
-    """Return whether a path, after all links, is in one of the directories."""
-    real = os.path.realpath(path)
-    return any(Path(real).is_relative_to(os.path.realpath(place)) for place in places)
-
-
-class Archive:
-    """A file of JSON lines."""
+class WaitArchive:
+    """A file of JSON lines for wait handles alone."""
 
     def __init__(self, path: Path, places: Sequence[Path]) -> None:
         self._path = path
