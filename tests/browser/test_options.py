@@ -27,7 +27,7 @@ def question(tab: Page, text: str) -> Locator:
 
 
 async def test_the_second_click_of_a_double_click_is_no_answer_to_the_next_question(workshop: Served) -> None:
-    """The page's clock is the test's: between the two clicks no time passes, however busy the machine is."""
+    """The page's clock is the test's: no time passes before the second click, however busy the machine is."""
     async with agent(workshop) as assistant, browser() as chromium, page(chromium, WIDE, entry=workshop.entry) as tab:
         uid = await assistant.spawn("survey", "s")
         await tab.clock.install()
@@ -40,7 +40,8 @@ async def test_the_second_click_of_a_double_click_is_no_answer_to_the_next_quest
         await expect(first).to_be_enabled()
         place = await first.bounding_box()
         await click(tab, place)
-        await expect(other).to_be_visible()
+        while not await other.is_visible():  # a page that saw the answer before the next question looks again later
+            await tab.clock.run_for(20)
         assert await other.bounding_box() == place
         await click(tab, place, 2)
         await assistant.spawn("shout", "noise", text="x")  # what a click would have sent is before this
