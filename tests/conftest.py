@@ -73,8 +73,10 @@ def _keep_files_in_memory() -> None:
 
 
 def _hear_signals() -> None:
-    """A run in the background of a script ignores these, and so would every program that a test starts and signals."""
-    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    """A run in the background of a script, or by `nohup`, ignores these, and so would every program that a test starts
+    and signals."""
+    heard = ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL))
+    for number, handler in (*heard, (signal.SIGHUP, lambda *_: None)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
 
