@@ -1,0 +1,166 @@
+"""What a PostgreSQL store does while its server is away, and when its connections are cut at the worst moment."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from tests.cutting import Cut, Proxy, proxy
+from tests.postgres import QUICK, own_server
+
+from keephold.errors import KeepholdError
+from keephold.store.base import Claimed, Emitted, Journaled, Op, Registered
+from keephold.store.postgres import presence
+from keephold.store.postgres.presence import Table, here, is_gone
+from keephold.store.postgres.store import PostgresStore
+from keephold.testing.conformance.suite import NOON, record, uid
+
+MINUTE = 60.0
+
+
+async def commit(store: PostgresStore, *ops: Op, keep: bool = False) -> list[Any]:
+    answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+    store.commit(ops, lambda results: answer.set_result(list(results)), answer.set_exception, keep=keep)
+    return await asyncio.wait_for(answer, MINUTE)
+
+
+async def until(fact: Callable[[], bool]) -> None:
+    async with asyncio.timeout(MINUTE):
+        while not fact():  # noqa: ASYNC110 (a fact of another process)
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(url)
+    await store.open(lambda _: None)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def behind(url: str) -> AsyncIterator[tuple[PostgresStore, Proxy]]:
+    """A store whose connections go through a proxy."""
+    parts = urlsplit(url)
+    assert parts.port is not None
+    async with proxy(parts.port) as between, opened(url.replace(f":{parts.port}", f":{between.port}")) as store:
+        yield store, between
+
+
+async def test_R4_a_commit_waits_for_the_server_or_says_that_it_is_away() -> None:
+    with own_server(*QUICK) as server:
+        async with opened(server.url) as store, opened(server.url) as other:
+            await commit(store, Registered(record(1)))
+            await asyncio.to_thread(server.stop, "immediate")
+            with pytest.raises(KeepholdError) as refused:
+                await commit(store, Emitted("p", "t", 1, NOON))
+            assert refused.value.code == "store_unavailable" and "nothing was written" in refused.value.message
+            assert store.trouble is not None and "cannot be reached" in store.trouble
+            with pytest.raises(KeepholdError) as unread:
+                await store.handle(uid(1))
+            assert unread.value.code == "store_unavailable" and "cannot be reached" in unread.value.message
+            kept = asyncio.ensure_future(commit(store, Journaled(uid(1), 1, "step", "s", b"d", b"1"), keep=True))
+            await asyncio.sleep(0)
+            await asyncio.to_thread(server.start)
+            await kept
+            assert [entry.name for entry in await store.journal(uid(1))] == ["s"]
+            assert store.trouble is None
+            await until(lambda: store._presence.held and other._presence.held)
+            await other.owners()
+            assert other.alive(store.owner), "it has taken its lock again"
+            await commit(other, Registered(record(2)))
+
+
+@pytest.mark.parametrize("how", ["request", "answer"])
+@pytest.mark.parametrize(
+    "op",
+    [Emitted("p", "t", 1, NOON), Journaled(uid(1), 1, "step", "the-step", b"d", b"1")],
+    ids=["counted", "journaled"],
+)
+async def test_R4_a_connection_that_is_cut_in_a_commit(op: Op, how: Cut, postgres: str) -> None:
+    """Written and told that it was not, or not written: it is found out, and there once."""
+    async with behind(postgres) as (store, between):
+        await commit(store, Registered(record(1)))
+        between.cut_once(b"the-step" if isinstance(op, Journaled) else b"COMMIT", how)
+        await commit(store, op, keep=True)
+        assert between.cuts == 1
+        await commit(store, Registered(record(2)))
+        lines = [entry.name for entry in await store.journal(uid(1))]
+        assert lines + [str(event.sequence) for event in await store.process_events("p")] == (
+            ["the-step"] if isinstance(op, Journaled) else ["1"]
+        )
+
+
+async def test_E6_one_that_was_taken_for_dead_writes_nothing_any_more(postgres: str) -> None:
+    async with opened(postgres) as store, opened(postgres) as other:
+        await commit(store, Registered(record(1)), Registered(record(2)))
+        (taken,) = await commit(other, Claimed(uid(1), store.owner))
+        assert taken.owner == other.owner and taken.fence == 2
+        for op in (Journaled(uid(1), 1, "step", "s", b"d", b"1"), Emitted("p", "t", 1, NOON)):
+            with pytest.raises(KeepholdError) as refused:
+                await commit(store, op, keep=True)
+            assert refused.value.code == "lease_lost"
+        assert await other.journal(uid(1)) == [] and await other.process_events("p") == []
+        await other.owners()
+        assert not other.alive(store.owner)
+
+
+async def test_E6_cut_connections_are_made_again_and_the_process_stays_alive(postgres: str) -> None:
+    heard: list[object] = []
+    async with behind(postgres) as (store, between), opened(postgres) as other:
+        await commit(store, Registered(record(1)))
+        await store.handle(uid(1))
+        between.cut_all()
+        store._presence._heard = heard.append
+        await commit(store, Registered(record(2)), keep=True)
+        assert await store.handle(uid(2)) is not None
+        await until(lambda: store._presence.held and bool(heard))
+        assert heard[0] is None, "anything may have changed meanwhile"
+        await other.owners()
+        assert other.alive(store.owner)
+        await commit(other, Registered(record(3)))
+        await until(lambda: any(isinstance(each, frozenset) and uid(3) in each for each in heard))
+
+
+class Looked:
+    """The server's answers to a look."""
+
+    def __init__(self, last: int, *rows: tuple[str, int, str, bool]) -> None:
+        self._answers = [[(last,)], list(rows)]
+
+    async def rows(self, query: str, bindings: tuple[Any, ...]) -> list[Any]:
+        return self._answers.pop(0)
+
+
+async def test_E6_a_lock_is_free_when_two_looks_apart_found_it_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(presence.time, "monotonic", lambda: now)
+    first, elsewhere = "0000000100000000", "another machine pid 1"
+    table = Table()
+
+    async def look(held: bool, place: str = elsewhere) -> bool:
+        await table.look(Looked(1, (first, 7, place, held)), presence.GRACE)  # type: ignore[arg-type]
+        return table.alive(first)
+
+    assert await look(True) and await look(False)
+    now += 4.9
+    assert await look(False)
+    table.forget()  # this process was away, too
+    now += 1
+    assert await look(False)
+    now += 5
+    assert not await look(False)
+    assert await look(True), "it is back"
+    assert not await look(False, here().rpartition(" ")[0] + " 1"), "a process of this machine that is gone"
+    assert table.alive("0000000200000000"), "it has registered since the look"
+    assert not table.alive("00000001ffffffff") and not table.alive("nobody")
+
+
+def test_E6_a_process_of_this_machine_is_known_by_its_start() -> None:
+    assert not is_gone(here())
+    assert is_gone(here().rpartition(" ")[0] + " 1")
+    assert not is_gone("another machine pid 1") and not is_gone("")
