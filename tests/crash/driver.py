@@ -168,11 +168,15 @@ class Life:
     late: bool = False
     new: bool = False
     """The first run makes the store. Otherwise an empty one is there, which saves a fifth of the time."""
+    url: str | None = None
+    """The PostgreSQL store; None: a file."""
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         config_file(self.directory).write_text(CONFIG)
-        if not self.new:
+        if self.url is not None:
+            (self.directory / "store-url").write_text(self.url)
+        elif not self.new:
             store_file(self.directory).write_bytes(self.nursery.empty_store())
 
     def start(self, *, role: str = "play", kill: str | None = None, clock: float | None = None, **more: Any) -> Child:

@@ -8,12 +8,12 @@ import json
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.crash.stage import store_file
+from tests.crash.stage import store_file, store_url
 
 _HANDLES = """
 SELECT uid, id, tool, conversation, call_id, owner, fence, stateful, hook_due, parking IS NOT NULL,
@@ -61,6 +61,12 @@ class Snapshot:
 
     @classmethod
     def of(cls, directory: Path) -> "Snapshot":
+        url = store_url(directory)
+        if url is not None:
+            from tests.crash.postgres_tables import rows_of
+
+            with rows_of(url) as rows:
+                return cls._read(rows)
         source = store_file(directory)
         if not source.exists():
             return cls()
@@ -71,16 +77,13 @@ class Snapshot:
                     shutil.copyfile(f"{source}{end}", f"{copy}{end}")
             connection = sqlite3.connect(copy)
             try:
-                return cls._read(connection)
+                assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+                return cls._read(connection.execute)
             finally:
                 connection.close()
 
     @classmethod
-    def _read(cls, connection: sqlite3.Connection) -> "Snapshot":
-        def rows(query: str) -> Iterable[Any]:
-            return connection.execute(query)
-
-        assert next(iter(rows("PRAGMA integrity_check"))) == ("ok",)
+    def _read(cls, rows: Callable[[str], Iterable[Any]]) -> "Snapshot":
         return cls(
             handles={row[0]: Row._make((*row, json.loads(state))) for *row, state in rows(_HANDLES)},
             journal={

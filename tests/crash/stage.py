@@ -10,11 +10,18 @@ from tests.crash.tools import TOOLS, config_file
 from tests.crash.world import World
 
 from keephold import KeepholdError, Runtime
+from keephold.store.base import Store
 from keephold.store.sqlite import SqliteStore
 
 
 def store_file(directory: Path) -> Path:
     return directory / "work.db"
+
+
+def store_url(directory: Path) -> str | None:
+    """The URL of the PostgreSQL store of a life; None: it has a file."""
+    named = directory / "store-url"
+    return named.read_text() if named.exists() else None
 
 
 class Commits:
@@ -37,11 +44,20 @@ class Commits:
 
 def runtime_of(world: World, commits: Commits | None = None, *, commands: bool = False) -> Runtime:
     """The runtime, with the command tool only if it is needed: to read a configuration takes its time."""
-    store = SqliteStore(store_file(world.directory), fault=commits)
+    store = _store(world.directory, commits)
     config = config_file(world.directory) if commands else None
     runtime = Runtime(TOOLS, store=store, clock=world.clock, config=config)
     world.say("mark", mark=runtime._guard.mark)
     return runtime
+
+
+def _store(directory: Path, commits: Commits | None) -> Store:
+    url = store_url(directory)
+    if url is None:
+        return SqliteStore(store_file(directory), fault=commits)
+    from keephold.store.postgres.store import PostgresStore
+
+    return PostgresStore(url, fault=commits)
 
 
 async def opened(world: World, commits: Commits, *, commands: bool) -> Runtime:

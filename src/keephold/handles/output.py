@@ -362,8 +362,9 @@ class Output:
         """
         self._flush(self.total)
         self._linear = _KEPT
-        if self._in_file == _ALL and not self._stored and self.total <= inline:
-            self._take_in()
+        size = min(self.total, self._head + self._ring)
+        if self._in_file and not self._stored and size <= inline:
+            self._take_in(min(self._in_file, size))
         if self._in_file == 0 and len(self._memory) <= inline:
             return self._described(None)
         try:
@@ -384,14 +385,13 @@ class Output:
         """Whether it needs its file."""
         return self._path is not None
 
-    def _take_in(self) -> None:
-        """Bring a small output of a file that was followed into memory. The caller removes the file, once the
-        description is stored."""
-        data = self._load(0, self.total)
-        if len(data) == self.total:
+    def _take_in(self, size: int) -> None:
+        """Bring the bytes of the file into memory. The caller removes the file, once the description is stored."""
+        data = self._fetch(0, size)
+        if len(data) == size:
             self.close()
             self._spool.disk.give_back(self._size)
-            self._memory, self._in_file, self._path, self._size = bytearray(data), 0, None, 0
+            self._memory, self._in_file, self._path, self._size = bytearray(data) + self._memory, 0, None, 0
 
     def _described(self, file: Path | None) -> KeptOutput:
         in_file, memory = self._in_file, self._memory

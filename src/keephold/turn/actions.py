@@ -183,8 +183,15 @@ class Actions:
         parsed = call.parsed
         if parsed.by != "model":  # a principal only answers questions
             return None
-        needed = tool.requires_durable or (tool.on_crash == "keep" and parsed.action == "spawn")
-        if needed and parsed.action in (None, "spawn") and not self._registry.store.durable:
+        keeps = tool.on_crash == "keep" and parsed.action == "spawn"
+        store = self._registry.store
+        if keeps and store.durable and store.directory is None:
+            return Failure(
+                f'Tool `{tool.name}` keeps its process on this machine (`on_crash = "keep"`), and only a store in a '
+                'file of this machine can do that. Open the runtime with store="sqlite:///work.db".',
+                "requires_durable",
+            )
+        if (tool.requires_durable or keeps) and parsed.action in (None, "spawn") and not store.durable:
             return Failure(
                 f"Tool `{tool.name}` needs a store that outlives the process, and this one is `memory:`. "
                 'Open the runtime with store="sqlite:///work.db", or set [store] url.',

@@ -21,7 +21,6 @@ OLDEST = 140_000
 """The oldest version of the server that has all we use."""
 
 _SETTINGS = {
-    "application_name": "keephold",
     "client_min_messages": "warning",
     "jit": "off",
     "enable_seqscan": "off",  # every query has an index; a plan must not depend on how old the statistics are
@@ -73,7 +72,8 @@ async def connect(address: Address, **settings: str) -> "asyncpg.Connection[Any]
     )
     try:
         _watch_out(connection)
-        chosen = {**_SETTINGS, "search_path": address.schema, **settings}
+        own = {"application_name": f"keephold {address.schema}"[:63], "search_path": address.schema}
+        chosen = {**_SETTINGS, **own, **settings}
         names = ", ".join(f"set_config('{name}', ${place}, false)" for place, name in enumerate(chosen, 1))
         await connection.execute(f"SELECT {names}", *chosen.values())
     except BaseException:
