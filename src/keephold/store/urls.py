@@ -40,6 +40,6 @@ def _postgres(url: str) -> Store:
     except ImportError as error:
         raise KeepholdError(
             f"a PostgreSQL store needs `{error.name}`; install the extra: pip install 'keephold[postgres]'",
-            code="unsupported_store",
+            code="missing_extra",
         ) from None
     return PostgresStore(where)
