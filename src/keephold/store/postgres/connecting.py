@@ -1,4 +1,4 @@
-"""Connections to the server: how they are made, what they are told, and what their errors mean."""
+"""Connections to the server: how they are made, their settings, and what their errors mean."""
 
 import asyncio
 import contextlib

@@ -65,7 +65,7 @@ def is_gone(place: str) -> bool:
 
 
 class Table:
-    """What the last look at the processes of a store has found."""
+    """The findings of the last look at the processes of a store."""
 
     def __init__(self) -> None:
         self.owner = ""

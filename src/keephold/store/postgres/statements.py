@@ -14,7 +14,7 @@ from keephold.store.sql.codec import Row
 class PostgresStatements:
     """The statements of a session. Transactions are READ COMMITTED: a statement sees what was committed before it.
 
-    What an operation decides by, it has locked: the row of a call or of a queue (`dialect.sql`), or a name (`lock`).
+    An operation locks everything it decides by: the row of a call or of a queue (`dialect.sql`), or a name (`lock`).
     """
 
     sql: Mapping[str, str] = SQL
