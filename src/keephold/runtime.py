@@ -175,7 +175,7 @@ class Runtime:
         self.admission = Admission(self.registry, self.toolbox, questions, self.permission, self.replies, self._guard)
         self.recovery = Recovery(self.registry, self.toolbox, self.durability, self.admission)
         self.relay = Relay(self.registry, self.approvals)
-        self.registry.output_elsewhere = SearchElsewhere(self.registry)
+        self.registry.output_elsewhere = SearchElsewhere(self.registry, self.relay)
         self.actions = Actions(
             self.registry,
             self.durability,
@@ -210,7 +210,7 @@ class Runtime:
         )
         self._call_queues = CallQueues(self._parts)
         services.connect(self._parts, self._call_queues)
-        self.streams = Streams(self.registry, self.actions)
+        self.streams = self.relay.streams = Streams(self.registry, self.actions)
         self.deadlines = Deadlines(self.registry)
         self.upkeep = Upkeep(self._parts, self.deadlines)
         self.registry.on_cancelled.add(self.recovery.cancelled)

@@ -2,15 +2,18 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 from tests.durable.lives import power_cut, stored_in
-from tests.patience import until
+from tests.durable.test_two_processes import program
+from tests.patience import PATIENCE, until
 from tests.turn.calls import STATEFUL, TALKING, abort, call, fetch, reply, spawn
 
 import keephold
-from keephold import Call, Runtime, ToolError
+from keephold import Call, KeepholdError, Runtime
+from keephold.control.control import Control
 from keephold.store.base import Done, Failed, Notified, Op, Readied
 
 
@@ -101,18 +104,72 @@ async def test_A9_that_a_handle_is_ready_is_known_to_every_process(tmp_path: Pat
         assert not (await two.handle("e", conversation="main")).ready
 
 
-async def test_A9_without_a_socket_the_refusal_names_what_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def cut(monkeypatch: pytest.MonkeyPatch, rt: Runtime, how: str) -> None:
+    """Let a runtime reach no socket of others, as if they were on another machine."""
+    nowhere = None if how == "unknown" else "/nowhere/at/all"
+    monkeypatch.setattr(rt.registry.store, "stream", lambda _: nowhere)
+
+
+@pytest.mark.parametrize("how", ["unknown", "unreachable"])
+async def test_A9_without_a_socket_the_owner_sends_its_output_through_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     echo, say = printer()
     store = stored_in(tmp_path)
     async with Runtime([echo], store=store) as one, Runtime([echo], store=store) as two:
         await kept(one)
-        monkeypatch.setattr(two.registry.store, "stream", lambda _: None)
-        with pytest.raises(ToolError, match="`ready`, `any` or `all`") as refused:
-            await two.wait(output={"e": "x"}, conversation="main")
-        assert refused.value.code == "owner_not_answering"
+        cut(monkeypatch, two, how)
+        before = await two.wait(output={"e": "hel+o"}, timeout=0, conversation="main")
+        assert before["pending"] == [{"id": "e", "state": "running", "matched": "hello"}]
+        waiting = asyncio.ensure_future(two.wait(output={"e": "^now$"}, timeout=PATIENCE, conversation="main"))
+        await until(lambda: bool(one.streams._sessions._open))
+        say("." * 300_000)
+        say("now")
+        assert (await waiting)["pending"] == [{"id": "e", "state": "running", "matched": "now"}]
+        waiting = asyncio.ensure_future(two.wait(output={"e": "never"}, timeout=PATIENCE, conversation="main"))
         say("bye")
+        assert [entry["id"] for entry in (await waiting)["completed"]] == ["e"]
+
+
+async def test_C5_without_a_socket_output_is_read_and_followed_through_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the dashboard, the API and `keephold logs -f` of a server do."""
+    echo, say = printer()
+    store = stored_in(tmp_path)
+    async with Runtime([echo], store=store) as one, Runtime([echo], store=store) as two:
+        await kept(one)
+        cut(monkeypatch, two, "unreachable")
+        uid, there = (await two.handle("e", conversation="main")).uid, Control(two)
+        piece = await there.output(uid)
+        assert (piece["text"], piece["total"]) == ("hello\n", 6)
+        printed, seen = "", list[str]()
+        async with aclosing(there.follow(uid)) as following:
+            async for told in following:
+                if told["type"] == "output":
+                    printed += told["text"]
+                    if printed == "hello\n":
+                        say("more")
+                    elif printed == "hello\nmore\n":
+                        say("bye")
+                else:
+                    seen.append(told["handle"]["state"])
+        assert printed == "hello\nmore\n" and seen == ["running", "stopped", "stopped"]
+        await until(lambda: not one.streams._sessions._open)
+
+
+async def test_M3_an_owner_that_dies_ends_a_stream_through_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = stored_in(tmp_path)
+    async with program(tmp_path, "kept", "session") as running, Runtime(store=store) as rt:
+        cut(monkeypatch, rt, "unreachable")
+        uid = (await rt.handle("session", conversation="main")).uid
+        with pytest.raises(KeepholdError, match="is gone"):
+            async with aclosing(Control(rt).follow(uid)) as following:
+                async for told in following:
+                    if told["type"] == "output":
+                        await running.kill()
 
 
 @keephold.tool(actions=TALKING, on_crash="replay", ready="^up$")

@@ -20,7 +20,7 @@ from keephold.policies import OutputPolicy, QuestionPolicy
 from keephold.store.sqlite.processes import STREAM
 from keephold.turn import attach_protocol as frames
 from keephold.turn.output_follower import CHUNK
-from keephold.turn.owner_connection import OwnerAddress, linked
+from keephold.turn.owner_connection import Link, OwnerAddress, linked
 from keephold.turn.prompts import Decision, Prompt
 
 
@@ -234,6 +234,7 @@ async def test_a_client_that_is_cancelled_while_it_leaves_is_disconnected(tmp_pa
 
     async def attach() -> None:
         async with linked(OwnerAddress("u", "h", "talk", f"{tmp_path}/s"), frames.Want(uid="u", want="attach")) as link:
+            assert isinstance(link, Link)
             opened.append(link._writer)
 
     opened = list[asyncio.StreamWriter]()

@@ -89,7 +89,8 @@ class Stored:
     async def _talk(self, uid: str, want: "frames.Want") -> "AsyncIterator[frames.Talk]":
         from keephold.control.stored_output import talking
 
-        async with talking(self._store, await self._record(uid), want) as talk:
+        polls = None if self._acting is None else self._acting.relay
+        async with talking(self._store, await self._record(uid), want, polls) as talk:
             yield talk
 
     # Acting

@@ -20,7 +20,7 @@ from keephold.handles.output import Output, Piece
 from keephold.handles.rendering import render_piece
 from keephold.handles.spool import Spool
 from keephold.runtime import Runtime
-from keephold.store.base import Record, Store
+from keephold.store.base import Record
 from keephold.text import plain, printable
 from keephold.tools.builtin.read_output import Kept, matches_in, piece_of
 from keephold.turn import attach_protocol as frames
@@ -102,7 +102,7 @@ class _Elsewhere(_Printed):
     def __init__(self, runtime: Runtime, record: Record, status: frames.HandleStatus, spool: Spool) -> None:
         super().__init__(None)
         self.total = status.handle.output_bytes
-        self._store, self._record, self._spool = runtime.registry.store, record, spool
+        self._runtime, self._record, self._spool = runtime, record, spool
         self._terminal = status.cols > 0
         self.parts: list[tuple[int, Output]] = []
         """The fetched parts, each without a gap, with the offset of its first byte."""
@@ -110,7 +110,7 @@ class _Elsewhere(_Printed):
     async def fetch(self, start: int, stop: int) -> None:
         place = max(0, start - _BEFORE) if self._terminal else start
         want = frames.Want(uid=self._record.uid, want="read", since=place)
-        async with talking(self._store, self._record, want) as talk:
+        async with talking(self._runtime.registry.store, self._record, want, self._runtime.relay) as talk:
             async for _, payload in frames.all_frames(talk):
                 if isinstance(payload, frames.Gap):
                     place = payload.offset
@@ -154,7 +154,7 @@ async def _source(runtime: Runtime, record: Record) -> AsyncIterator[_Printed]:
         yield _Printed(handle.output)
     elif running(store, record) is not None:
         spool = Spool(None)
-        source = _Elsewhere(runtime, record, await _status_of(store, record), spool)
+        source = _Elsewhere(runtime, record, await _status_of(runtime, record), spool)
         try:
             yield source
         finally:
@@ -170,9 +170,10 @@ async def _source(runtime: Runtime, record: Record) -> AsyncIterator[_Printed]:
                 kept.close()
 
 
-async def _status_of(store: Store, record: Record) -> frames.HandleStatus:
+async def _status_of(runtime: Runtime, record: Record) -> frames.HandleStatus:
     """Return another process's status of its handle: how long the output is, and whether it is a terminal."""
-    async with talking(store, record, frames.Want(uid=record.uid, want="read", since=_NOWHERE)) as talk:
+    want = frames.Want(uid=record.uid, want="read", since=_NOWHERE)
+    async with talking(runtime.registry.store, record, want, runtime.relay) as talk:
         async for _, payload in frames.all_frames(talk):
             if isinstance(payload, frames.HandleStatus):
                 return payload
@@ -233,7 +234,8 @@ async def follow_frames(runtime: Runtime, record: Record, since: int) -> AsyncGe
     A handle of this runtime is followed in memory if the store has no sockets."""
     handle, store = runtime.registry.loaded(record.uid), runtime.registry.store
     if handle is None or not handle.active or not runtime.registry.runs(handle) or running(store, record) is not None:
-        async with talking(store, record, frames.Want(uid=record.uid, want="follow", since=since)) as talk:
+        want = frames.Want(uid=record.uid, want="follow", since=since)
+        async with talking(store, record, want, runtime.relay) as talk:
             async for frame in frames.all_frames(talk):
                 yield frame
         return

@@ -20,16 +20,20 @@ from keephold.tools.keeper.record import read_record
 from keephold.tools.keeping import kept_output
 from keephold.turn import attach_protocol as frames
 from keephold.turn.owner_connection import gone, linked, running
+from keephold.turn.relayed_streams import Polls
 
 _CHUNK = 1 << 16
 
 
 @asynccontextmanager
-async def talking(store: Store, record: Record, want: frames.Want) -> AsyncIterator[frames.Talk]:
-    """Connect to the process that runs the handle, or to the store if none does."""
+async def talking(
+    store: Store, record: Record, want: frames.Want, polls: Polls | None = None
+) -> AsyncIterator[frames.Talk]:
+    """Connect to the process that runs the handle, or to the store if none does. `polls` reach a process that has no
+    socket on this machine."""
     to = running(store, record)
     if to is not None:
-        async with linked(to, want) as link:
+        async with linked(to, want, polls) as link:
             yield link
         return
     output = stored_output(store, record)

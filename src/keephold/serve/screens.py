@@ -175,7 +175,7 @@ class Screens:
         to = running(registry.store, record)
         if to is None:
             raise ToolError(f"handle `{record.id}` does not run", code="not_running")
-        return RemoteTerminal(to)
+        return RemoteTerminal(to, self._runtime.relay)
 
     async def _view(self, uid: str) -> _View:
         view = self._views.get(uid)

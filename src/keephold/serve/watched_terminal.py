@@ -18,7 +18,8 @@ from keephold.turn import attach_protocol as frames
 from keephold.turn.attach_protocol import Size, redraw
 from keephold.turn.attach_server import Driving, Streams
 from keephold.turn.output_follower import Following
-from keephold.turn.owner_connection import Link, OwnerAddress, linked
+from keephold.turn.owner_connection import OwnerAddress, linked
+from keephold.turn.relayed_streams import Polls
 
 PAUSE = 0.05
 """Seconds between two screens of a terminal that nobody drives."""
@@ -172,11 +173,12 @@ class LocalTerminal:
 class RemoteTerminal:
     """A terminal that another process runs."""
 
-    def __init__(self, to: OwnerAddress) -> None:
+    def __init__(self, to: OwnerAddress, polls: Polls) -> None:
         self._to = to
+        self._polls = polls
         self._emulator = open_emulator(_FIRST.rows, _FIRST.cols, self.type)
         self._driving: contextlib.AsyncExitStack | None = None
-        self._link: Link | None = None
+        self._link: frames.Talk | None = None
         self._before = _FIRST
         self._plain: Screen | None = None
         """A screen whose colours are not known."""
@@ -187,7 +189,7 @@ class RemoteTerminal:
 
     async def follow(self) -> AsyncIterator[None]:
         want = frames.Want(uid=self._to.uid, want="follow", screen=True)
-        async with linked(self._to, want) as link:
+        async with linked(self._to, want, self._polls) as link:
             async for kind, payload in frames.all_frames(link):
                 match payload:
                     case frames.HandleStatus() if kind == frames.STATE:
@@ -221,7 +223,7 @@ class RemoteTerminal:
 
     async def _printed(self, total: int) -> bytes:
         data = bytearray()
-        async with linked(self._to, frames.Want(uid=self._to.uid, want="read")) as link:
+        async with linked(self._to, frames.Want(uid=self._to.uid, want="read"), self._polls) as link:
             async for kind, payload in frames.all_frames(link):
                 if isinstance(payload, bytes):
                     data += payload
@@ -275,7 +277,7 @@ async def _cancel(task: "asyncio.Task[None]") -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def _read(link: Link) -> None:
+async def _read(link: frames.Talk) -> None:
     """Read and ignore the driver's frames: the viewer's connection gets the same."""
     with contextlib.suppress(KeepholdError):
         while (await link.receive())[0] != frames.END:

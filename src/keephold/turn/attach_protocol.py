@@ -5,7 +5,7 @@ everything else. The first frame of a client is its request.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -153,6 +153,16 @@ def frame(kind: str, payload: bytes | msgspec.Struct) -> bytes:
     """Encode a frame."""
     data = to_json(payload) if isinstance(payload, msgspec.Struct) else payload
     return kind.encode() + len(data).to_bytes(4) + data
+
+
+def split(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the frames of a reply: each one's kind and payload."""
+    place = 0
+    while place < len(data):
+        start = place + _HEAD
+        end = start + int.from_bytes(data[place + 1 : start])
+        yield chr(data[place]), data[start:end]
+        place = end
 
 
 async def receive(reader: asyncio.StreamReader, longest: int | None = None) -> tuple[str, bytes] | None:

@@ -35,6 +35,7 @@ from keephold.turn.actions import Actions
 from keephold.turn.attach_protocol import Size, Want
 from keephold.turn.output_follower import CHUNK, Following, status_of
 from keephold.turn.owner_connection import socket_of
+from keephold.turn.relayed_streams import Poll, Sessions
 from keephold.turn.settle import printed
 
 _PIECE = 4096
@@ -118,6 +119,7 @@ class Streams:
         self._clients: dict[asyncio.Task[None], _Client] = {}
         self._left: set[str] = set()
         """The uids of handles that another process takes over."""
+        self._sessions = Sessions()
 
     async def open(self) -> None:
         """Listen, if the store names a socket. Raises `KeepholdError` if that fails."""
@@ -129,6 +131,7 @@ class Streams:
 
     async def close(self) -> None:
         """Send every client its last frame, and disconnect them."""
+        await self._sessions.close()
         if self._server is None:
             return
         self._server.close()
@@ -166,6 +169,26 @@ class Streams:
         self._clients.pop(task).disconnect()
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a connection was cut short", exc_info=error)
+
+    async def polled(self, poll: Poll) -> bytes:
+        """Return the next frames of a client that has no connection (`turn/relayed_streams.py`)."""
+        try:
+            if poll.want is not None:
+                self._sessions.begin(poll.session, self._frames(poll.want))
+            return await self._sessions.take(poll.session)
+        except KeepholdError as error:
+            return frames.frame(frames.ERROR, frames.Refused(error.message, error.code))
+
+    def _frames(self, want: Want) -> AsyncGenerator[frames.Frame, None]:
+        handle = self.handle(want.uid)
+        match want.want:
+            case "read":
+                return Following(handle, want.since).so_far()
+            case "follow":
+                return Following(handle, want.since, _terminal(handle) if want.screen else None).until_stopped()
+            case "cast":
+                return _cast(handle)
+        raise ToolError(f"nobody can {want.want} without a connection", code="invalid_arguments")
 
     def handle(self, uid: str) -> Handle:
         """Return a handle that this runtime runs, or has just run."""
@@ -226,7 +249,7 @@ class _Client:
             case "attach":
                 await self._attach(handle, Size(want.rows, want.cols))
             case "cast":
-                await self._cast(handle)
+                await self._forward(_cast(handle))
             case "send":
                 await self._send(handle, want)
 
@@ -311,18 +334,18 @@ class _Client:
                 case frames.DETACH, _:
                     return
 
-    async def _cast(self, handle: Handle) -> None:
-        """Send the session so far, as the lines of an asciicast."""
-        output = handle.output
-        if output is None or output.timeline is None:
-            raise ToolError(
-                f"handle `{handle.id}` is no terminal, so there is no session to show", code="invalid_arguments"
-            )
-        self._send_frame(frames.STATE, status_of(handle, 0))
-        for line in asciicast(output.timeline, output):
-            self._send_frame(frames.OUTPUT, f"{line}\n".encode())
-            await self._writer.drain()
-        self._send_frame(frames.END, status_of(handle, 0))
+
+async def _cast(handle: Handle) -> AsyncGenerator[frames.Frame, None]:
+    """Yield the session so far, as the lines of an asciicast."""
+    output = handle.output
+    if output is None or output.timeline is None:
+        raise ToolError(
+            f"handle `{handle.id}` is no terminal, so there is no session to show", code="invalid_arguments"
+        )
+    yield frames.STATE, status_of(handle, 0)
+    for line in asciicast(output.timeline, output):
+        yield frames.OUTPUT, f"{line}\n".encode()
+    yield frames.END, status_of(handle, 0)
 
 
 def _bound(path: str) -> socket.socket:

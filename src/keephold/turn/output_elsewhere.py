@@ -1,4 +1,5 @@
-"""Searches the output of handles that other processes run, for `await` (A9): by the attach socket of the owner."""
+"""Searches the output of handles that other processes run, for `await` (A9): over the socket of the owner, or by
+requests in the store if that cannot be reached."""
 
 import asyncio
 
@@ -8,6 +9,7 @@ from keephold.handles.matching import Search
 from keephold.handles.registry import Registry
 from keephold.turn.attach_protocol import Gap, HandleStatus, Want, all_frames
 from keephold.turn.owner_connection import OwnerAddress, linked, socket_of
+from keephold.turn.relayed_streams import Polls
 
 _AGAIN_SECS = 1.0
 """Seconds between two attempts to reach an owner that has died: another process may take the handle over."""
@@ -16,11 +18,12 @@ _AGAIN_SECS = 1.0
 class SearchElsewhere:
     """Searches by connections to the owners."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, polls: Polls) -> None:
         self._registry = registry
+        self._polls = polls
 
     async def look(self, handle: Handle, search: Search) -> None:
-        """Search the output so far. Raises `ToolError` if the owner lives and has no socket on this machine."""
+        """Search the output so far. Raises `ToolError` if the owner lives and does not answer."""
         to = self._owner(handle)
         if to is not None:
             try:
@@ -47,18 +50,11 @@ class SearchElsewhere:
         store, owner = self._registry.store, handle.owner
         if owner is None or not store.alive(owner):
             return None
-        path = socket_of(store, owner)
-        if path is None:
-            raise ToolError(
-                f"The output of handle `{handle.id}` cannot be followed: the process that runs it has no socket here. "
-                "Wait with `ready`, `any` or `all`.",
-                code="owner_not_answering",
-            )
-        return OwnerAddress(handle.uid, handle.id, handle.tool.name, path)
+        return OwnerAddress(handle.uid, handle.id, handle.tool.name, socket_of(store, owner), owner)
 
     async def _receive(self, to: OwnerAddress, want: Want, search: Search) -> None:
         offset = want.since
-        async with linked(to, want) as link:
+        async with linked(to, want, self._polls) as link:
             async for _, payload in all_frames(link):
                 if isinstance(payload, bytes):
                     await search.feed(payload, offset)

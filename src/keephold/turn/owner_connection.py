@@ -12,6 +12,7 @@ from keephold.errors import KeepholdError
 from keephold.handles.state import Stopped
 from keephold.store.base import Record, Store
 from keephold.turn import attach_protocol as frames
+from keephold.turn.relayed_streams import Polls, RelayedLink
 
 SILENT_SECS = 5.0
 """How long the process may take to send its first frame."""
@@ -20,20 +21,23 @@ _LEAVE_SECS = 10.0
 
 
 class OwnerAddress(NamedTuple):
-    """A handle that a live process runs, and the socket of that process."""
+    """A handle that a live process runs, and the socket of that process, if it is on this machine."""
 
     uid: str
     id: str
     tool: str
-    path: str
+    path: str | None
+    owner: str = ""
 
 
 def running(store: Store, record: Record) -> OwnerAddress | None:
-    """Return where a handle is run; None if no live process runs it."""
+    """Return where a handle is run; None if no live process runs it, or this one does and has no socket."""
     if record.owner is None or isinstance(record.state, Stopped) or not store.alive(record.owner):
         return None
     path = socket_of(store, record.owner)
-    return None if path is None else OwnerAddress(record.uid, record.id, record.tool, path)
+    if path is None and record.owner == store.owner:
+        return None
+    return OwnerAddress(record.uid, record.id, record.tool, path, record.owner)
 
 
 def socket_of(store: Store, owner: str) -> str | None:
@@ -77,12 +81,17 @@ class Link:
 
 
 @asynccontextmanager
-async def linked(to: OwnerAddress, want: frames.Want) -> AsyncIterator[Link]:
-    """Connect to the process and send the request."""
+async def linked(to: OwnerAddress, want: frames.Want, polls: Polls | None = None) -> AsyncIterator[frames.Talk]:
+    """Connect to the process and send the request: over its socket or, if that cannot be reached, by `polls`."""
     try:
+        if to.path is None:
+            raise ConnectionRefusedError
         reader, writer = await asyncio.open_unix_connection(to.path)
     except OSError:
-        raise _silent(to.id) from None
+        if polls is None or want.want in ("attach", "send"):
+            raise _silent(to.id) if to.path is not None else _no_socket(to.id) from None
+        yield RelayedLink(polls, to.owner, want)
+        return
     try:
         yield Link(to, want, reader, writer)
     finally:
@@ -91,6 +100,8 @@ async def linked(to: OwnerAddress, want: frames.Want) -> AsyncIterator[Link]:
                 await _leave(reader, writer)
         finally:  # also if leaving is cancelled
             writer.transport.abort()
+            with contextlib.suppress(OSError):  # that the process was first to close is not an error
+                await writer.wait_closed()
 
 
 async def _leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -107,6 +118,14 @@ def gone(id: str, tool: str) -> KeepholdError:
     return KeepholdError(
         f"The runtime that ran handle `{id}` is gone; start one that has its tool `{tool}`, such as `keephold serve`: "
         "it resumes the handle, or reports how it ended",
+        code="owner_not_answering",
+    )
+
+
+def _no_socket(id: str) -> KeepholdError:
+    return KeepholdError(
+        f"The process that runs handle `{id}` has no socket on this machine. Nothing was sent; do this where the "
+        "handle runs.",
         code="owner_not_answering",
     )
 

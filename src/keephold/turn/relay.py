@@ -27,11 +27,13 @@ from keephold.turn.approvals import Approvals
 from keephold.turn.attach_protocol import REPLY, Want
 from keephold.turn.decisions import GONE, TAKEN, Decided
 from keephold.turn.owner_connection import OwnerAddress, linked, socket_of
+from keephold.turn.relayed_streams import IS_POLL, POLL_SECS, Poll
 from keephold.turn.replies import aborted, error_reply, failed_reply
 from keephold.turn.tool_call import ActiveCall, By, ParsedCall, call_on
 
 if TYPE_CHECKING:
     from keephold.turn.actions import Actions
+    from keephold.turn.attach_server import Streams
     from keephold.turn.recovery import Recovery
 
 SILENT_SECS = 5.0
@@ -40,6 +42,8 @@ _ALIVE_SECS = 0.2
 _OF_USE = b"true"
 _TAKEN = b""
 """The reply of an owner that has taken a request and not finished: it will be carried out."""
+_ANSWERED = b"."
+"""Stands before the frames of a reply, of which there may be none."""
 
 
 class _Wanted(msgspec.Struct, omit_defaults=True):
@@ -86,6 +90,7 @@ class Relay:
         """By name: the parts of this process that take messages of other processes."""
         self.actions: Actions
         self.recovery: Recovery
+        self.streams: Streams
 
     def elsewhere(self, handle: Handle) -> bool:
         """Return whether another process runs the handle."""
@@ -173,6 +178,15 @@ class Relay:
         body = await self._asked("", owner, msgspec.json.encode(_Message(to, text)), "serves this")
         return body == _OF_USE
 
+    async def poll(self, uid: str, owner: str, poll: Poll) -> bytes:
+        """Return the next frames of a session in the owner's process (`turn/relayed_streams.py`)."""
+        what, body = "runs the handle", None
+        if self._registry.store.alive(owner):
+            body = await self._asked(uid, owner, msgspec.json.encode(poll), what, 2 * POLL_SECS)
+        if body is None:
+            raise KeepholdError("The runtime that ran the handle is gone; ask again.", code="owner_not_answering")
+        return body[1:]
+
     async def _asked(self, about: str, owner: str, request: bytes, what: str, longest: float = 1.0) -> bytes | None:
         """Write a request and wait for the reply; None if the owner dies. It may take `longest` once it has begun."""
         registry, store = self._registry, self._registry.store
@@ -247,6 +261,9 @@ class Relay:
         if request.body.startswith(_IS_MESSAGE):
             self._registry.run_soon(self._deliver(request))
             return
+        if request.body.startswith(IS_POLL):
+            self._registry.run_soon(self._answer_poll(request))
+            return
         handle = self._registry.loaded(request.uid)
         wanted = msgspec.json.decode(request.body, type=_Wanted)
 
@@ -275,6 +292,11 @@ class Relay:
         finally:
             self._reply(request.id, _OF_USE if used else b"false")
             self._taken.discard(request.id)
+
+    async def _answer_poll(self, request: Request) -> None:
+        frames = await self.streams.polled(msgspec.json.decode(request.body, type=Poll))
+        self._reply(request.id, _ANSWERED + frames)
+        self._taken.discard(request.id)
 
     def _decide(self, request: Request) -> None:
         wanted = msgspec.json.decode(request.body, type=_Decision)
