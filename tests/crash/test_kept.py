@@ -21,11 +21,14 @@ from tests.crash.kept import KeptTurn, kept_turn
 from tests.crash.kept_programs import CONFIG, TARGETS, ask, numbers, write_programs
 from tests.e2e.driver import until
 from tests.patience import PATIENCE
+from tests.patience import until as becomes
 from tests.soak import tries
 
 import keephold
+from keephold.errors import KeepholdError
 from keephold.prompts import Answer
 from keephold.tools.base import SpawnPolicy, SupportsScreen
+from keephold.tools.keeper.client import Keeper
 from keephold.turn.prompts import Decision, Prompt
 
 
@@ -356,6 +359,46 @@ def test_R7_a_process_on_another_host_is_left_alone(directory: Path) -> None:
         turn.one("handle_abort", id="cat")
         turn.close()
         turn.leaves_nothing()
+
+
+def test_R7_C7_a_call_that_is_aborted_elsewhere_ends_on_its_own_host(directory: Path) -> None:
+    with kept_turn(directory, CONFIG) as turn:
+        turn.start()
+        turn.one("cat", spawn="cat")
+        turn.kill()
+        (file,) = Path(f"{turn.store}-output").glob("*.kept")
+        with file.open("a") as record:
+            record.write(json.dumps({"host": "elsewhere"}) + "\n")
+        turn.printed("abort", "cat")
+        assert turn.listed()["cat"]["state"] == "stopped"
+        with file.open("r+") as record:  # it must be there
+            record.seek(0, os.SEEK_END)
+            record.write(json.dumps({"host": socket.gethostname()}) + "\n")
+        turn.start()
+        turn.leaves_nothing_kept()
+        turn.run(("await", {"all": ["cat"]}))
+        turn.close()
+        turn.leaves_nothing()
+
+
+async def test_R7_E6_a_call_that_another_runtime_has_is_left_to_it(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def taken(*_: Any) -> None:
+        raise KeepholdError("another runtime has it", code="lease_lost")
+
+    tools = [keephold.command(["cat"], name="cat", stdin=True, actions=("spawn", "apply", "abort"), on_crash="keep")]
+    store = f"sqlite:///{directory / 'store.db'}"
+    async with keephold.Runtime(tools, store=store) as rt, rt.turn("c") as turn:
+        await turn.run([keephold.ToolCall("1", "cat", {"action": "spawn", "id": "t"})])
+    with monkeypatch.context() as patched:
+        patched.setattr(Keeper, "take_back", taken)
+        async with keephold.Runtime(tools, store=store) as rt:
+            await rt.registry.load("c", ["t"])
+            handle = rt.registry.find("t", "c")
+            await becomes(lambda: handle.run is None)
+    async with keephold.Runtime(tools, store=store) as rt, rt.turn("c") as turn:
+        await turn.run([keephold.ToolCall("1", "cat", {"action": "abort", "id": "t"})])
 
 
 @pytest.mark.parametrize("alone", [False, True])

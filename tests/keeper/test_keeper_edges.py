@@ -6,6 +6,7 @@ import resource
 import shutil
 import signal
 import socket
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,26 @@ from tests.keeper.runtimes import Driver, gone, keeper_of, runs, runtime
 from keephold.errors import KeepholdError
 from keephold.tools import marks
 from keephold.tools.keeper import protocol
+from keephold.tools.keeper import record as keeper_record
 from keephold.tools.keeper.children import Ended
 from keephold.tools.keeper.client import Elsewhere, Returned
 from keephold.tools.keeper.record import KeptRecord, begin_record, boot_id, read_record, record_file
 from keephold.tools.session import Exit
 
 pytestmark = pytest.mark.slow
+
+
+async def test_R7_a_failure_inside_the_keeper_is_logged_and_ends_nothing(tmp_path: Path) -> None:
+    async with runtime(tmp_path) as rt:
+        followed = await rt.terminal("u", ["sh", "-c", "read line; echo got $line"])
+        record = read_record(tmp_path, "u")
+        assert record is not None
+        log = Path(f"{record.socket}.log")
+        followed.child.resize(70_000, 10)  # which no terminal can be; a runtime does not ask for it
+        await followed.until(lambda: log.exists() and "Traceback" in log.read_text())
+        followed.child.write(b"on\n", b"1")
+        assert (await followed.end()).exit == Exit(0, None)
+        log.unlink()
 
 
 async def test_R7_a_full_disk_makes_the_process_wait_and_loses_nothing(tmp_path: Path) -> None:
@@ -204,16 +219,22 @@ async def test_R7_a_keeper_ends_whose_store_was_removed(tmp_path: Path) -> None:
     assert not directory.exists()
 
 
-async def test_R7_processes_of_another_host_are_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [b'{"host":"elsewhere.example"}', b'{"machine":"another of that name"}'])
+async def test_R7_processes_of_another_host_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: bytes
+) -> None:
+    (tmp_path / "machine-id").write_text("0123456789abcdef\n")
+    monkeypatch.setattr(keeper_record, "_MACHINE", str(tmp_path / "machine-id"))
+    monkeypatch.setattr(keeper_record, "machine_id", cache(keeper_record.machine_id.__wrapped__))
     driver = Driver(tmp_path, "u", "command", "sleep 60")
     record = read_record(tmp_path, "u")
     assert record is not None
     keeper = keeper_of(tmp_path, "u")
     with record_file(tmp_path, "u").open("ab") as file:
-        file.write(b'{"host":"elsewhere.example"}\n{"host":"torn')
+        file.write(other + b'\n{"host":"torn')
     async with runtime(tmp_path) as rt:
         found = await rt.keeper.take_back("u", 2, rt.following("u").hooks)
-        assert isinstance(found, Elsewhere) and found.record.host == "elsewhere.example"
+        assert isinstance(found, Elsewhere), found
     assert runs(keeper)
     driver.kill()
     os.kill(keeper, signal.SIGTERM)

@@ -1,5 +1,6 @@
 """The files of a kept process: its output, as a runtime reads it, its times, and its record."""
 
+import errno
 import os
 import resource
 from collections.abc import Iterator
@@ -124,6 +125,28 @@ def test_R7_times_are_bounded_and_end_with_the_total(tmp_path: Path) -> None:
     marks = list(made.marks())
     assert marks[-1][0] == 3 * MOST
     assert all(offset / 50 - 4 < after <= offset / 50 for offset, after in marks)
+
+
+def test_R7_a_disk_that_fails_while_room_is_made_loses_times_and_nothing_else(tmp_path: Path) -> None:
+    class Failing(Files):
+        fails = False
+
+        def get(self, path: str) -> int:
+            if self.fails:
+                raise OSError(errno.EIO, "the disk fails")
+            return super().get(path)
+
+    files = Failing()
+    times = Times(files, times_file(tmp_path, "u"), Record(0, 1000.0, 24, 80))
+    for number in range(MOST - 1):
+        times.note(number, 1001.0 + number)
+    files.fails = True
+    times.note(MOST, 1001.0 + MOST)
+    files.fails = False
+    times.note(MOST + 1, 1002.0 + MOST)
+    times.close()
+    records = read_times(tmp_path, "u")
+    assert len(records) <= MOST // 2 + 1 and records[-1].total == MOST + 1
 
 
 def test_R7_a_record_that_was_being_written_counts_as_before(tmp_path: Path) -> None:

@@ -183,6 +183,11 @@ class Run:
         try:
             live = await runtime.take_back(invocation, self)
         except KeepholdError as error:  # its keeper does not answer: as long as that lives, so may the process
+            if error.code == "lease_lost":  # another runtime has it, by a higher fence, and never returns it (E6)
+                self.lost()
+                self._returning = False
+                self.released()
+                return
             _log.warning("the process of call %s is not taken back yet: %s", self.handle.uid, error)
             self._next = asyncio.get_running_loop().call_later(_TAKE_AGAIN_SECS, self._take_back_again)
             return

@@ -17,7 +17,7 @@ from keephold.durable.lineage import outside_label
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.registry import Registry
-from keephold.handles.state import Failure, Pending, Reply, Running, Stopped, error_of
+from keephold.handles.state import Failure, Reply, Running, Stopped, error_of
 from keephold.handles.view import Handles, Patience
 from keephold.handles.waits import all_stopped
 from keephold.ids import call_id
@@ -175,7 +175,7 @@ class Batch:
             if record is None:
                 continue
             source = None if call.parsed.tool is None else call.parsed.tool.source
-            runs_again = not isinstance(record.state, Stopped) and waits_for_resume(record, source)
+            runs_again = not isinstance(record.state, Stopped) and waits_for_resume(record.state, source)
             claimed = await claim(record) if runs_again and not self._registry.is_ours(record) else None
             if claimed is not None:
                 call.make(self._registry.take_over(claimed))
@@ -588,7 +588,7 @@ def _may_be_over_at_once(handle: Handle) -> bool:
 def _starts_again(handle: Handle) -> bool:
     """As `waits_for_resume`, of a handle that runs or waits here."""
     parks = handle.run is not None and handle.run.is_parking
-    return isinstance(handle.decided, Pending) or (handle.tool.source == "builtin" and not parks)
+    return waits_for_resume(handle.decided, handle.tool.source) and not parks
 
 
 def _once(parsed: ParsedCall) -> ToolError | None:

@@ -32,7 +32,7 @@ from keephold.turn.admission import Admission
 from keephold.turn.batch import INTERRUPTED, Batch
 from keephold.turn.inquiry import Inquiry
 from keephold.turn.inquiry_service import Inquiries, InquiryFailed
-from keephold.turn.recovery import Recovery, survives_crash
+from keephold.turn.recovery import Recovery, survives_crash, waits_for_resume
 from keephold.turn.replies import Replies, encode
 
 ROUNDS = 3
@@ -479,5 +479,5 @@ def _survives(handle: Handle, registry: Registry, batches: Collection[Batch]) ->
         return False
     if survives_crash(handle):
         return True
-    anew = isinstance(handle.decided, Pending) or handle.tool.source == "builtin"
-    return anew and any(batch.resumable and batch.waits_for(handle) for batch in batches)
+    starts_again = waits_for_resume(handle.decided, handle.tool.source)
+    return starts_again and any(batch.resumable and batch.waits_for(handle) for batch in batches)

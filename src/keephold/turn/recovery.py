@@ -25,7 +25,7 @@ from keephold.durable.calls import Durability
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle, OnStop
 from keephold.handles.registry import Registry, notice
-from keephold.handles.state import Ended, EndedBy, Failure, Outcome, Pending, Stopped, transition
+from keephold.handles.state import Ended, EndedBy, Failure, Outcome, Pending, State, Stopped, transition
 from keephold.handles.view import Handles
 from keephold.store.base import (
     Attempted,
@@ -66,11 +66,11 @@ HOOK_AGAIN_SECS = 5.0
 CRASHED = Failure("The process that ran this call ended before the call did.", "crashed", transient=True)
 
 
-def waits_for_resume(record: Record, source: str | None) -> bool:
+def waits_for_resume(state: State, source: str | None) -> bool:
     """B9: a call that never started, or can be started again, is left to the process that resumes its turn.
 
     `source` is that of its tool."""
-    return isinstance(record.state, Pending) or source == "builtin"
+    return isinstance(state, Pending) or source == "builtin"
 
 
 class _Claimed(NamedTuple):
@@ -193,7 +193,7 @@ class Recovery:
             tool = self._tool(record)
             if tool is None:
                 continue
-            if not (waits_for_resume(record, tool.source) and await self._is_open(record, turns)):
+            if not (waits_for_resume(record.state, tool.source) and await self._is_open(record, turns)):
                 tools[record.uid] = tool
             elif record.state.created + self._registry.retention <= self._registry.clock.now():
                 await self._end_unresumed(record)
@@ -266,7 +266,7 @@ class Recovery:
                 continue
             tool = self._known(record)
             source = None if tool is None else tool.source
-            if waits_for_resume(record, source) and not self._registry.is_ours(record):
+            if waits_for_resume(record.state, source) and not self._registry.is_ours(record):
                 await self._end_unresumed(record)
 
     async def _end_unresumed(self, record: Record) -> None:
@@ -337,8 +337,9 @@ class Recovery:
         elif claimed is not None:
             output = await self._end_kept(claimed)
             await self._end(claimed, record.attempt, error, "abort", output)
-            if output is not None:
-                self.guard.keeper.forget(uid, output=False)
+            directory = self._registry.store.directory
+            if output is not None and directory is not None and not is_elsewhere(directory, uid):
+                self.guard.keeper.forget(uid, output=False)  # on another host, the next runtime there ends it by this
 
     async def _end_kept(self, record: Record) -> KeptOutput | None:
         """End the process of a call, if it is kept, and return its output."""

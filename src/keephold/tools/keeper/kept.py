@@ -12,7 +12,15 @@ from keephold.tools import marks
 from keephold.tools.keeper import protocol
 from keephold.tools.keeper.files import Files
 from keephold.tools.keeper.page import HOLDING, SETTLED, Page
-from keephold.tools.keeper.record import KeptExit, KeptRecord, begin_record, boot_id, change_record, record_file
+from keephold.tools.keeper.record import (
+    KeptExit,
+    KeptRecord,
+    begin_record,
+    boot_id,
+    change_record,
+    machine_id,
+    record_file,
+)
 from keephold.tools.keeper.spooling import SpoolFile
 from keephold.tools.keeper.times import Record, Times, times_file
 from keephold.tools.process import Process
@@ -100,6 +108,7 @@ class Kept:
         return KeptRecord(
             uid=request.uid,
             host=socket.gethostname(),
+            machine=machine_id(),
             boot=boot_id(),
             keeper=self._keeper.mark,
             socket=self._keeper.path,

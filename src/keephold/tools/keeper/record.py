@@ -7,6 +7,7 @@ ext4 writes to the disk at once. It need not survive a loss of power, as the pro
 """
 
 import errno
+import hashlib
 import os
 import socket
 from functools import cache
@@ -18,6 +19,7 @@ import msgspec
 from keephold.tools import marks
 from keephold.tools.keeper.files import content
 
+_MACHINE = "/etc/machine-id"
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _LARGEST = 16 << 20
 """Bytes of a record: hundreds of thousands of changes."""
@@ -44,6 +46,8 @@ class KeptRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     uid: str
     host: str
+    machine: str = ""
+    """A name for the machine, because two can have the same name for hosts; empty: it has none."""
     boot: str
     keeper: str
     """The mark of its keeper."""
@@ -64,11 +68,22 @@ class KeptRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     @property
     def where(self) -> Literal["here", "other host", "gone"]:
         """Say where it runs, if it does: its keeper lives here, may live on another host, or is certainly gone."""
-        if self.host != socket.gethostname():
+        if self.host != socket.gethostname() or (self.machine and machine_id() and self.machine != machine_id()):
             return "other host"
         if self.boot != boot_id() or marks.owner_alive(self.keeper) is False:
             return "gone"
         return "here"
+
+
+@cache
+def machine_id() -> str:
+    """Return a name for this machine that lasts, made from `/etc/machine-id`, which is not to be shown; empty without
+    one."""
+    try:
+        found = marks.read(_MACHINE).strip()
+    except OSError:
+        return ""
+    return hashlib.sha256(b"keephold" + found).hexdigest()[:16] if found else ""
 
 
 @cache

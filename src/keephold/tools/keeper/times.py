@@ -65,8 +65,8 @@ class Times:
     def _append(self, record: Record) -> None:
         if self._first is not None:
             self._begin(self._first)
-        if self._count == MOST:
-            self._make_room()
+        if self._count == MOST and not self._make_room():
+            return
         if self._put(self._count, record):
             self._count += 1
 
@@ -85,16 +85,25 @@ class Times:
             return False
         return True
 
-    def _make_room(self) -> None:
-        descriptor = self._files.get(self._path)
-        records = list(_records(os.pread(descriptor, MOST * _RECORD.size, 0)))
+    def _make_room(self) -> bool:
+        """Drop every other record or so; return whether the disk allowed it."""
+        try:
+            descriptor = self._files.get(self._path)
+            records = list(_records(os.pread(descriptor, MOST * _RECORD.size, 0)))
+            kept = self._thin(records)
+            data = b"".join(_RECORD.pack(*record, 0) for record in kept)
+            os.pwrite(descriptor, data, 0)  # of a size that the file has already
+            os.ftruncate(descriptor, len(data))
+        except OSError:
+            return False
+        self._count, self._marked = len(kept), False
+        return True
+
+    def _thin(self, records: list[Record]) -> list[Record]:
         while len(records) > MOST // 2:
             self._interval *= 2
             records = _thinned(records, self._interval)
-        data = b"".join(_RECORD.pack(*record, 0) for record in records)
-        os.pwrite(descriptor, data, 0)  # of a size that the file has already
-        os.ftruncate(descriptor, len(data))
-        self._count, self._marked = len(records), False
+        return records
 
 
 def _thinned(records: list[Record], interval: float) -> list[Record]:
