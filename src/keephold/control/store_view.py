@@ -233,7 +233,7 @@ class StoreView:
         from keephold.turn.recovery import waits_for_resume
 
         turn = await self._store.turn(record.conversation)
-        return turn is not None and turn.waits_for(record) and waits_for_resume(record, source_of(record.tool))
+        return turn is not None and turn.waits_for(record) and waits_for_resume(record.state, source_of(record.tool))
 
     async def journal(self, uid: str, *, before: int | None = None, limit: int = PAGE) -> dict[str, Any]:
         """Return a page of a call's journal, newest first; `next` is the `before` of earlier entries."""
