@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from tests.crash.stage import store_file, store_url
 
+from keephold.store.sql.queries import invariants
+
 _HANDLES = """
 SELECT uid, id, tool, conversation, call_id, owner, fence, stateful, hook_due, parking IS NOT NULL,
     next_attempt_at IS NOT NULL, state FROM handles
@@ -78,6 +80,10 @@ class Snapshot:
             connection = sqlite3.connect(copy)
             try:
                 assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+                broken = {
+                    rule: found for rule, query in invariants().items() if (found := [*connection.execute(query)])
+                }
+                assert broken == {}, "what `keephold store check` would find"
                 return cls._read(connection.execute)
             finally:
                 connection.close()

@@ -86,11 +86,11 @@ WHERE NOT EXISTS (SELECT 1 FROM queues q WHERE q.conversation = n.conversation);
 
 -- name: miscounted_handles
 -- The count of spawned handles is right.
-SELECT coalesce(s.conversation, f.conversation), coalesce(s.handles, 0), coalesce(f.found, 0)
-FROM spawned s FULL JOIN (
-    SELECT conversation, count(*) AS found FROM handles WHERE stateful GROUP BY conversation
-) f ON f.conversation = s.conversation
-WHERE coalesce(s.handles, 0) <> coalesce(f.found, 0);
+SELECT conversation, sum(counted), sum(found) FROM (
+    SELECT conversation, handles AS counted, 0 AS found FROM spawned
+    UNION ALL
+    SELECT conversation, 0, count(*) FROM handles WHERE stateful GROUP BY conversation
+) AS both_of_them GROUP BY conversation HAVING sum(counted) <> sum(found);
 
 -- name: batch_of_no_turn
 -- A batch belongs to a turn.
