@@ -361,6 +361,21 @@ def test_R7_a_process_on_another_host_is_left_alone(directory: Path) -> None:
         turn.leaves_nothing()
 
 
+def test_R7_a_wait_for_a_kept_call_without_a_runtime_says_that_it_is_kept(directory: Path) -> None:
+    with kept_turn(directory, CONFIG) as turn:
+        turn.start()
+        turn.one("cat", spawn="cat")
+        turn.kill()
+        waited = subprocess.run(turn.command("wait", "cat", "--timeout", "0"), capture_output=True, text=True)
+        assert waited.stderr.startswith(
+            f"cat: it is kept on {socket.gethostname()}, and no runtime has taken it back yet\n"
+        )
+        turn.start()
+        assert turn.one("handle_abort", id="cat")["state"] == "stopped"
+        turn.close()
+        turn.leaves_nothing()
+
+
 def test_R7_C7_a_call_that_is_aborted_elsewhere_ends_on_its_own_host(directory: Path) -> None:
     with kept_turn(directory, CONFIG) as turn:
         turn.start()

@@ -137,8 +137,11 @@ def _report(facts: Iterable[dict[str, Any]], reported: set[tuple[str, int]]) -> 
         attempt = fact["uid"], fact["attempt"]
         if fact["owner"] == "gone" and attempt not in reported:
             reported.add(attempt)
-            lost = "the process that ran it is gone, and no other has resumed it yet"
-            print_above_progress(f"{one_line(fact['id'])}: {lost}")
+            kept = fact.get("kept")
+            left = "the process that ran it is gone, and no other has resumed it yet"
+            if kept:
+                left = f"it is kept on {one_line(kept['host'])}, and no runtime has taken it back yet"
+            print_above_progress(f"{one_line(fact['id'])}: {left}")
 
 
 async def _add_output(controls: "Controls", facts: list[dict[str, Any]], completed: list[dict[str, Any]]) -> None:
