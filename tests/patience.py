@@ -14,7 +14,7 @@ import psutil
 from keephold.store.sqlite.lock_holders import stopped_writer
 
 PATIENCE = 60.0
-"""Real seconds. pytest ends a test after twice as many."""
+"""Real seconds. pytest ends a test after four times as many."""
 
 
 async def until(condition: Callable[[], Any]) -> Any:

@@ -179,11 +179,11 @@ async def test_X4_cancel_in_the_middle_of_a_batch_ends_its_calls_before_the_sign
 
 async def test_X4_cancel_while_a_permission_is_asked_takes_the_request_back(tmp_path: Path) -> None:
     async with editor(tmp_path) as person:
-        asked = asyncio.Event()
+        asked, cancelled = asyncio.Event(), asyncio.Event()
 
         async def ponder() -> str | None:
             asked.set()
-            await asyncio.sleep(0.2)
+            await cancelled.wait()
             return None
 
         person.permission = lambda _: ponder()
@@ -191,6 +191,8 @@ async def test_X4_cancel_while_a_permission_is_asked_takes_the_request_back(tmp_
         turn = asyncio.ensure_future(person.prompt(session, ASK))
         await asked.wait()
         await person.connection.cancel(session)
+        await person.until(lambda: "$/cancel_request" in str(person.messages))
+        cancelled.set()
         assert await turn == "cancelled"
         assert statuses(person.calls(session)["1"]) == ["pending", "failed"]
         assert any(m.get("method") == "$/cancel_request" for way, m in person.messages if way == "in")

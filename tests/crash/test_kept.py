@@ -48,7 +48,7 @@ def batches(turn: KeptTurn) -> int:
     return int(found)
 
 
-@pytest.mark.timeout(tries(120, soak=3600))
+@pytest.mark.timeout(tries(240, soak=3600))
 def test_R7_kept_processes_survive_kills_and_lose_and_repeat_nothing(directory: Path) -> None:
     """A build, a dev server, a REPL and an editor print numbered lines and get numbered input."""
     kills, vim = tries(3, soak=100), shutil.which("vim") is not None

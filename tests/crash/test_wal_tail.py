@@ -130,7 +130,7 @@ def edges(first: int, whole: int) -> Iterator[int]:
         yield from (at for edge in (frame, frame + FRAME) for at in range(edge - 1, edge + 2) if first <= at <= whole)
 
 
-@pytest.mark.timeout(1200 if SOAK else 120)
+@pytest.mark.timeout(1200 if SOAK else 240)
 async def test_R4_whatever_is_left_of_the_wal_holds_the_commits_before_it(tmp_path: Path) -> None:
     written = await write(tmp_path)
     for length in lengths(written):

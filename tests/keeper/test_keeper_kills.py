@@ -78,7 +78,7 @@ def live_and_die(directory: Path, fence: int, kind: str) -> None:
         program.send_signal(signal.SIGKILL)
 
 
-@pytest.mark.timeout(tries(120, soak=1200))
+@pytest.mark.timeout(tries(240, soak=1200))
 @pytest.mark.parametrize("kind", ["command", "terminal"])
 async def test_R7_random_kills_lose_and_repeat_nothing(tmp_path: Path, kind: str) -> None:
     kills = tries(4, soak=100)

@@ -161,7 +161,7 @@ async def spawned(server: Served, http: httpx2.AsyncClient, tools: dict[str, str
     return {each["id"]: each["uid"] for each in (await http.get("/api/handles")).json()["handles"]}
 
 
-@pytest.mark.timeout(tries(180, soak=3600))
+@pytest.mark.timeout(tries(240, soak=3600))
 async def test_R7_kept_processes_survive_kills_of_the_server_and_lose_and_repeat_nothing(tmp_path: Path) -> None:
     """A build, a dev server, a REPL and an editor print numbered lines and get numbered input."""
     draw = random.Random(seed := random.SystemRandom().randrange(2**32))
