@@ -108,9 +108,9 @@ async def p50(path: Path, length: float) -> float:
     return sorted(times)[len(times) // 2]
 
 
-async def crowd(path: Path, calls: int, steps: int, _: float) -> float:
+async def crowd(store: Path | str, calls: int, steps: int, _: float) -> float:
     """Return the seconds for a step when this many calls run this many steps each."""
-    async with inside(path) as call:
+    async with inside(store) as call:
         began = perf_counter()
         await call.run(partial(step_on, count=steps), calls)
         return (perf_counter() - began) / (calls * steps)

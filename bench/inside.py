@@ -1,4 +1,4 @@
-"""Work that runs inside spawned calls of a runtime on a SQLite file, for benchmarks of what such a call does."""
+"""Work that runs inside spawned calls of a runtime on a store, for benchmarks of what such a call does."""
 
 import asyncio
 import itertools
@@ -34,19 +34,19 @@ class Inside:
             assert not handle["is_error"], handle["result"]
 
     @asynccontextmanager
-    async def opened(self, path: Path) -> AsyncIterator["Inside"]:
+    async def opened(self, store: str) -> AsyncIterator["Inside"]:
         @keephold.tool(actions=("spawn", "abort"), on_crash="replay")
         async def work(call: keephold.Call) -> str:
             await self._work.pop(call.id)(call.durable())
             return "done"
 
-        async with keephold.Runtime([work], store=f"sqlite:///{path}") as self.rt, self.rt.turn() as self._turn:
+        async with keephold.Runtime([work], store=store) as self.rt, self.rt.turn() as self._turn:
             yield self
 
 
-def inside(path: Path) -> AbstractAsyncContextManager[Inside]:
-    """A runtime on that file, as an async context manager."""
-    return Inside().opened(path)
+def inside(store: Path | str) -> AbstractAsyncContextManager[Inside]:
+    """A runtime on that file, or on the store of that URL, as an async context manager."""
+    return Inside().opened(f"sqlite:///{store}" if isinstance(store, Path) else store)
 
 
 async def trivial(given: Any) -> Any:
