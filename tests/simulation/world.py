@@ -1,7 +1,6 @@
 """The real side of a simulation: a runtime whose tools do what they are told, in virtual time."""
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,6 @@ from tests.simulation.ops import KINDS, Abort, Apply, Await, Call, Fetch, Kind, 
 from tests.simulation.stores import at_once
 
 import keephold
-from keephold.handles import pace
 from keephold.handles.view import Handles
 from keephold.store.base import Store
 from keephold.testing import VirtualClock
@@ -106,7 +104,6 @@ class Stage:
         self.runtime = keephold.Runtime(crew.tools, store=store, clock=clock)
 
     async def __aenter__(self) -> Self:
-        self._portion, pace.PORTION_SECS = pace.PORTION_SECS, math.inf  # no pass more if the machine is busy
         await self.runtime.__aenter__()
         return self
 
@@ -114,7 +111,6 @@ class Stage:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.runtime.__aexit__(kind, error, trace)
-        pace.PORTION_SECS = self._portion
 
 
 class World:
