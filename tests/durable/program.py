@@ -1,7 +1,8 @@
 """A program with durable tools, to be killed: `python -m tests.durable.program STORE DIRECTORY HOW [TOOL…]`.
 
 It opens a turn of conversation `main` and spawns each tool named under its own name; with HOW `kept` it ends the turn,
-with `run` it makes one-shot calls of them instead, in one batch. It says `ready` when all have come where they wait,
+with `run` it makes one-shot calls of them instead, in one batch, and with `asked` it waits for the permission of a
+person who never decides. It says `ready` when all have come where they wait,
 and waits to be killed. The tools leave traces in DIRECTORY.
 """
 
@@ -13,8 +14,9 @@ from typing import Any
 from tests.turn.calls import STATEFUL, TALKING
 
 import keephold
-from keephold import Call, Pending, Runtime, Tool, ToolCall
+from keephold import Call, Pending, Question, Runtime, Tool, ToolCall
 from keephold.handles.handle import Handle
+from keephold.turn.prompts import Decision, Prompt
 
 
 def tools(directory: Path) -> list[Tool]:
@@ -66,7 +68,19 @@ def tools(directory: Path) -> list[Tool]:
         note("alone", call.uid)
         return str(await call.input())
 
-    return [deploy, approve, work, session, alone]
+    @keephold.tool(actions=TALKING, on_turn_end="keep")
+    async def asks(call: Call) -> str:
+        """Asks its caller."""
+        note("asks", "asked")
+        return f"sure: {await call.ask(Question(id='sure', text='Sure?', answer_type='Boolean'))}"
+
+    @keephold.tool(actions=STATEFUL, on_turn_end="keep", run="ask")
+    async def careful(call: Call) -> str:
+        """Runs if a person permits it."""
+        return "permitted"
+
+    screen = keephold.terminal(["cat"], name="screen", on_turn_end="keep")
+    return [deploy, approve, work, session, alone, asks, careful, screen]
 
 
 def _waits(handle: Handle) -> bool:
@@ -75,13 +89,24 @@ def _waits(handle: Handle) -> bool:
 
 
 async def main(store: str, directory: Path, how: str, *names: str) -> None:
-    async with Runtime(tools(directory), store=store) as rt:
+    async def nobody(prompt: Prompt) -> Decision:
+        (directory / "careful").touch()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    asked = how == "asked"
+    async with Runtime(tools(directory), store=store, prompter=nobody if asked else None) as rt:
         turn = await rt.turn("main").__aenter__()
-        if how == "run":
-            batch = asyncio.create_task(turn.run([ToolCall(name, name) for name in names]))
+        spawns = [ToolCall(name, name, {"action": "spawn", "id": name}) for name in names]
+        batch = None
+        if how in ("run", "asked"):
+            calls = spawns if asked else [ToolCall(name, name) for name in names]
+            batch = asyncio.create_task(turn.run(calls))
         else:
-            await turn.run([ToolCall(name, name, {"action": "spawn", "id": name}) for name in names])
-            batch = None
+            await turn.run(spawns)
+            (directory / "screen").touch()
+        while asked and not await rt.registry.store.posts("prompt"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         while not all((directory / name).exists() for name in names):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         while not all(map(_waits, rt.registry.live())):  # noqa: ASYNC110 (the traces are left just before)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -13,11 +13,15 @@ import pytest
 from tests.durable.lives import in_state, ok, only, parsed, stopped, stored_in
 from tests.durable.program import tools
 from tests.patience import PATIENCE, stop_between_commits, until
-from tests.turn.calls import apply, fetch, reply, spawn
+from tests.turn.calls import abort, apply, call, fetch, reply, spawn, wait_all
 
 import keephold
-from keephold import Call, KeepholdError, Runtime, ToolCall
+from keephold import Call, KeepholdError, Runtime, ToolCall, Turn
+from keephold.control.control import Control
+from keephold.control.stored_output import talking
 from keephold.outcomes import Failure, Ok
+from keephold.store.base import Record
+from keephold.turn import attach_protocol as frames
 from keephold.turn import relay
 
 ROOT = Path(__file__).parents[2]
@@ -221,3 +225,91 @@ async def test_B4_one_shot_serial_calls_of_two_processes_run_one_at_a_time(tmp_p
         calls = [queue.call(ToolCall(f"c{n}", "count")) for n in range(5) for queue in queues]
         assert [response.result for response in await asyncio.gather(*calls)] == ["counted"] * 10
     assert most == 1
+
+
+async def attach(rt: Runtime, turn: Turn) -> str:
+    """Drive the terminal: type a line, and return when it is printed."""
+    store = rt.registry.store
+    record = await store.named("main", "screen")
+    assert isinstance(record, Record)
+    printed = b""
+    async with talking(store, record, frames.Want(uid=record.uid, want="attach", rows=24, cols=80), rt.relay) as talk:
+        await talk.receive()
+        talk.send(frames.INPUT, b"typed\n")
+        while b"typed" not in printed:
+            kind, payload = await talk.receive()
+            printed += payload if kind == frames.OUTPUT and isinstance(payload, bytes) else b""
+    return "typed"
+
+
+async def read(rt: Runtime, turn: Turn) -> str:
+    info = await rt.handle("session", conversation="main")
+    return (await Control(rt).output(info.uid))["text"]
+
+
+async def answer(rt: Runtime, turn: Turn) -> str:
+    info = await rt.handle("asks", conversation="main")
+    return str((await Control(rt).answer(info.uid, True))["result"])
+
+
+async def permit(rt: Runtime, turn: Turn) -> str:
+    (post,) = await rt.registry.store.posts("prompt")
+    return (await Control(rt).decide(post.id, {"decision": "approve"}))["status"]
+
+
+def told(call: ToolCall, field: str) -> Callable[[Runtime, Turn], Awaitable[str]]:
+    async def run(rt: Runtime, turn: Turn) -> str:
+        return str(parsed(await only(turn, call)).get(field))
+
+    return run
+
+
+Action = Callable[[Runtime, Turn], Awaitable[str]]
+ACTIONS: dict[str, tuple[str, Action, str]] = {
+    "fetch": ("session", told(fetch("session", "session"), "state"), "running"),
+    "apply": ("session", told(apply("session", "session", "hi"), "content"), "you said hi\n"),
+    "abort": ("session", told(abort("session", "session"), "ended_by"), "abort"),
+    "await": ("session", told(wait_all("session"), "needs_input"), "True"),
+    "wait for a line": ("session", told(call("await", output={"session": "hell"}), "completed"), "[]"),
+    "read": ("session", read, "hello\n"),
+    "answer": ("asks", answer, "sure: True"),
+    "permit": ("careful", permit, "taken"),
+    "attach": ("screen", attach, "typed"),
+}
+"""By action of another process: the tool whose handle it is about, how it acts, and the result."""
+
+
+@pytest.mark.parametrize("what", ACTIONS)
+async def test_M3_another_process_can(tmp_path: Path, what: str) -> None:
+    name, act, result = ACTIONS[what]
+    async with (
+        program(tmp_path, "asked" if what == "permit" else "kept", name),
+        Runtime(tools(tmp_path), store=stored_in(tmp_path)) as rt,
+        rt.turn("other" if what == "permit" else "main") as turn,
+    ):
+        async with asyncio.timeout(PATIENCE):
+            assert await act(rt, turn) == result
+
+
+@pytest.mark.parametrize("what", ACTIONS)
+async def test_M3_if_the_owner_is_killed_meanwhile_nothing_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The owner is stopped before and killed afterwards, so that it cannot answer."""
+    monkeypatch.setattr("keephold.upkeep.SWEEP_SECS", 0.1)
+    name, act, _ = ACTIONS[what]
+    async with (
+        program(tmp_path, "asked" if what == "permit" else "kept", name) as running,
+        Runtime(tools(tmp_path), store=stored_in(tmp_path)) as rt,
+        rt.turn("other" if what == "permit" else "main") as turn,
+    ):
+        running.stop(tmp_path)
+        acting = asyncio.ensure_future(act(rt, turn))
+        await asyncio.sleep(0.05)
+        await running.kill()
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(acting, return_exceptions=True)
+        assert acting.exception() is None or isinstance(acting.exception(), KeepholdError | AssertionError)
+        if what != "permit":
+            info = await stopped(rt, name)
+            assert info.ended_by in ("crash", "abort")

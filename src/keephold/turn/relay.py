@@ -43,7 +43,7 @@ _OF_USE = b"true"
 _TAKEN = b""
 """The reply of an owner that has taken a request and not finished: it will be carried out."""
 _ANSWERED = b"."
-"""Stands before the frames of a reply, of which there may be none."""
+"""Precedes the frames of a reply, of which there may be none."""
 
 
 class _Wanted(msgspec.Struct, omit_defaults=True):
