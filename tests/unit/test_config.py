@@ -341,7 +341,7 @@ def test_L4_every_problem_is_reported_in_the_order_of_the_lines() -> None:
 
 
 def test_K5_a_secret_value_is_never_repeated() -> None:
-    text = "[store]\nurl = 'postgres://me:hunter2@db'\n" + LOCAL + "env = { TOKEN = 4242424242 }\n"
+    text = "[store]\nurl = 'mysql://me:hunter2@db'\n" + LOCAL + "env = { TOKEN = 4242424242 }\n"
     found = problems(text)
     assert found == [
         'keephold.toml:2: store.url: must be "memory:", "sqlite:///path" or "postgresql://user@host/database", '
