@@ -5,16 +5,19 @@ import gzip
 import json
 import signal
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from tests.durable.lives import START, HandClock, stored_in
 from tests.trusting import write_trusted
 from tests.unit.sqlite_stores import uid
 
 from keephold import KeepholdError, Runtime
+from keephold.cli import main
 from keephold.handles.state import Failure, Ok, Stopped
 from keephold.store.archive import Archive, archived
 from keephold.store.base import HandleQuery, KeptOutput, Record, Registered
@@ -80,6 +83,19 @@ def test_a_handle_that_is_archived_twice_is_read_once(tmp_path: Path) -> None:
     assert uids(tmp_path) == [uid(1), uid(2), uid(3)]
 
 
+def test_keephold_store_archive_lists_and_filters(tmp_path: Path) -> None:
+    Archive(tmp_path / "a", [tmp_path]).add([over(1), over(2, at=START + 40 * DAY)])
+    listed = CliRunner().invoke(main, ["store", "archive", str(tmp_path / "a")])
+    assert listed.exit_code == 0
+    assert [line.split()[2] for line in listed.output.splitlines()[1:]] == ["h1", "h2"]
+    for words, ids in (((), ["h1", "h2"]), (("--tool", "x"), []), (("--conversation", "main"), ["h1", "h2"])):
+        asked = CliRunner().invoke(main, ["store", "archive", str(tmp_path / "a"), "--json", *words])
+        assert [json.loads(line)["id"] for line in asked.output.splitlines()] == ids
+    weeks = int((time.time() - START) / DAY / 7) - 2  # after the first, before the second
+    recent = CliRunner().invoke(main, ["store", "archive", str(tmp_path / "a"), "--json", "--since", f"{weeks}w"])
+    assert [json.loads(line)["id"] for line in recent.output.splitlines()] == ["h2"]
+
+
 def test_K7_a_link_that_leads_out_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "inside").mkdir()
     (tmp_path / "inside" / "a").symlink_to(tmp_path)
@@ -116,6 +132,8 @@ class Slow:
     async def __call__(self, records):
         await self.archive(records)
         print("archived", flush=True)
+        if "hold" in sys.argv:
+            await asyncio.get_running_loop().create_future()
 
 async def main():
     clock = HandClock(START + 10)
@@ -141,11 +159,9 @@ class Process:
         self._to, self._said = process.stdin, process.stdout
 
     @classmethod
-    async def start(cls, config: Path) -> "Process":
-        pipe = asyncio.subprocess.PIPE
-        made = cls(
-            await asyncio.create_subprocess_exec(sys.executable, "-c", PROGRAM, str(config), stdin=pipe, stdout=pipe)
-        )
+    async def start(cls, config: Path, *more: str) -> "Process":
+        pipe, words = asyncio.subprocess.PIPE, (sys.executable, "-c", PROGRAM, str(config), *more)
+        made = cls(await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe))
         await made.says("ready")
         return made
 
@@ -156,6 +172,9 @@ class Process:
 
     def tell(self) -> None:
         self._to.write(b"\n")
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
 
     async def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
@@ -210,6 +229,21 @@ async def test_S5_killed_between_archiving_and_deleting_nothing_is_lost(tmp_path
     found = lines(tmp_path / "old")
     assert set(found) == expected and max(found.values()) <= 2
     assert sorted(uids(tmp_path / "old")) == sorted(expected), "the reader returns each once"
+
+
+async def test_W8_a_process_that_is_stopped_while_it_archives_is_passed(tmp_path: Path) -> None:
+    config = await stocked(tmp_path, 100)
+    first, second = await Process.start(config, "hold"), await Process.start(config)
+    first.tell()
+    await first.says("archived")
+    first.stop()
+    second.tell()
+    await second.says("done")
+    await first.kill()
+    await second.end()
+    async with Runtime(store=stored_in(tmp_path)) as rt:
+        assert await rt.registry.store.handles() == []
+    assert len(uids(tmp_path / "old")) == 100
 
 
 async def test_W8_the_lock_ends_with_its_process_and_excludes_others(tmp_path: Path) -> None:

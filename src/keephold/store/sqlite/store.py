@@ -23,6 +23,7 @@ from keephold.forking import Descriptor
 from keephold.listeners import Listeners
 from keephold.store.base import Done, Failed, Heard, Op
 from keephold.store.sql.commits import Commit
+from keephold.store.sqlite.lock_holders import stopped_holder
 from keephold.store.sqlite.opening import StoreFiles
 from keephold.store.sqlite.reads import Reads
 from keephold.store.sqlite.threads import Scanner, in_thread
@@ -74,15 +75,17 @@ class SqliteStore(Reads):
 
     @contextmanager
     def sole(self) -> Iterator[bool]:
-        """Hold the lock under which one process at a time deletes and archives what is old. False: another has it."""
+        """Hold the lock under which one process at a time deletes and archives what is old. False: another has it. A
+        process that is stopped (SIGSTOP) is passed: two that delete do no harm."""
         assert self._owners is not None, "the store is open"
-        lock = Descriptor(os.open(self._owners.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        directory = self._owners.directory
+        lock = Descriptor(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 alone = True
             except BlockingIOError:
-                alone = False
+                alone = stopped_holder(str(directory)) is not None
             yield alone
         finally:
             lock.close()
