@@ -43,18 +43,31 @@ class Server:
         directory.mkdir(parents=True, exist_ok=True)
         if self._user is not None:  # PostgreSQL refuses to run as root
             os.chown(directory, self._user.pw_uid, self._user.pw_gid)
+        self._bin = BIN if self._may_run(BIN) else _copied(directory / "install")
         self._run("initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync", "--locale=C.UTF-8")
 
     @property
     def url(self) -> str:
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
-    def _run(self, program: str, *words: str) -> None:
+    @property
+    def _who(self) -> Any:
         user = self._user
-        who: Any = {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        return {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+    def _may_run(self, programs: Path) -> bool:
+        """Whether the user of the server can reach the programs: an environment may be in a private directory."""
+        try:
+            return not subprocess.run([programs / "postgres", "--version"], capture_output=True, **self._who).returncode
+        except PermissionError:
+            return False
+
+    def _run(self, program: str, *words: str) -> None:
         with (self.directory / "log").open("ab") as log:
-            command = [str(BIN / program), "-D", str(self.directory / "data"), *words]
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory, **who)
+            command = [str(self._bin / program), "-D", str(self.directory / "data"), *words]
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory, **self._who
+            )
         assert not done.returncode, (self.directory / "log").read_text()
 
     def start(self) -> None:
@@ -83,9 +96,19 @@ def own_server(*settings: str) -> Iterator[Server]:
 
 
 def _new_directory() -> Path:
-    directory = Path(tempfile.mkdtemp(prefix="keephold-postgres-"))
+    place = "/tmp" if os.getuid() == 0 else None  # which everybody can enter
+    directory = Path(tempfile.mkdtemp(prefix="keephold-postgres-", dir=place))
     directory.chmod(0o755)
     return directory
+
+
+def _copied(install: Path) -> Path:
+    """Copy the programs and, to the same place beside them, the wheel's libraries."""
+    package = BIN.parents[1]
+    libraries = package.with_name(f"{package.name}.libs")
+    shutil.copytree(BIN.parent, install / package.name / BIN.parent.name, symlinks=True)
+    shutil.copytree(libraries, install / libraries.name)
+    return install / package.name / BIN.parent.name / "bin"
 
 
 @contextmanager
