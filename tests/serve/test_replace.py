@@ -22,7 +22,8 @@ from tests.serve.streams import listening
 from tests.soak import tries
 
 from keephold.control.remote import RemoteControl
-from keephold.serve.handover import _hello
+from keephold.errors import ConfigError
+from keephold.serve.handover import Channel, Predecessor, _hello
 from keephold.store.sqlite.processes import HANDOVER, owners_of
 from keephold.turn import attach_protocol as frames
 
@@ -315,8 +316,40 @@ async def test_R6_of_two_that_replace_it_one_does_and_the_other_says_so(tmp_path
         for each in sockets:
             os.close(each)
         first.close()
-        await until(lambda: "was about to replace this server and has ended" in server.said.read_text())
+        await until(lambda: "was about to replace this server and has ended or stopped" in server.said.read_text())
         await ended(await replaced(server))
+
+
+async def test_R6_if_the_new_server_is_stopped_before_it_serves_the_old_one_answers_and_the_new_one_does_not(
+    tmp_path: Path,
+) -> None:
+    with served(tmp_path, CONFIG) as server:
+        with handover_socket(server) as other:
+            other.send(json.dumps(first_packet(server)).encode())
+            _, sockets, _, _ = socket.recv_fds(other, 1 << 16, 10)
+            other.send(b'{"ready":true}')
+            async with server.client() as http:
+                assert (await http.get("/healthz")).status_code == 200
+            assert [json.loads(other.recv(1 << 16)) for _ in range(2)] == [{"go": True}, {"back": True}]
+            with pytest.raises(BrokenPipeError):
+                other.send(b'{"serving":true}')
+            for each in sockets:
+                os.close(each)
+        await ended(await replaced(server))
+
+
+async def test_R6_a_new_server_whose_address_was_taken_back_does_not_serve() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs, socket.create_server(("127.0.0.1", 0)) as listening:
+        predecessor = Predecessor(Channel(ours), [listening], 1)
+        with contextlib.closing(predecessor):
+            gone = asyncio.create_task(predecessor.gone())
+            assert await asyncio.to_thread(theirs.recv, 1 << 16) == b'{"ready": true}'
+            theirs.shutdown(socket.SHUT_RD)
+            theirs.send(b'{"go":true}')
+            theirs.send(b'{"back":true}')
+            with pytest.raises(ConfigError, match="has waited 5 s for this one"):
+                await gone
 
 
 @pytest.mark.parametrize("says", [(), ("ready",)])

@@ -7,13 +7,14 @@ packets of JSON:
     old   {"handover": 1, "release": "1.3.0", "schema": 9} and its listening sockets, or {"refused": why}
     new   {"ready": true} when it is ready to answer
     old   {"go": true} after it has stopped to accept connections
-    new   {"serving": true} after it has begun to accept them
+    new   {"serving": true} before it begins to accept them
     old   {"connections": 3} and connections that no request is using; {"released": true}: calls can be claimed
 
 Only one of the two accepts connections at any time. The queue of connections that nobody has accepted belongs to the
 listening sockets, which both have, so no connection is refused. If the new server ends before it has said `serving`,
-the old one continues. After that, the old one has left its address for good: if the new one dies, it has to be started
-again like any other server that died.
+the old one continues. If the new one says nothing for five seconds, because it is stopped, the old one says
+`{"back": true}`, refuses a later `serving`, and continues. After `serving`, the old one has left its address for good:
+if the new one dies, it has to be started again like any other server that died.
 
 The first packet of each side is the same in all versions of this protocol. A new server whose schema of the store is
 newer would upgrade the store while the old one uses it, so it is refused.
@@ -44,8 +45,8 @@ _SCHEMA = max(migrations())
 _LONGEST = 1 << 16
 _MOST = 200
 """Descriptors in one packet; Linux takes 253."""
-_FIRST_SECS = 5.0
-"""How long the other side may take for its first packet."""
+_FIRST_SECS = _SERVING_SECS = 5.0
+"""How long the other side may take for its first packet, and the new server to say that it serves."""
 
 
 class Ended(Exception):
@@ -98,6 +99,14 @@ class Channel:
             _close(sockets)
             raise Ended
         return said, sockets
+
+    async def last(self) -> dict[str, Any]:
+        """Refuse further packets; return one that has come already. Raises `Ended` if there is none."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)  # the other side learns of it when it sends
+        said, sockets = await self.receive()
+        _close(sockets)
+        return said
 
     def close(self) -> None:
         self._socket.close()
@@ -255,7 +264,7 @@ class Offer:
             await self._let_go(channel)
         except Ended:
             self._to = None
-            _log.warning("pid %d was about to replace this server and has ended; this server continues", pid)
+            _log.warning("pid %d was about to replace this server and has ended or stopped; this server continues", pid)
             return False
         return True
 
@@ -263,9 +272,21 @@ class Offer:
         self._front.pause()
         try:
             await channel.send({"go": True})
-            await channel.receive()
+            try:
+                async with asyncio.timeout(_SERVING_SECS):
+                    await channel.receive()
+            except TimeoutError:
+                await self._take_back(channel)
         except Ended:
             await self._front.resume()
+            raise
+
+    async def _take_back(self, channel: Channel) -> None:
+        """Take the address back from a server that does not serve. Raises `Ended`, unless that has just begun to."""
+        try:
+            await channel.last()
+        except Ended:
+            await channel.send({"back": True})
             raise
 
     async def close(self) -> None:
@@ -304,16 +325,21 @@ class Predecessor:
 
     async def gone(self) -> None:
         """Say that this server is ready, and return when the other one accepts no more connections. If it has died, its
-        sockets are here."""
+        sockets are here. Raises `ConfigError` if this one was stopped too long, and the other has taken them back."""
         with contextlib.suppress(Ended):
             await self._channel.send({"ready": True})
             await self._channel.receive()
+            try:
+                await self._channel.send({"serving": True})
+            except Ended:
+                said, _ = await self._channel.receive()
+                if "back" in said:
+                    at = self.listening[0].getsockname()[:2]
+                    raise _cannot(at, f"pid {self.pid} has waited {_SERVING_SECS:g} s for this one") from None
 
     async def follow(self, adopt: Callable[[socket.socket], Awaitable[None]], claim: Callable[[], None]) -> None:
-        """Say that this server serves. Take over the other one's connections, and `claim` the calls that it releases,
-        until it has ended."""
+        """Take over the other one's connections, and `claim` the calls that it releases, until it has ended."""
         with contextlib.suppress(Ended):
-            await self._channel.send({"serving": True})
             while True:
                 said, connections = await self._channel.receive()
                 for each in connections:
