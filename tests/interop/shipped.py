@@ -42,10 +42,10 @@ run = "unattended"
 
 
 @asynccontextmanager
-async def shipped(directory: Path, servers: int = 1) -> AsyncIterator[str]:
+async def shipped(directory: Path, servers: int = 1, *words: str) -> AsyncIterator[str]:
     """Serve, and yield the URL for clients without a token. Of several servers on one store, a random one gets each
     request, and one is killed between two requests."""
-    async with behind_proxy(directory, CONFIG, servers) as proxy:
+    async with behind_proxy(directory, CONFIG, servers, *words) as proxy:
         await _listed(proxy.url)
         proxy.kills_after = None if servers == 1 else proxy.requests + 20
         yield proxy.url
@@ -117,12 +117,12 @@ async def _passed(port: int, request: bytes, reading: asyncio.StreamReader, writ
 
 
 @asynccontextmanager
-async def behind_proxy(directory: Path, config: str, count: int) -> AsyncIterator[Proxy]:
+async def behind_proxy(directory: Path, config: str, count: int, *words: str) -> AsyncIterator[Proxy]:
     """Servers on one store, and a proxy in front of them."""
     port = free_port()
     with ExitStack() as stack:
-        url = f"http://localhost:{port}"
-        proxy = Proxy(port, [stack.enter_context(served(directory, config, "--url", url)) for _ in range(count)])
+        words = ("--url", f"http://localhost:{port}", *words)
+        proxy = Proxy(port, [stack.enter_context(served(directory, config, *words)) for _ in range(count)])
         async with await asyncio.start_server(proxy.forward, "localhost", port):
             yield proxy
         await proxy.close()

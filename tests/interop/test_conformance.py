@@ -8,6 +8,7 @@ import asyncio
 import json
 import re
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from tests.interop.counts import Record, note
 from tests.interop.foreign import CONFORMANCE, ROOT, node, told
 from tests.interop.shipped import shipped
+from tests.postgres import own_server
 from tests.soak import SOAK
 
 soak = pytest.mark.skipif(not SOAK, reason="runs with KEEPHOLD_SOAK=1")
@@ -102,13 +104,18 @@ def test_M1_every_scenario_of_a_version_passes(
 
 
 @pytest.mark.parametrize(("version", "scenarios", "least"), [("2025-11-25", 20, 57), ("2026-07-28", 22, 83)])
-@pytest.mark.parametrize("servers", [1, pytest.param(3, marks=soak)])
+@pytest.mark.parametrize(
+    ("servers", "store"),
+    [(1, "sqlite"), pytest.param(3, "sqlite", marks=soak), pytest.param(3, "postgres", marks=soak)],
+)
 async def test_M1_the_shipped_server_passes_all_that_a_configuration_can_express(
-    tmp_path: Path, record_property: Record, version: str, scenarios: int, least: int, servers: int
+    tmp_path: Path, record_property: Record, version: str, scenarios: int, least: int, servers: int, store: str
 ) -> None:
     words = ["--suite", "all", "--spec-version", version, "-o", str(tmp_path / "results")]
-    async with shipped(tmp_path, servers) as url:
-        await asyncio.to_thread(node, CONFORMANCE, "server", "--url", url, *words)
+    with ExitStack() as stack:
+        where = ["--store", stack.enter_context(own_server()).url] if store == "postgres" else []
+        async with shipped(tmp_path, servers, *where) as url:
+            await asyncio.to_thread(node, CONFORMANCE, "server", "--url", url, *words)
     checks = _checks(tmp_path / "results")
     passing = {name: each for name, each in checks.items() if name not in NOT_CONFIGURED}
     passed = _passed(passing)
