@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 import pytest
 from tests.cutting import Cut, Proxy, proxy
 from tests.postgres import QUICK, own_server
+from tests.soak import SOAK
 
+import keephold
 from keephold.errors import KeepholdError
 from keephold.store.base import Claimed, Emitted, Journaled, Op, Registered
 from keephold.store.postgres import presence
@@ -76,6 +78,44 @@ async def test_R4_a_commit_waits_for_the_server_or_says_that_it_is_away() -> Non
             await other.owners()
             assert other.alive(store.owner), "it has taken its lock again"
             await commit(other, Registered(record(2)))
+
+
+async def test_E2_steps_are_recorded_once_while_the_server_crashes_again_and_again() -> None:
+    """Calls run steps without pause. Work that must be recorded waits for the server; none is lost, none is there
+    twice."""
+    done: list[tuple[str, int]] = []
+    enough = asyncio.Event()
+
+    @keephold.tool(actions=("spawn", "abort"), on_crash="replay")
+    async def work(call: keephold.Call) -> int:
+        effects, number = call.durable(), 0
+
+        async def note(given: Any) -> Any:
+            done.append((call.uid, given))
+            return given
+
+        while not enough.is_set():
+            number += 1
+            assert await effects.run_json(f"s{number}", number, note) == number
+        return number
+
+    with own_server(*QUICK) as server:
+        async with keephold.Runtime([work], store=server.url) as runtime, runtime.turn("main") as turn:
+            ids = [f"w{number}" for number in range(8)]
+            spawned = [keephold.ToolCall(id, "work", {"action": "spawn", "id": id}) for id in ids]
+            assert not any(response.is_error for response in await turn.run(spawned))
+            for _ in range(100 if SOAK else 2):
+                count = len(done)
+                await until(lambda count=count: len(done) > count + 100)  # type: ignore[misc]
+                await asyncio.to_thread(server.stop, "immediate")
+                await asyncio.to_thread(server.start)
+            enough.set()
+            waited = await runtime.wait(all=ids, conversation="main")
+            results = {handle["id"]: handle["result"] for handle in waited["completed"]}
+            for record_ in await runtime.registry.store.handles():
+                lines = [entry.name for entry in await runtime.registry.store.journal(record_.uid)]
+                assert lines == [f"s{number}" for number in range(1, results[record_.id] + 1)]
+            assert sorted(done) == sorted(set(done)), "no step ran twice: its process did not die"
 
 
 @pytest.mark.parametrize("how", ["request", "answer"])
