@@ -30,6 +30,9 @@ from keephold.turn import attach_protocol as frames
 CONFIG = (
     LASTING
     + """
+[mcp]
+answer_within_secs = 0
+
 [conversation.tools.echo]
 source = "local"
 command = ["printf", "%s", "{{ tool.arguments.text }}"]

@@ -13,6 +13,9 @@ from tests.mcp.clients import ERAS, connected
 from tests.patience import PATIENCE, until
 
 CONFIG = """
+[mcp]
+answer_within_secs = 0
+
 [conversation.tools."*"]
 run = "unattended"
 
