@@ -214,6 +214,7 @@ def test_L3_ps_json_has_every_fact(place: Place) -> None:
         "ready": False, "owner": None, "kept": None, "attempt": 1, "next_attempt_at": None, "stopped": None, "ok": None,
         "ended_by": None,
         "stateful": True, "priority": 0, "code": None, "message": None, "progress": None, "question": None,
+        "lingering": False, "driver": None,
     }  # fmt: skip
 
 
