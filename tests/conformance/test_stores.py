@@ -7,6 +7,8 @@ from tests.soak import SOAK
 
 pytest.register_assert_rewrite("keephold.testing.conformance")
 
+from keephold.config import load_config  # noqa: E402
+from keephold.config.would_do import would_do  # noqa: E402
 from keephold.errors import KeepholdError  # noqa: E402
 from keephold.store.base import Browse  # noqa: E402
 from keephold.store.memory import MemoryStore  # noqa: E402
@@ -104,6 +106,13 @@ def test_Y1_a_postgresql_url_names_a_database_and_a_schema() -> None:
         assert store.address.dsn == "postgresql://me:hunter2@db.example:5433/work?sslmode=require"
         assert "hunter2" not in repr(store.address)
     assert open_store("postgresql:///work?host=/run/pg").address.name == "PostgreSQL at /run/pg/work, schema keephold"  # type: ignore[attr-defined]
+
+
+def test_K5_the_password_of_a_store_is_not_shown(tmp_path: Path) -> None:
+    for query in ("", "?schema=No"):
+        file = tmp_path / "keephold.toml"
+        file.write_text(f"[store]\nurl = 'postgresql://me:hunter2@db.example/work{query}'\n")
+        assert "hunter2" not in "\n".join(would_do(load_config(file)))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 
 from keephold.config.model import AgentSettings, AssistantSettings, Config, McpServerSettings, ToolSettings
 from keephold.config.secrets import masked_env
+from keephold.store.postgres.address import shown
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -90,7 +91,7 @@ def _files(config: Config) -> Iterator[str]:
     if config.store.archive is not None:
         yield f"append to files in {_quoted(str(config.root / Path(config.store.archive).expanduser()))}"
     if config.store_url is not None:
-        yield f"keep handles in {_quoted(config.store_url)}"
+        yield f"keep handles in {_quoted(shown(config.store_url))}"
 
 
 def _rest(config: Config) -> Iterator[str]:

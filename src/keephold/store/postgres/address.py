@@ -49,6 +49,16 @@ def address(url: str) -> Address:
     return Address(dsn, schema, f"PostgreSQL at {where}{parts.path or '/'}, schema {schema}")
 
 
+def shown(url: str) -> str:
+    """Return how a store may be shown to people: a PostgreSQL store without the user and the password."""
+    if not url.startswith(("postgresql:", "postgres:")):
+        return url
+    try:
+        return address(url).name
+    except KeepholdError:
+        return "a PostgreSQL database"
+
+
 def _wrong(why: str) -> KeepholdError:
     return KeepholdError(
         f"that is not the URL of a PostgreSQL store: {why}; use `postgresql://user@host/database`, and "
