@@ -73,6 +73,12 @@ async def host(directory: Path, store: str, name: str) -> AsyncIterator[Host]:
         yield Host(client, words)
 
 
+def logs(directory: Path, store: str) -> str:
+    """What a command on a third machine prints of the terminal."""
+    command = [sys.executable, "-m", "keephold", "logs", "repl", "--conversation", "shared", "--store", store]
+    return subprocess.run(command, env=environment(directory), capture_output=True, text=True, check=True).stdout
+
+
 async def test_A6_one_machine_uses_what_another_one_runs_until_that_dies(tmp_path: Path) -> None:
     with own_server("unix_socket_directories=/tmp") as server:
         store = f"postgresql://postgres@/postgres?host=/tmp&port={server.port}"
@@ -81,6 +87,7 @@ async def test_A6_one_machine_uses_what_another_one_runs_until_that_dies(tmp_pat
             assert (await two.call("await", any=["repl"]))["needs_input"]
             typed = await two.call("handle_apply", id="repl", input="import socket; socket.gethostname(), 6 * 7\n")
             assert "('one', 42)" in typed["content"]
+            assert "('one', 42)" in await asyncio.to_thread(logs, tmp_path, store)
 
             await two.call("asks", spawn="question")
             assert (await one.call("await", any=["question"]))["needs_input"]

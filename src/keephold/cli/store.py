@@ -254,7 +254,7 @@ async def opened(where: Where, *, acting: bool = False) -> "AsyncIterator[Contro
             yield Stored(runtime.registry.store, runtime)
     else:
         async with reading(where.store) as store:
-            yield Stored(store)
+            yield Stored(store, url=where.store)
 
 
 def ask(where: Where, operation: "Callable[[Controls], Awaitable[T]]", *, acting: bool = False) -> T:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from keephold.control.control import Control
     from keephold.runtime import Runtime
     from keephold.turn import attach_protocol as frames
+    from keephold.turn.relay import Relay
 
 _TAIL_BYTES = 4096
 
@@ -28,8 +29,9 @@ _TAIL_BYTES = 4096
 class Stored:
     """Performs the commands' operations on an open store; those that act need a `runtime`, which has no tools."""
 
-    def __init__(self, store: Store, runtime: "Runtime | None" = None) -> None:
+    def __init__(self, store: Store, runtime: "Runtime | None" = None, *, url: str | None = None) -> None:
         self._store = store
+        self._url = url
         self.store_view = StoreView(store, longest_page=2**53)  # the command decides how long a page is
         self._acting = runtime
 
@@ -89,9 +91,24 @@ class Stored:
     async def _talk(self, uid: str, want: "frames.Want") -> "AsyncIterator[frames.Talk]":
         from keephold.control.stored_output import talking
 
-        polls = None if self._acting is None else self._acting.relay
-        async with talking(self._store, await self._record(uid), want, polls) as talk:
+        record = await self._record(uid)
+        async with self._relay(record) as relay, talking(self._store, record, want, relay) as talk:
             yield talk
+
+    @asynccontextmanager
+    async def _relay(self, record: Record) -> "AsyncIterator[Relay | None]":
+        """Yield a way to ask the process that runs a handle for output, if that process has no socket here."""
+        from keephold.cli.store import without_tools
+        from keephold.turn.owner_connection import running
+
+        to = running(self._store, record)
+        if self._acting is not None:
+            yield self._acting.relay
+        elif to is None or to.path is not None:
+            yield None
+        else:
+            async with without_tools(self._url) as runtime:
+                yield runtime.relay
 
     # Acting
 
