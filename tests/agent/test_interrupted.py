@@ -9,7 +9,6 @@ from tests.agent.scripted import Script, called, spawned
 from tests.agent.talk import Talk, talking
 from tests.agent.test_loop import TOOLS, running
 from tests.durable.lives import approval, ok, parked
-from tests.patience import PATIENCE
 
 from keephold import Key
 from keephold.agent.events import TurnAnswer
@@ -32,7 +31,7 @@ async def test_R9_a_timeout_around_a_prompt_leaves_the_batch_to_the_next(
     script = Script([called("c1", "approve"), called("c2", "work"), spawned("c3", "work", "w")], "Approved.")
     async with talking(script, *TOOLS, approval(keys), clock=clock) as talk:
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(5):
                 await talk.prompt()
         assert talk.conversation.interrupted
         going = asyncio.ensure_future(how(talk))

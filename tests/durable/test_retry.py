@@ -176,7 +176,7 @@ async def test_R5_a_command_that_timed_out_is_run_again(tmp_path: Path) -> None:
         source = "local"
         run = "unattended"
         command = ["sh", "-c", "test -e tried && echo built && exit; touch tried; exec sleep 30"]
-        timeout_secs = 0.3
+        timeout_secs = 3
         retry = { policy = "safe", max_attempts = 2, base_delay_ms = 10 }
         """,
     )

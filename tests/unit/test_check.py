@@ -139,7 +139,7 @@ def test_L1_a_mistake_in_the_file_hides_nothing_that_is_missing() -> None:
         "[conversation.tools.f]\nsource = 'python'\nfunction = 3\n"
         "[conversation.tools.l]\nsource = 'local'\ncommand = ['ls -l']\n"
         "[conversation.tools.fine]\nsource = 'local'\ncommand = 'sh'\nrun = 'unattended'\n"
-        "[store]\nurl = 'postgresql://x'\n"
+        "[store]\nurl = 'mysql://x'\n"
     )
     assert [":".join(line.split(": ")[:2]) for line in found["problems"]] == [
         "keephold.toml:2:conversation.detached",

@@ -8,7 +8,7 @@ from typing import Any
 
 import apsw
 import pytest
-from tests.patience import until
+from tests.patience import PATIENCE, until
 from tests.unit.sqlite_stores import NOON, commit, end, give, line, opened, registered, uid
 
 from keephold.errors import KeepholdError
@@ -199,7 +199,11 @@ async def test_a_program_that_locks_the_database_is_waited_for_and_told(
         other.close()
 
 
-async def test_closing_goes_on_trying_and_gives_up_in_the_end(tmp_path: Path, faults: Faults) -> None:
+async def test_closing_goes_on_trying_and_gives_up_in_the_end(
+    tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enough = writer.LAST_ATTEMPTS
+    monkeypatch.setattr(writer, "LAST_ATTEMPTS", PATIENCE)
     async with opened(tmp_path / "store.db", fault=faults) as store:
         faults.fail("before", times=3)
         kept = give(store, registered(1), keep=True)
@@ -207,6 +211,7 @@ async def test_closing_goes_on_trying_and_gives_up_in_the_end(tmp_path: Path, fa
         assert await kept == [None]
     async with opened(tmp_path / "store.db", fault=faults) as store:
         assert await store.handle(uid(1)) is not None
+        monkeypatch.setattr(writer, "LAST_ATTEMPTS", enough)
         faults.fail("before", times=1_000_000)
         kept = give(store, registered(2), keep=True)
         barrier = give(store, keep=True)
