@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import mcp_types
@@ -27,6 +27,8 @@ from tests.mcp.clients import (
 )
 from tests.mcp.serving import Here, serving
 from tests.patience import PATIENCE, until
+
+from keephold.mcp.sessions import Sessions
 
 TOKENS = {"alice": "a" * 32, "bob": "b" * 32}
 NEVER = "0123456789abcdef0123456789abcdef"
@@ -214,6 +216,27 @@ async def test_M5_a_change_is_told_to_its_owner_alone() -> None:
             await bob.call_tool("create_wait_handle", {"handleId": "own", "type": "custom"})
             await until(lambda: bool(told))
             assert set(told) == {"keephold://handles"}
+        await until(here.idle)
+
+
+async def test_M5_a_subscription_that_another_server_passes_on_is_its_clients_own() -> None:
+    """Without its principal it would be one to the handles of the owner of the server."""
+    told: list[str] = []
+
+    async def note(message: Any) -> None:
+        if isinstance(message, mcp_types.ResourceUpdatedNotification):
+            told.append(str(message.params.uri))
+
+    async with serving(tokens=TOKENS) as here:
+        async with connected(here.url, "legacy", token=TOKENS["bob"], message_handler=note) as bob:
+            sessions = cast(Sessions, here.server.session_manager)
+            (session,) = sessions._server_instances
+            for number, uri in enumerate(("keephold://handles/own", "keephold://handles")):
+                body = {"jsonrpc": "2.0", "id": 1000 + number, "method": "resources/subscribe", "params": {"uri": uri}}
+                await sessions.deliver(session, json.dumps(body))
+            await until(lambda: sum(len(each.subscribed) for each in here.server.subscriptions._sessions.values()) == 2)
+            await bob.call_tool("create_wait_handle", {"handleId": "own", "type": "custom"})
+            await until(lambda: "keephold://handles/own" in told)
         await until(here.idle)
 
 

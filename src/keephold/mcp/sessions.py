@@ -54,7 +54,7 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
-from keephold.mcp.calls import LEFT, RESUMES
+from keephold.mcp.calls import LEFT, PRINCIPAL, RESUMES
 from keephold.mcp.server import Sealed, Server
 from keephold.tools.waiting import WAITING
 
@@ -200,12 +200,14 @@ class _Transport(StreamableHTTPServerTransport):
                 await self.forward(self.mcp_session_id, body.decode())
         await super()._handle_post_request(scope, request, receive, send)
 
-    async def deliver(self, body: str) -> None:
+    async def deliver(self, body: str, principal: str | None) -> None:
         """Take a message that the client has sent to another server."""
         if self._read_stream_writer is not None:
+            # Without a request the message would count as one of the owner's own client.
+            beside = self._message_metadata(Request({"type": "http", "headers": [], PRINCIPAL: principal}))
             with contextlib.suppress(ValueError, anyio.ClosedResourceError, anyio.BrokenResourceError):
                 # The client learns from the other server what is wrong with it. Or the session has ended.
-                await self._read_stream_writer.send(SessionMessage(jsonrpc_message_adapter.validate_json(body)))
+                await self._read_stream_writer.send(SessionMessage(jsonrpc_message_adapter.validate_json(body), beside))
 
     def _note_wait(self, body: bytes) -> None:
         """Note a call that only waits, for the ids of its events."""
@@ -271,7 +273,8 @@ class Sessions(StreamableHTTPSessionManager):
         """Take a message that a client has sent to another server."""
         transport = self._server_instances.get(id)
         if isinstance(transport, _Transport):
-            await transport.deliver(body)
+            owner = self._session_owners.get(id)
+            await transport.deliver(body, None if owner is None else owner["client_id"])
 
     async def end(self, id: str) -> None:
         """End a session that a client has ended at another server."""
