@@ -76,6 +76,21 @@ def test_a_member_that_was_cut_off_anywhere_is_removed_by_the_next_one(tmp_path:
         assert len(unpacked(file)) == 2
 
 
+def test_an_archive_with_a_damaged_member_or_a_foreign_file_is_not_cut(tmp_path: Path) -> None:
+    archive, file = Archive(tmp_path, [tmp_path]), tmp_path / "2026-01.jsonl.gz"
+    archive.add([over(1)])
+    archive.add([over(2)])
+    damaged = bytearray(file.read_bytes())
+    damaged[0] ^= 1
+    for found in (bytes(damaged), gzip.compress(b"{}\n")):
+        file.write_bytes(found)
+        with pytest.raises(KeepholdError, match="is damaged"):
+            archive.add([over(3)])
+        with pytest.raises(KeepholdError, match="is damaged"):
+            uids(tmp_path)
+        assert file.read_bytes() == found
+
+
 def test_a_handle_that_is_archived_twice_is_read_once(tmp_path: Path) -> None:
     archive = Archive(tmp_path, [tmp_path])
     archive.add([over(1), over(2)])

@@ -302,6 +302,22 @@ async def test_a_member_that_does_not_belong_into_a_copy_is_refused(tmp_path: Pa
     assert [each.name for each in tmp_path.rglob("*") if "escape" in each.name] == []
 
 
+@pytest.mark.parametrize("name", ["keephold.db", "keephold.json"])
+async def test_a_sparse_member_is_refused(tmp_path: Path, name: str) -> None:
+    """A few bytes of the copy could fill the disk or the memory."""
+    file = tmp_path / "bad.tar"
+    with tarfile.open(file, "w", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo("any")
+        member.pax_headers = {
+            "GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.name": name, "GNU.sparse.numblocks": "1",
+            "GNU.sparse.map": "0,1", "GNU.sparse.size": str(1 << 24),
+        }  # fmt: skip
+        member.size = 1
+        tar.addfile(member, io.BytesIO(b"x"))
+    with pytest.raises(KeepholdError, match="does not belong into a backup"):
+        SqliteHousekeeping(tmp_path / "other.db").restore(file, force=False)
+
+
 async def test_a_store_is_replaced_only_on_demand_and_never_while_it_is_used(path: Path, tmp_path: Path) -> None:
     file, keeping = tmp_path / "copy.tar", SqliteHousekeeping(path)
     keeping.backup(file, force=False)

@@ -26,9 +26,9 @@ from keephold.handles.state import Failure, Ok, Stopped
 from keephold.store.rows import Record, status_of
 from keephold.text import to_json
 
-_HEADER = struct.Struct("<4sLBBH2sHQ")
+_HEADER = struct.Struct("<4sLBB6sQ")
 """Magic and flags, time, two bytes that say nothing, then one extra field `KH` with the size of the member."""
-_BEGIN, _FIELD = b"\x1f\x8b\x08\x04", (12, b"KH", 8)
+_BEGIN, _FIELD = b"\x1f\x8b\x08\x04", struct.pack("<H2sH", 12, b"KH", 8)
 _REMEMBERED = 20_000
 """How many uids the reader compares with: a handle that is archived twice is archived again soon."""
 
@@ -101,7 +101,7 @@ def _member(data: bytes) -> bytes:
     packer = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
     packed = packer.compress(data) + packer.flush()
     size = _HEADER.size + len(packed) + 8
-    header = _HEADER.pack(_BEGIN, int(time.time()), 0, 255, *_FIELD, size)
+    header = _HEADER.pack(_BEGIN, int(time.time()), 0, 255, _FIELD, size)
     return header + packed + struct.pack("<LL", zlib.crc32(data), len(data) & 0xFFFFFFFF)
 
 
@@ -110,7 +110,7 @@ def _append(file: Path, member: bytes) -> None:
     opened = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX)
-        end = _whole(opened)
+        end = sum(_sizes(opened, file))
         os.ftruncate(opened, end)
         while member:
             written = os.pwrite(opened, member, end)
@@ -120,20 +120,24 @@ def _append(file: Path, member: bytes) -> None:
         os.close(opened)
 
 
-def _whole(opened: int) -> int:
-    """Return where the last whole member ends."""
-    return sum(_sizes(opened))
-
-
-def _sizes(opened: int) -> Iterator[int]:
-    """Yield the sizes of the members, up to the first one that is not whole."""
+def _sizes(opened: int, file: Path) -> Iterator[int]:
+    """Yield the sizes of the members, up to one that was cut off. Raises `KeepholdError` if anything else is there."""
     end, size = 0, os.fstat(opened).st_size
-    while len(header := os.pread(opened, _HEADER.size, end)) == _HEADER.size:
-        begin, _, _, _, *field, length = _HEADER.unpack(header)
-        if begin != _BEGIN or tuple(field) != _FIELD or end + length > size:
+    while any(header := os.pread(opened, _HEADER.size, end)):  # a crash of the machine may leave zeros
+        begin, fields = header[:4], header[10 : _HEADER.size - 8]
+        if not (_BEGIN.startswith(begin) and _FIELD.startswith(fields)):  # to cut it off would delete handles
+            raise _damaged(file, f"there is no handle at byte {end}")
+        if len(header) < _HEADER.size:
+            return
+        length = _HEADER.unpack(header)[-1]
+        if not length or end + length > size:
             return
         yield length
         end += length
+
+
+def _damaged(file: Path, why: str) -> KeepholdError:
+    return KeepholdError(f"`{file}` is damaged: {why}; restore it from a backup, or move it away", code="store_unusable")
 
 
 def archived(directory: Path, *, since: float = 0.0) -> Iterator[dict[str, Any]]:
@@ -153,11 +157,9 @@ def archived(directory: Path, *, since: float = 0.0) -> Iterator[dict[str, Any]]
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
     decode = msgspec.json.Decoder(dict[str, Any]).decode
     with file.open("rb") as opened:
-        for size in _sizes(opened.fileno()):
+        for size in _sizes(opened.fileno(), file):
             try:
                 text = gzip.decompress(opened.read(size))
             except (OSError, EOFError, zlib.error) as error:
-                raise KeepholdError(
-                    f"`{file}` is damaged: {error}; restore it from a backup", code="store_unusable"
-                ) from error
+                raise _damaged(file, str(error)) from error
             yield from map(decode, text.splitlines())

@@ -207,7 +207,7 @@ def read_copy(opened: IO[bytes], into: Path | None = None) -> Contents:
         with tarfile.open(fileobj=opened, mode="r:") as tar:
             for member in tar:
                 name = member.name
-                data = tar.extractfile(member) if member.isreg() else None
+                data = tar.extractfile(member) if member.isreg() and not member.issparse() else None
                 if data is None or name in digests or contents is not None or not _is_ours(name):
                     raise _refused(f"`{name!s:.100}` does not belong into a backup of a store; name another file")
                 if name == _LIST:
