@@ -129,8 +129,9 @@ async def test_R4_a_connection_that_is_cut_in_a_commit(op: Op, how: Cut, postgre
     async with behind(postgres) as (store, between):
         await commit(store, Registered(record(1)))
         between.cut_once(b"the-step" if isinstance(op, Journaled) else b"COMMIT", how)
-        await commit(store, op, keep=True)
+        assert len(await commit(store, op, keep=True)) == 1
         assert between.cuts == 1
+        assert store.trouble is None, "calls would be refused until something else is written"
         await commit(store, Registered(record(2)))
         lines = [entry.name for entry in await store.journal(uid(1))]
         assert lines + [str(event.sequence) for event in await store.process_events("p")] == (
@@ -184,6 +185,26 @@ async def test_E6_a_forked_child_does_not_keep_the_lock(postgres: str) -> None:
             os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
         await commit(store, Registered(record(1)))
+
+
+async def test_E6_a_process_that_appears_during_a_look_is_looked_for(
+    postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "SWEEP_SECS", 3600.0)
+    async with opened(postgres) as store:
+        table, looks = store._presence.table, 0
+        look = table.look
+
+        async def looking(found: Any, grace: float) -> dict[str, int]:
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                table.surprised()
+            return await look(found, grace)
+
+        monkeypatch.setattr(table, "look", looking)
+        store._presence._wake.set()
+        await until(lambda: looks > 1)
 
 
 class Looked:

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import stat
 import sys
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from keephold.turn import attach_protocol as frames
 from keephold.turn.output_follower import CHUNK
 from keephold.turn.owner_connection import Link, OwnerAddress, linked
 from keephold.turn.prompts import Decision, Prompt
+from keephold.turn.relayed_streams import Sessions
 
 
 @keephold.tool(actions=TALKING)
@@ -363,3 +365,17 @@ async def test_K5_a_secret_is_taken_from_who_typed_it_unseen_and_is_nowhere_in_t
         async with wanting(rt, "l", "send", input="open-sesame", secret=True) as client:
             assert msgspec.json.decode(await client.expect(frames.REPLY))["result"] == "11 characters"
     assert not any(b"open-sesame" in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+
+
+async def test_M3_a_relayed_stream_that_fails_ends_for_its_client() -> None:
+    async def failing() -> AsyncGenerator[frames.Frame, None]:
+        yield frames.OUTPUT, b"x"
+        raise RuntimeError("no")
+
+    sessions, received = Sessions(), list[tuple[str, bytes]]()
+    sessions.begin("s", failing())
+    async with asyncio.timeout(PATIENCE):
+        while not received or received[-1][0] != frames.ERROR:
+            received += frames.split(await sessions.take("s"))
+    assert [kind for kind, _ in received] == [frames.OUTPUT, frames.ERROR]
+    await sessions.close()

@@ -6,6 +6,7 @@ printed. Nobody can type this way: input may be a password, and the store never 
 """
 
 import asyncio
+import logging
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator
@@ -18,12 +19,15 @@ from keephold.errors import KeepholdError
 from keephold.turn import attach_protocol as frames
 from keephold.turn.attach_protocol import Frame, Want
 
+_log = logging.getLogger("keephold.turn")
+
 POLL_SECS = 10.0
 """How long a request waits for the first frame before it is answered without any."""
 _KEPT_SECS = 60.0
 """How long a session lives without a request."""
 _AHEAD = 4
 """Frames that may wait for the next request."""
+_CLOSED = frames.frame(frames.ERROR, frames.Refused("the stream is closed; ask again", "runtime_closed"))
 
 
 class Poll(msgspec.Struct, omit_defaults=True, tag="stream"):
@@ -52,6 +56,9 @@ class _Session:
                     await self._ahead.put(frames.frame(kind, payload))
         except KeepholdError as error:
             await self._ahead.put(frames.frame(frames.ERROR, frames.Refused(error.message, error.code)))
+        except Exception:  # without an end its client would ask again and again
+            _log.exception("a stream was cut short")
+            await self._ahead.put(_CLOSED)
         await self._ahead.put(None)
 
     async def take(self) -> tuple[bytes, bool]:
@@ -81,7 +88,7 @@ class Sessions:
         """Return the next frames of a session."""
         session = self._open.get(id)
         if session is None:
-            return frames.frame(frames.ERROR, frames.Refused("the stream is closed; ask again", "runtime_closed"))
+            return _CLOSED
         if session.expiry is not None:
             session.expiry.cancel()
         session.expiry = asyncio.get_running_loop().call_later(_KEPT_SECS, self._end, id)

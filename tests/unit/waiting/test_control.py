@@ -9,6 +9,7 @@ from tests.turn.calls import STATEFUL, settings, spawn
 from tests.unit.waiting.calls import calling
 
 import keephold
+from keephold.store.base import Annotated
 from keephold.testing import VirtualClock
 
 
@@ -33,6 +34,19 @@ async def test_W8_progress_priority_and_metadata(clock: VirtualClock) -> None:
         late = await ask.error("update_wait_handle", handleId="h", progress=5)
         assert late["error"] == "Wait handle h is already completed"
         assert "not found" in (await ask.error("update_wait_handle", handleId="x", progress=5))["error"]
+
+
+async def test_keepholds_own_metadata_is_neither_made_nor_shown_by_a_model(clock: VirtualClock) -> None:
+    """A task's prompts are there: results that the model may not see yet, and texts that a user approves."""
+    async with calling(clock) as ask:
+        own = {"mcp.task": {"elicits": True, "asks": {"result.1": "x" * 9000}}}
+        refused = await ask.error("create_wait_handle", handleId="h", type="custom", metadata=own)
+        assert "begin with `mcp.`" in refused["error"]
+        await ask.create("h", metadata={"a": 1})
+        info = await ask.rt.handle("h", conversation="main")
+        await ask.rt.registry.write((Annotated(info.uid, metadata=own),))
+        updated = await ask("update_wait_handle", handleId="h", metadata={"b": 2})
+        assert updated["metadata"] == {"a": 1, "b": 2}
 
 
 async def test_metadata_has_no_room_for_data(clock: VirtualClock) -> None:

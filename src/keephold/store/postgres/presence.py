@@ -191,6 +191,7 @@ class Presence:
         """Look now and then; connect again when the connection is lost."""
         pause = FIRST_PAUSE
         while not self._closing:
+            self._wake.clear()  # before the look: it may not find the process that surprises someone meanwhile
             try:
                 if self._session is None or self._session.closed:
                     self.held = False
@@ -203,7 +204,6 @@ class Presence:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
                 continue
-            self._wake.clear()
             if not self._closing and self._session is not None and not self._session.closed:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), SWEEP_SECS)

@@ -227,7 +227,8 @@ class Writer:
         if happened:
             self.commits += 1
             written, self._waiting = self._waiting[:count], self._waiting[count:]
-            self._tell(written, self._trouble)
+            self._trouble = None
+            self._tell(written, None)
 
     async def _transact(self, found: Session, group: list[Commit]) -> None:
         ops = list(chain.from_iterable(commit.ops for commit in group))
@@ -258,6 +259,8 @@ class Writer:
         note = self._note({first.uid}, urgent=False)
         written = (*_columns(rows), self._address.channel, note)
         line = (first.uid, first.kind, first.name)
+        for commit in group:  # now: `_settle` may have to report them
+            commit.results, commit.error, commit.told = [None] * len(commit.ops), None, True
         if self._fault is not None:
             self._fault("before")
         try:
@@ -269,8 +272,6 @@ class Writer:
             if isinstance(error, STORAGE):
                 raise
             return False
-        for commit in group:
-            commit.results, commit.error, commit.told = [None] * len(commit.ops), None, True
         self._happened(note)
         return True
 

@@ -21,6 +21,8 @@ from keephold.tools.waiting.view import TYPES, duration, number, one_of, reply, 
 
 NAME = "create_wait_handle"
 EXISTS = "Wait handle {id} already exists"
+OURS = "mcp."
+"""Keys of metadata that begin so are keephold's own: the prompts of a task, and what its client sent."""
 METADATA_BYTES = 8192
 
 TIMEOUT = duration("Milliseconds from now after which it fails; 0 is never. Default: 0.")
@@ -70,9 +72,22 @@ def _read(arguments: Mapping[str, Any], now: float, tools: Tools | None) -> Laun
     return Launch(
         id=arguments["handleId"],
         kind=arguments["type"],
-        metadata=small(arguments.get("metadata") or {}),
+        metadata=small(given(arguments)),
         priority=arguments.get("priority") or 0,
     )
+
+
+def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a call. Raises `ToolError` for keys of our own, which a user may be asked by."""
+    metadata: dict[str, Any] = arguments.get("metadata") or {}
+    if ours := [key for key in metadata if key.startswith(OURS)]:
+        raise ToolError(f"metadata `{ours[0]}`: keys that begin with `{OURS}` are ours", code="invalid_arguments")
+    return metadata
+
+
+def without_ours(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the metadata that a model may see."""
+    return {key: value for key, value in (metadata or {}).items() if not key.startswith(OURS)}
 
 
 def small(metadata: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from keephold.store.base import HandleQuery, Kind, Record, Status, status_of
 from keephold.text import instant, to_json
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
+from keephold.tools.waiting.create import without_ours
 from keephold.tools.waiting.tool import READS, Arguments, WaitToolHost, object_schema, wait_tool
 from keephold.tools.waiting.view import (
     COUNT,
@@ -163,5 +164,5 @@ def _entry(registry: Registry, record: Record) -> dict[str, Any]:
     if record.priority:
         entry["priority"] = record.priority
     if record.metadata and record.kind != "tool":  # that of tools is keephold's own
-        entry["metadata"] = record.metadata
+        entry["metadata"] = without_ours(record.metadata)
     return entry

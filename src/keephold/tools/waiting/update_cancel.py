@@ -11,7 +11,7 @@ from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting.complete import settled
 from keephold.tools.waiting.create import NAME as CREATE
-from keephold.tools.waiting.create import PRIORITY, small
+from keephold.tools.waiting.create import PRIORITY, given, small, without_ours
 from keephold.tools.waiting.tasks import CREATE as TASK
 from keephold.tools.waiting.tool import ENDS, WRITES, Arguments, WaitToolHost, object_schema, wait_tool
 from keephold.tools.waiting.view import elapsed, label, milliseconds, progress_of, reply, status, text
@@ -53,10 +53,8 @@ def update_tool(around: WaitToolHost) -> Tool:
             why = f"Wait handle {handle.id} is a task; its metadata is changed by `update_task_status`"
             raise ToolError(why, code="handle_of_another_tool")
         registry = around.registry
-        said = arguments.get("metadata") or {}
-        if ours := [key for key in said if key.startswith("mcp.")]:
-            raise ToolError(f"metadata `{ours[0]}`: keys that begin with `mcp.` are ours", code="invalid_arguments")
-        small({**(handle.metadata or {}), **said})  # the whole of it, with earlier keys
+        said = given(arguments)
+        small({**without_ours(handle.metadata), **said})  # the whole of it, with earlier keys
         changes = Annotated(handle.uid, _progress(handle, arguments), arguments.get("priority"), said)
         try:
             (record,) = await registry.write((changes,), keep=False)
@@ -84,7 +82,7 @@ def _progress(handle: Handle, arguments: Arguments) -> Progress | None:
 
 def _updated(record: Record) -> dict[str, Any]:
     answer: dict[str, Any] = {"success": True, "handleId": record.id, "type": record.kind, "status": "pending"}
-    return answer | progress_of(record.progress) | {"priority": record.priority, "metadata": record.metadata or {}}
+    return answer | progress_of(record.progress) | {"priority": record.priority, "metadata": without_ours(record.metadata)}
 
 
 def cancel_tool(around: WaitToolHost) -> Tool:
