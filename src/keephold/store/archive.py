@@ -137,7 +137,8 @@ def _sizes(opened: int, file: Path) -> Iterator[int]:
 
 
 def _damaged(file: Path, why: str) -> KeepholdError:
-    return KeepholdError(f"`{file}` is damaged: {why}; restore it from a backup, or move it away", code="store_unusable")
+    right = "restore it from a backup, or move it away"
+    return KeepholdError(f"`{file}` is damaged: {why}; {right}", code="store_unusable")
 
 
 def archived(directory: Path, *, since: float = 0.0) -> Iterator[dict[str, Any]]:

@@ -82,7 +82,8 @@ def _progress(handle: Handle, arguments: Arguments) -> Progress | None:
 
 def _updated(record: Record) -> dict[str, Any]:
     answer: dict[str, Any] = {"success": True, "handleId": record.id, "type": record.kind, "status": "pending"}
-    return answer | progress_of(record.progress) | {"priority": record.priority, "metadata": without_ours(record.metadata)}
+    metadata = without_ours(record.metadata)
+    return answer | progress_of(record.progress) | {"priority": record.priority, "metadata": metadata}
 
 
 def cancel_tool(around: WaitToolHost) -> Tool:
