@@ -30,6 +30,7 @@ from keephold.store.rows import Level
 from keephold.store.urls import open_store
 from keephold.tools.base import Tool
 from keephold.tools.builtin import builtin_tools
+from keephold.tools.environment import withhold
 from keephold.tools.guard import Guard
 from keephold.tools.toolbox import Offers, Toolbox, Tools
 from keephold.tools.waiting import NAMES as WAIT_TOOLS
@@ -117,6 +118,8 @@ class Runtime:
         if store is None:
             store = (loaded.store_url if loaded else None) or "memory:"
         opened = open_store(store) if isinstance(store, str) else store
+        if hasattr(opened, "address"):  # PostgreSQL's; its password may be there
+            withhold(["PGPASSWORD"], [store] if isinstance(store, str) else ())
         self._guard.spool = opened.directory
         retention = loaded.store.retention_secs if loaded else None
         if retention is None:

@@ -20,6 +20,8 @@ from tests.serve.serving import TOKEN, served
 
 import keephold
 from keephold import ConfigError, acp
+from keephold.cli.store import Where
+from keephold.cli.top import _words
 from keephold.config import load_config
 from keephold.tools import environment
 
@@ -243,3 +245,22 @@ def test_K10_every_table_of_keys_is_withheld(tmp_path: Path) -> None:
     left = environment.inherited()
     assert left.keys() & SECRETS.keys() == set() and left["PLAIN"] == "passes-as-before"
     assert environment.inherited(["MODEL_KEY"])["MODEL_KEY"] == PLANTED["MODEL_KEY"]
+
+
+def test_K10_the_password_of_a_postgresql_store_is_withheld(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kept in ("_names", "_values"):
+        monkeypatch.setattr(environment, kept, set(getattr(environment, kept)))
+    url = "postgresql://keephold:hush@127.0.0.1/work"
+    monkeypatch.setenv("PGPASSWORD", "hush")
+    monkeypatch.setenv("DATABASE_URL", url)
+    keephold.Runtime([], store=url)
+    assert not {"PGPASSWORD", "DATABASE_URL"} & environment.inherited().keys()
+    assert environment.inherited(["PGPASSWORD"])["PGPASSWORD"] == "hush"
+
+
+def test_K5_top_does_not_put_a_password_into_the_words_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "postgresql://keephold:hush@127.0.0.1/work"
+    monkeypatch.setenv("KEEPHOLD_STORE", "sqlite:///other.db")
+    assert _words(Where(store=url)) == []
+    assert os.environ["KEEPHOLD_STORE"] == url
+    assert _words(Where(store="sqlite:///work.db")) == ["--store", "sqlite:///work.db"]

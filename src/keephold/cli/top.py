@@ -1,6 +1,7 @@
 """`keephold top`: watch handles live. The screen needs `keephold[tui]`; `--json` does not."""
 
 import asyncio
+import os
 import signal
 import sys
 from functools import partial
@@ -10,6 +11,7 @@ import click
 from keephold.cli.printing import print_json
 from keephold.cli.store import Where, where_options
 from keephold.errors import KeepholdError
+from keephold.store.postgres.address import shown
 
 
 @click.command()
@@ -64,6 +66,10 @@ async def _watch(where: Where) -> int:
 
 
 def _words(where: Where) -> list[str]:
-    """Return the options by which another command finds the same store or server."""
-    given = {"--store": where.store, "--server": where.server, "--token-file": where.token_file}
+    """Return the options by which another command finds the same store or server. Everyone can read the words of a
+    command, so the URL of a PostgreSQL store, which may hold a password, goes into its environment."""
+    store = where.store
+    if store is not None and shown(store) != store:
+        os.environ["KEEPHOLD_STORE"], store = store, None
+    given = {"--store": store, "--server": where.server, "--token-file": where.token_file}
     return [word for option, value in given.items() if value is not None for word in (option, str(value))]
