@@ -1,4 +1,4 @@
-"""A proxy before a server, which cuts connections where a test wants it."""
+"""A proxy before a server, which cuts connections where a test wants it, or swallows what is sent."""
 
 import asyncio
 import contextlib
@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Literal
 
 Cut = Literal["request", "answer"]
+Way = Literal["there", "back"]
 
 
 class Proxy:
@@ -18,6 +19,10 @@ class Proxy:
         self.port = 0
         self.cut: Callable[[bytes], Cut | None] = lambda _: None
         self.cuts = 0
+        self.silent = False
+        """Whether everything that is sent is lost, and all connections stay open."""
+        self._left: dict[Way, int] = {}
+        """By direction, how many bytes may pass before all connections are cut."""
         self._open: set[asyncio.StreamWriter] = set()
 
     def cut_once(self, sent: bytes, how: Cut) -> None:
@@ -30,6 +35,27 @@ class Proxy:
             return how
 
         self.cuts, self.cut = 0, decide
+
+    def cut_after(self, way: Way, count: int) -> None:
+        """Cut all connections when so many more bytes have passed in that direction."""
+        self.cuts, self._left = 0, {way: count}
+
+    async def _pass(self, way: Way, data: bytes, to: asyncio.StreamWriter) -> bool:
+        """Hand on what was sent, as far as it may go; return whether the connection goes on."""
+        if self.silent:
+            return True
+        left = self._left.get(way)
+        if left is not None and left <= len(data):
+            to.write(data[:left])
+            await asyncio.sleep(0)  # the other side gets the beginning
+            self._left, self.cuts = {}, self.cuts + 1
+            self.cut_all()
+            return False
+        if left is not None:
+            self._left[way] = left - len(data)
+        to.write(data)
+        await to.drain()
+        return True
 
     def cut_all(self) -> None:
         for writer in list(self._open):
@@ -53,8 +79,8 @@ class Proxy:
                         there.write(data)
                         await back.read(1)
                         break
-                    there.write(data)
-                    await there.drain()
+                    if not await self._pass("there", data, there):
+                        break
             finally:
                 answers.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -68,9 +94,8 @@ class Proxy:
 
     async def _answers(self, back: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
-            while data := await back.read(1 << 16):
-                writer.write(data)
-                await writer.drain()
+            while (data := await back.read(1 << 16)) and await self._pass("back", data, writer):
+                pass
         writer.transport.abort()
 
 

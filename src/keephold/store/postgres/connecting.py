@@ -72,11 +72,13 @@ async def connect(address: Address, **settings: str) -> "asyncpg.Connection[Any]
     connection: asyncpg.Connection[Any] = await asyncpg.connect(
         address.dsn, timeout=CONNECT_SECS, statement_cache_size=0
     )
+    resume = connection._protocol.resume_writing
+    connection.add_termination_listener(lambda _: resume())  # or a long `executemany` would wait for ever
     try:
         own = {"application_name": f"keephold {address.schema}"[:63], "search_path": address.schema}
         chosen = {**_SETTINGS, **own, **settings}
         names = ", ".join(f"set_config('{name}', ${place}, false)" for place, name in enumerate(chosen, 1))
-        await connection.execute(f"SELECT {names}", *chosen.values())
+        await connection.execute(f"SELECT {names}", *chosen.values(), timeout=CONNECT_SECS)
     except BaseException:
         connection.terminate()
         raise

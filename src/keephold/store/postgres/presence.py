@@ -6,6 +6,9 @@ was cut. A live process takes its lock again at once. So a process counts as dea
 found its lock free, or when it ran on this machine and is gone here. Then it is removed under its lock: if it lives
 after all, it finds that it was removed, and writes nothing any more.
 
+The looks are the heartbeat of all connections. The kernel does not notice a server that hangs, or one behind a proxy
+that still answers. If a look brings no answer in time, the connections that write and read are given up, too.
+
 `alive` must answer at once, so the answers are kept and renewed by every look. The id of a process begins with the
 number of its registration: one that a look did not find is dead, unless it has registered since.
 """
@@ -23,7 +26,8 @@ import msgspec
 
 from keephold.store.base import Heard
 from keephold.store.postgres.address import Address
-from keephold.store.postgres.connecting import Session, session, whose
+from keephold.store.postgres import connecting
+from keephold.store.postgres.connecting import Session, sentence, session, whose
 from keephold.store.postgres.sql import SQL
 from keephold.store.sql.codec import encode
 
@@ -123,6 +127,10 @@ class Presence:
         """Whether the lock is held, as far as is known."""
         self.displaced = False
         """Whether other processes took this one for dead and removed it."""
+        self.trouble: str | None = None
+        """Why the server does not answer, if it does not."""
+        self.silent: Callable[[], None] = lambda: None
+        """Called when the server has not answered in time."""
         self.table = Table()
         self._lock = secrets.randbits(63)
         self._session: Session | None = None
@@ -162,7 +170,8 @@ class Presence:
         if found is not None:
             with contextlib.suppress(Exception):
                 if not found.closed and not self.displaced:
-                    await self._remove(found, self.owner)
+                    async with asyncio.timeout(connecting.GONE_SECS):
+                        await self._remove(found, self.owner)
             _LEFT.add(self.owner)
             await found.close()
 
@@ -193,14 +202,18 @@ class Presence:
         while not self._closing:
             self._wake.clear()  # before the look: it may not find the process that surprises someone meanwhile
             try:
-                if self._session is None or self._session.closed:
-                    self.held = False
-                    await self._return()
-                await self.look()
-                pause = FIRST_PAUSE
-            except Exception:
+                async with asyncio.timeout(connecting.GONE_SECS):
+                    if self._session is None or self._session.closed:
+                        self.held = False
+                        await self._return()
+                    await self.look()
+                pause, self.trouble = FIRST_PAUSE, None
+            except Exception as error:
+                self.trouble = sentence(self.address, error)
                 if self._session is not None:
                     self._session.connection.terminate()
+                if isinstance(error, TimeoutError):
+                    self.silent()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
                 continue

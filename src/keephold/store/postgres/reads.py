@@ -22,6 +22,7 @@ class Readers:
     def __init__(self, address: Address) -> None:
         self._address = address
         self._idle: list[Session] = []
+        self._busy: set[Session] = set()
         self._free = asyncio.Semaphore(READERS)
         self.closed = False
 
@@ -40,16 +41,24 @@ class Readers:
         return await session(self._address, default_transaction_read_only="on")
 
     async def _read(self, found: Session, query: str, bindings: tuple[Any, ...]) -> list[Row]:
+        self._busy.add(found)
         try:
             rows = await found.rows(query, bindings)
         except BaseException:
             found.connection.terminate()
             raise
+        finally:
+            self._busy.discard(found)
         if self.closed:
             await found.close()
         else:
             self._idle.append(found)
         return rows
+
+    def give_up(self) -> None:
+        """Drop all connections: the server does not answer."""
+        for found in (*self._idle, *self._busy):
+            found.connection.terminate()
 
     async def close(self) -> None:
         self.closed = True

@@ -39,7 +39,7 @@ class PostgresStore(Reads):
     def __init__(self, url: str | Address, *, fault: Fault | None = None) -> None:
         self.address = address(url) if isinstance(url, str) else url
         self.owner = ""
-        self.trouble: str | None = None
+        self._unwritten: str | None = None
         self.on_commit: Listeners[[]] = Listeners()
         self._fault = fault
         self._presence = Presence(self.address)
@@ -47,6 +47,10 @@ class PostgresStore(Reads):
         self._writer: Writer | None = None
         self._closed: asyncio.Future[None] | None = None
         self._process = 0
+
+    @property
+    def trouble(self) -> str | None:
+        return self._unwritten or self._presence.trouble
 
     @property
     def commits(self) -> int:
@@ -67,8 +71,14 @@ class PostgresStore(Reads):
         self.owner = self._presence.owner
         self._readers = Readers(self.address)
         self._writer = Writer(self._presence, self._tell, self._fault)
+        self._presence.silent = self._give_up
         self._written = asyncio.get_running_loop().create_task(self._writer.run(), name="keephold-postgres")
         self._written.add_done_callback(self._no_more)
+
+    def _give_up(self) -> None:
+        assert self._writer is not None and self._readers is not None
+        self._writer.give_up()
+        self._readers.give_up()
 
     async def close(self) -> None:
         if self._closed is None:
@@ -100,7 +110,7 @@ class PostgresStore(Reads):
         return found
 
     def _tell(self, commits: list[Commit], trouble: str | None) -> None:
-        self.trouble = trouble
+        self._unwritten = trouble
         for commit in commits:
             try:
                 if commit.error is None:
@@ -115,8 +125,8 @@ class PostgresStore(Reads):
     def _no_more(self, written: asyncio.Task[None]) -> None:
         """Report that the writer has ended because of a bug; nobody else would notice."""
         if not written.cancelled() and (error := written.exception()):
-            self.trouble = f"writing `{self.address.name}` has ended ({error!r}); close the store and open it again"
-            _complain(self.trouble, error)
+            self._unwritten = f"writing `{self.address.name}` has ended ({error!r}); close the store and open it again"
+            _complain(self._unwritten, error)
 
 
 class ReadOnlyPostgres(Reads):

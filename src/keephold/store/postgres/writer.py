@@ -19,7 +19,7 @@ from keephold.errors import KeepholdError
 from keephold.store import events
 from keephold.store.base import Journaled
 from keephold.store.postgres.bridge import bridged
-from keephold.store.postgres.connecting import AGAIN, STORAGE, Session, is_lost, sentence, session, whose
+from keephold.store.postgres.connecting import AGAIN, CONNECT_SECS, STORAGE, Session, is_lost, sentence, session, whose
 from keephold.store.postgres.presence import Presence
 from keephold.store.postgres.sql import SQL
 from keephold.store.postgres.statements import PostgresStatements, steps
@@ -50,14 +50,16 @@ Tell = Callable[[list[Commit], str | None], None]
 """Receives settled commits, in order, and why the store cannot write, if it cannot."""
 Evidence = tuple[str, str, str] | int
 """A journal line, or the count of transactions, that exists if and only if the transaction was committed."""
+Doubt = tuple[int, Evidence]
+"""How many of the waiting commits may be written already, and the evidence for it."""
 
 
 class NotWritten(Exception):
-    """A transaction was not committed; with `evidence`, that could not be found out."""
+    """A transaction was not committed; with `doubt`, that could not be found out."""
 
-    def __init__(self, why: str, evidence: Evidence | None = None) -> None:
+    def __init__(self, why: str, doubt: Doubt | None = None) -> None:
         super().__init__(why)
-        self.why, self.evidence = why, evidence
+        self.why, self.doubt = why, doubt
 
 
 class Displaced(Exception):
@@ -81,13 +83,17 @@ class Writer:
         self._counted = 0
         self._trouble: str | None = None
         self._displaced = False
-        self._in_doubt: tuple[int, Evidence] | None = None
-        """How many of the waiting commits may be written already, and the evidence for it."""
+        self._in_doubt: Doubt | None = None
         self._told_at = 0.0
 
     def give(self, commit: Commit) -> None:
         self._waiting.append(commit)
         self._wake.set()
+
+    def give_up(self) -> None:
+        """Drop the connection: the server does not answer."""
+        if self._session is not None:
+            self._session.connection.terminate()
 
     def finish(self) -> None:
         """Have `run` end when all is written, or has been tried for long enough."""
@@ -117,8 +123,8 @@ class Writer:
     def _fail(self, problem: NotWritten, *, everything: bool) -> None:
         """Fail commits that do not want to wait; the others wait in their places. Commits that may be written already
         wait in any case: to report that nothing was written would be a guess."""
-        if problem.evidence is not None and self._in_doubt is None:
-            self._in_doubt = self._group_size(), problem.evidence
+        if problem.doubt is not None:
+            self._in_doubt = problem.doubt
         doubtful = 0 if everything or self._in_doubt is None else self._in_doubt[0]
         settled, waiting = self._waiting[doubtful:], self._waiting[:doubtful]
         failed = [commit for commit in settled if everything or not commit.keep]
@@ -180,9 +186,10 @@ class Writer:
         try:
             new = await session(self._address)
             try:
-                if self._who is not None:
-                    await new.rows(SQL["end_session"], self._who)
-                self._who = await whose(new)
+                async with asyncio.timeout(CONNECT_SECS):
+                    if self._who is not None:
+                        await new.rows(SQL["end_session"], self._who)
+                    self._who = await whose(new)
             except BaseException:
                 new.connection.terminate()
                 raise
@@ -211,6 +218,8 @@ class Writer:
             if isinstance(evidence, tuple):
                 await found.rows(SQL["hold_call"], evidence[:1])
                 happened = bool(await found.rows(SQL["recorded"], evidence))
+                if not await found.rows(SQL["registered"], (self._owner,)):
+                    raise Displaced  # the line may be one of the process that has taken over
             else:
                 rows = await found.rows(SQL["hold_owner"], (self._owner,))
                 if not rows:
@@ -218,11 +227,11 @@ class Writer:
                 happened = rows[0][0] == evidence
                 self._counted += happened
         except NotWritten as problem:
-            raise NotWritten(problem.why, evidence) from problem
+            raise NotWritten(problem.why, (count, evidence)) from problem
         except Displaced:
             raise
         except Exception as error:
-            raise NotWritten(sentence(self._address, error), evidence) from error
+            raise NotWritten(sentence(self._address, error), (count, evidence)) from error
         self._in_doubt = None
         if happened:
             self.commits += 1
@@ -240,7 +249,7 @@ class Writer:
                 await found.run("BEGIN")
                 tx = await self._statements(found, group, each)
                 if tx is not None:
-                    await self._commit(found, tx)
+                    await self._commit(found, tx, len(group))
                     return
             except AGAIN:
                 await found.run("ROLLBACK")
@@ -258,7 +267,7 @@ class Writer:
         first = ops[0]
         note = self._note({first.uid}, urgent=False)
         written = (*_columns(rows), self._address.channel, note)
-        line = (first.uid, first.kind, first.name)
+        doubt = len(group), (first.uid, first.kind, first.name)
         for commit in group:  # now: `_settle` may have to report them
             commit.results, commit.error, commit.told = [None] * len(commit.ops), None, True
         if self._fault is not None:
@@ -268,7 +277,7 @@ class Writer:
         except Exception as error:
             if is_lost(error, found):
                 found.connection.terminate()
-                raise NotWritten(sentence(self._address, error), line) from error
+                raise NotWritten(sentence(self._address, error), doubt) from error
             if isinstance(error, STORAGE):
                 raise
             return False
@@ -324,8 +333,8 @@ class Writer:
     def _transaction(self, statements: PostgresStatements) -> Transaction:
         return Transaction(statements, self._owner, None, self._presence.alive)
 
-    async def _commit(self, found: Session, tx: Transaction) -> None:
-        """Count the transaction, write its events, and commit it."""
+    async def _commit(self, found: Session, tx: Transaction, count: int) -> None:
+        """Count the transaction of so many commits, write its events, and commit it."""
         rows = note_events(tx)
         evidence: Evidence = self._counted + 1 if tx.line is None or tx.forgetful else tx.line
         counted = self._counted if isinstance(evidence, int) else None
@@ -343,7 +352,7 @@ class Writer:
             if not is_lost(error, found):
                 raise
             found.connection.terminate()
-            raise NotWritten(sentence(self._address, error), evidence) from error
+            raise NotWritten(sentence(self._address, error), (count, evidence)) from error
         self._counted += counted is not None
         self._happened(note)
 

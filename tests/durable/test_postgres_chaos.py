@@ -1,0 +1,184 @@
+"""PostgreSQL under attack: stopped owners, a network that swallows everything, cut connections, and hostile values."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from tests.cutting import Cut, Proxy, proxy
+from tests.durable.lives import approval, ok, stopped
+from tests.durable.test_postgres_outage import behind as stored_behind
+from tests.durable.test_postgres_outage import commit
+from tests.patience import PATIENCE, until
+from tests.soak import tries
+from tests.turn.calls import STATEFUL, spawn
+
+import keephold
+from keephold import Call, KeepholdError, Key, Runtime, Tool, ToolCall
+from keephold.outcomes import Ok
+from keephold.store.base import Emitted, Journaled, Registered
+from keephold.store.postgres import connecting, presence
+from keephold.testing.conformance.suite import NOON, record, uid
+
+
+@asynccontextmanager
+async def behind(url: str, tools: list[Tool]) -> AsyncIterator[tuple[Runtime, Proxy]]:
+    """A runtime whose connections go through a proxy."""
+    port = urlsplit(url).port
+    assert port is not None
+    async with proxy(port) as between, Runtime(tools, store=url.replace(f":{port}", f":{between.port}")) as rt:
+        yield rt, between
+        between.silent = False
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that does not answer is given up sooner."""
+    monkeypatch.setattr(connecting, "CONNECT_SECS", 1.0)
+    monkeypatch.setattr(connecting, "GONE_SECS", 1)
+    monkeypatch.setattr(presence, "SWEEP_SECS", 0.2)
+
+
+@keephold.tool(actions=STATEFUL, on_crash="replay")
+async def steps(call: Call, count: int) -> int:
+    """Records numbers, and waits for an event after the first."""
+    effects = call.durable()
+
+    async def note(given: Any) -> Any:
+        return given
+
+    await effects.run_json("first", 0, note)
+    await effects.await_event_json(await effects.external_event_key("go"))
+    return sum([await effects.run_json(f"s{number}", number, note) for number in range(count)])
+
+
+async def lines(rt: Runtime, id: str) -> list[str]:
+    uid = (await rt.handle(id, conversation="main")).uid
+    return [entry.name for entry in await rt.registry.store.journal(uid)]
+
+
+@pytest.mark.usefixtures("soon")
+async def test_R4_a_network_that_swallows_everything_and_comes_back(postgres: str) -> None:
+    """The sockets stay open, and nothing tells the process: it finds out, says so, and goes on afterwards."""
+    keys: list[Key] = []
+    tools = [steps, approval(keys)]
+    async with behind(postgres, tools) as (rt, between), Runtime(tools, store=postgres) as other:
+        async with rt.turn("main") as turn:
+            await turn.run([spawn("approve", "a"), spawn("approve", "b"), spawn("steps", "s", count=3)])
+            await until(lambda: len(keys) == 2)
+            store: Any = rt.registry.store
+            waiting = asyncio.ensure_future(rt.wait(all=["a"], timeout=PATIENCE, conversation="main"))
+            await until(lambda: any(each.watchers for each in rt.registry._idle.values()))
+            between.silent = True
+            kept = asyncio.ensure_future(rt.registry.write((), keep=True))
+            said = asyncio.ensure_future(rt.notify("disk.full", "info", "lost?", conversation="main"))
+            read = asyncio.ensure_future(store.handles())
+            assert str(await other.resolve(keys[0], ok("meanwhile"))) == "accepted"
+            await until(lambda: store.trouble)
+            assert "cannot be reached" in store.trouble
+            with pytest.raises(KeepholdError, match="cannot be read"):
+                await asyncio.wait_for(read, PATIENCE)
+            between.silent = False
+            async with asyncio.timeout(PATIENCE):
+                assert (await waiting)["completed"][0]["result"] == "meanwhile"
+                await asyncio.wait([said])
+                await kept
+            told = [each.message for each in await other.registry.store.notifications("main")]
+            assert told.count("lost?") == (said.exception() is None)
+            await until(lambda: store.trouble is None)
+            assert str(await rt.resolve(keys[1], ok("after"))) == "accepted"
+            assert (await stopped(other, "b")).outcome == Ok("after")
+            await rt.resolve((await rt.keys("s", conversation="main"))["go"], ok(None))
+            assert (await stopped(rt, "s")).outcome == Ok(3)
+            assert len(await lines(rt, "s")) == len(set(await lines(rt, "s")))
+
+
+async def test_R4_connections_cut_at_any_byte(postgres: str) -> None:
+    """Whatever was acknowledged is there once, whatever was refused is not there, and nothing is stuck."""
+    seed = random.SystemRandom().randrange(2**32)
+    chance = random.Random(seed)
+    print(f"seed {seed}")
+    ran: list[tuple[str, int]] = []
+    keys: list[Key] = []
+    ending = asyncio.Event()
+
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
+    async def busy(call: Call) -> int:
+        effects, number = call.durable(), 0
+
+        async def note(given: Any) -> Any:
+            ran.append((call.uid, given))
+            return given
+
+        while not ending.is_set():
+            number += 1
+            assert await effects.run_json(f"s{number}", number, note) == number
+        return number
+
+    told: dict[str, bool] = {}
+    spawned: dict[str, bool] = {}
+    resolved: list[str] = []
+
+    async def acknowledged(doing: Awaitable[Any]) -> bool:
+        try:
+            said = await asyncio.wait_for(doing, PATIENCE)
+        except KeepholdError as error:
+            assert error.code == "store_unavailable" and "not known" not in error.message, error
+            return False
+        assert said is None or str(said) == "accepted", said
+        return True
+
+    async def resolve(name: str) -> None:
+        if keys and await acknowledged(rt.resolve(keys[-1], ok(name))):
+            resolved.append(name)
+            keys.pop()
+
+    async with behind(postgres, [busy, approval(keys)]) as (rt, between), rt.turn("main") as turn:
+        await turn.run([spawn("busy", f"w{number}") for number in range(3)])
+        for number in range(tries(30, soak=1000)):
+            between.cut_after(chance.choice(("there", "back")), chance.randrange(1, 6000))
+            while not between.cuts:
+                name = f"n{number}.{len(told)}"
+                told[name] = await acknowledged(rt.notify("disk.full", "info", name, conversation="other"))
+                (response,) = await asyncio.wait_for(turn.run([spawn("approve", name)]), PATIENCE)
+                spawned[name] = not response.is_error
+                await resolve(name)
+        ending.set()
+        async with asyncio.timeout(PATIENCE):
+            while len(resolved) < sum(spawned.values()):
+                await resolve(f"end {len(resolved)}")
+                await asyncio.sleep(0)
+        counts = {f"w{number}": (await stopped(rt, f"w{number}")).outcome for number in range(3)}
+        results = [(await stopped(rt, id)).outcome for id, accepted in spawned.items() if accepted]
+    assert sorted(map(repr, results)) == sorted(repr(Ok(name)) for name in resolved)
+    async with Runtime(store=postgres) as rt:
+        store = rt.registry.store
+        waiting = sorted(each.message for each in await store.notifications("other"))
+        assert waiting == sorted(name for name, accepted in told.items() if accepted)
+        handles = {each.id: each.uid for each in await store.handles()}
+        assert sorted(handles) == sorted([*counts, *(id for id, accepted in spawned.items() if accepted)])
+        for id, outcome in counts.items():
+            assert isinstance(outcome, Ok)
+            lines = [entry.name for entry in await store.journal(handles[id])]
+            assert lines == [f"s{number}" for number in range(1, outcome.value + 1)]
+    assert len(ran) == len(set(ran)), "no step ran twice: its process did not die"
+
+
+async def test_R4_a_commit_that_comes_while_another_is_in_doubt_is_not_taken_for_written(postgres: str) -> None:
+    async with stored_behind(postgres) as (store, between):
+        await commit(store, Registered(record(1)))
+        later: list[asyncio.Future[list[Any]]] = []
+
+        def cut(data: bytes) -> Cut | None:
+            if b"the-step" not in data or later:
+                return None
+            later.append(asyncio.ensure_future(commit(store, Emitted("p", "t", 1, NOON), keep=True)))
+            return "answer"
+
+        between.cut = cut
+        assert await commit(store, Journaled(uid(1), 1, "step", "the-step", b"d", b"1"), keep=True) == [None]
+        assert len(await later[0]) == 1
+        assert len(await store.process_events("p")) == len(await store.journal(uid(1))) == 1
