@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,10 +14,10 @@ from tests.durable.test_postgres_outage import behind as stored_behind
 from tests.durable.test_postgres_outage import commit
 from tests.patience import PATIENCE, until
 from tests.soak import tries
-from tests.turn.calls import STATEFUL, spawn
+from tests.turn.calls import STATEFUL, call, fetch, spawn, wait_all
 
 import keephold
-from keephold import Call, KeepholdError, Key, Runtime, Tool, ToolCall
+from keephold import Call, KeepholdError, Key, Runtime, Tool, ToolCall, Turn
 from keephold.outcomes import Ok
 from keephold.store.base import Emitted, Journaled, Registered
 from keephold.store.postgres import connecting, presence
@@ -25,7 +25,7 @@ from keephold.testing.conformance.suite import NOON, record, uid
 
 
 @asynccontextmanager
-async def behind(url: str, tools: list[Tool]) -> AsyncIterator[tuple[Runtime, Proxy]]:
+async def behind(url: str, tools: Sequence[Tool]) -> AsyncIterator[tuple[Runtime, Proxy]]:
     """A runtime whose connections go through a proxy."""
     port = urlsplit(url).port
     assert port is not None
@@ -60,40 +60,48 @@ async def lines(rt: Runtime, id: str) -> list[str]:
     return [entry.name for entry in await rt.registry.store.journal(uid)]
 
 
+async def opened(rt: Runtime, id: str) -> bool:
+    return "go" in await rt.keys(id, conversation="main")
+
+
 @pytest.mark.usefixtures("soon")
 async def test_R4_a_network_that_swallows_everything_and_comes_back(postgres: str) -> None:
     """The sockets stay open, and nothing tells the process: it finds out, says so, and goes on afterwards."""
     keys: list[Key] = []
     tools = [steps, approval(keys)]
-    async with behind(postgres, tools) as (rt, between), Runtime(tools, store=postgres) as other:
-        async with rt.turn("main") as turn:
-            await turn.run([spawn("approve", "a"), spawn("approve", "b"), spawn("steps", "s", count=3)])
-            await until(lambda: len(keys) == 2)
-            store: Any = rt.registry.store
-            waiting = asyncio.ensure_future(rt.wait(all=["a"], timeout=PATIENCE, conversation="main"))
-            await until(lambda: any(each.watchers for each in rt.registry._idle.values()))
-            between.silent = True
-            kept = asyncio.ensure_future(rt.registry.write((), keep=True))
-            said = asyncio.ensure_future(rt.notify("disk.full", "info", "lost?", conversation="main"))
-            read = asyncio.ensure_future(store.handles())
-            assert str(await other.resolve(keys[0], ok("meanwhile"))) == "accepted"
-            await until(lambda: store.trouble)
-            assert "cannot be reached" in store.trouble
-            with pytest.raises(KeepholdError, match="cannot be read"):
-                await asyncio.wait_for(read, PATIENCE)
-            between.silent = False
-            async with asyncio.timeout(PATIENCE):
-                assert (await waiting)["completed"][0]["result"] == "meanwhile"
-                await asyncio.wait([said])
-                await kept
-            told = [each.message for each in await other.registry.store.notifications("main")]
-            assert told.count("lost?") == (said.exception() is None)
-            await until(lambda: store.trouble is None)
-            assert str(await rt.resolve(keys[1], ok("after"))) == "accepted"
-            assert (await stopped(other, "b")).outcome == Ok("after")
-            await rt.resolve((await rt.keys("s", conversation="main"))["go"], ok(None))
-            assert (await stopped(rt, "s")).outcome == Ok(3)
-            assert len(await lines(rt, "s")) == len(set(await lines(rt, "s")))
+    async with (
+        behind(postgres, tools) as (rt, between),
+        Runtime(tools, store=postgres) as other,
+        rt.turn("main") as turn,
+    ):
+        await turn.run([spawn("approve", "a"), spawn("approve", "b"), spawn("steps", "s", count=3)])
+        await until(lambda: len(keys) == 2)
+        store: Any = rt.registry.store
+        waiting = asyncio.ensure_future(rt.wait(all=["a"], timeout=PATIENCE, conversation="main"))
+        await until(lambda: any(each.watchers for each in rt.registry._idle.values()))
+        between.silent = True
+        kept = asyncio.ensure_future(rt.registry.write((), keep=True))
+        said = asyncio.ensure_future(rt.notify("disk.full", "info", "lost?", conversation="main"))
+        read = asyncio.ensure_future(store.handles())
+        assert str(await other.resolve(keys[0], ok("meanwhile"))) == "accepted"
+        await until(lambda: store.trouble)
+        assert "cannot be reached" in store.trouble
+        with pytest.raises(KeepholdError, match="cannot be read"):
+            await asyncio.wait_for(read, PATIENCE)
+        between.silent = False
+        async with asyncio.timeout(PATIENCE):
+            assert (await waiting)["completed"][0]["result"] == "meanwhile"
+            await asyncio.wait([said])
+            await kept
+        told = [each.message for each in await other.registry.store.notifications("main")]
+        assert told.count("lost?") == (said.exception() is None)
+        await until(lambda: store.trouble is None)
+        assert str(await rt.resolve(keys[1], ok("after"))) == "accepted"
+        assert (await stopped(other, "b")).outcome == Ok("after")
+        await until(lambda: opened(rt, "s"))
+        await rt.resolve((await rt.keys("s", conversation="main"))["go"], ok(None))
+        assert (await stopped(rt, "s")).outcome == Ok(3)
+        assert len(await lines(rt, "s")) == len(set(await lines(rt, "s")))
 
 
 async def test_R4_connections_cut_at_any_byte(postgres: str) -> None:
@@ -131,6 +139,11 @@ async def test_R4_connections_cut_at_any_byte(postgres: str) -> None:
         assert said is None or str(said) == "accepted", said
         return True
 
+    async def begin(turn: Turn, name: str) -> None:
+        (response,) = await turn.run([spawn("approve", name)])
+        if response.is_error:
+            raise KeepholdError(response.result, code=response.code or "")
+
     async def resolve(name: str) -> None:
         if keys and await acknowledged(rt.resolve(keys[-1], ok(name))):
             resolved.append(name)
@@ -143,8 +156,7 @@ async def test_R4_connections_cut_at_any_byte(postgres: str) -> None:
             while not between.cuts:
                 name = f"n{number}.{len(told)}"
                 told[name] = await acknowledged(rt.notify("disk.full", "info", name, conversation="other"))
-                (response,) = await asyncio.wait_for(turn.run([spawn("approve", name)]), PATIENCE)
-                spawned[name] = not response.is_error
+                spawned[name] = await acknowledged(begin(turn, name))
                 await resolve(name)
         ending.set()
         async with asyncio.timeout(PATIENCE):
@@ -182,3 +194,75 @@ async def test_R4_a_commit_that_comes_while_another_is_in_doubt_is_not_taken_for
         assert await commit(store, Journaled(uid(1), 1, "step", "the-step", b"d", b"1"), keep=True) == [None]
         assert len(await later[0]) == 1
         assert len(await store.process_events("p")) == len(await store.journal(uid(1))) == 1
+
+
+HOSTILE: dict[str, Any] = {
+    "nul": "a\0b",
+    "lone": "a\ud800b",
+    "long": "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz", k=20_000)),
+    "big": 2**70,
+}
+
+
+@keephold.tool(actions=STATEFUL, on_crash="replay")
+async def echo(call: Call, value: Any, how: str) -> Any:
+    """Puts a value wherever a tool can put one."""
+    effects = call.durable()
+
+    async def note(given: Any) -> Any:
+        return given
+
+    match how:
+        case "step":
+            return await effects.run_json("step", value, note)
+        case "name":
+            return await effects.run_json(str(value), 1, note)
+        case "key":
+            return await effects.external_event_key(str(value))
+        case "output":
+            call.emit(str(value))
+        case "error":
+            raise keephold.ToolError(str(value), code=str(value))
+    return value
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+async def test_S3_no_value_breaks_the_store(postgres: str, what: str) -> None:
+    """It is kept, not found or refused in words, and the next call works."""
+    value, text = HOSTILE[what], str(HOSTILE[what])
+    keys: list[Key] = []
+
+    async def in_words(doing: Awaitable[Any]) -> Any:
+        try:
+            return await asyncio.wait_for(doing, PATIENCE)
+        except (KeepholdError, keephold.ToolError) as error:
+            assert "CharacterNot" not in str(error), error
+            return error
+
+    async def open_turn() -> None:
+        async with rt.turn(text):
+            pass
+
+    async with Runtime([echo, approval(keys)], store=postgres) as rt:
+        async with rt.turn("main") as turn:
+            for how in ("result", "step", "name", "key", "output", "error"):
+                await in_words(turn.run([spawn("echo", how, value=value, how=how), call("echo", value=value, how=how)]))
+                await in_words(stopped(rt, how))
+            await in_words(turn.run([spawn("echo", text, value=1, how="result")]))
+            (found,) = await turn.run([fetch("echo", text)])
+            assert what in ("big", "long") or found.is_error
+            await in_words(turn.run([wait_all(text)]))
+            await in_words(turn.run([ToolCall(text, "echo", {"value": value, "how": "result"})]))
+            await turn.run([spawn("approve", "a")])
+            await in_words(rt.resolve(text, ok(value)))
+            if not isinstance(await in_words(rt.resolve(keys[0], ok(value))), KeepholdError):
+                await stopped(rt, "a")
+        await in_words(open_turn())
+        for conversation, id in (("main", text), (text, "x")):
+            await in_words(rt.handle(id, conversation=conversation))
+            await in_words(rt.handles(conversation=conversation))
+            await in_words(rt.notify("disk.full", "info", text, conversation=conversation))
+        await in_words(rt.process_events(text))
+        async with rt.turn("main") as turn:
+            (response,) = await turn.run([call("echo", value="fine", how="step")])
+            assert response.result == "fine" and rt.registry.store.trouble is None

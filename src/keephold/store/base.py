@@ -71,8 +71,10 @@ class Store(Protocol):
     """Output up to this size goes into the commit, more into a file of `directory`."""
     directory: Path | None
     """Where output files are. None: the store has no directory, and outputs stay in the runtime's spool."""
-    trouble: str | None
-    """Why the store cannot write at present; None: it can."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the store cannot write at present; None: it can."""
 
     @property
     def on_commit(self) -> Listeners[[]]:

@@ -73,7 +73,7 @@ async def connect(address: Address, **settings: str) -> "asyncpg.Connection[Any]
         address.dsn, timeout=CONNECT_SECS, statement_cache_size=0
     )
     resume = connection._protocol.resume_writing
-    connection.add_termination_listener(lambda _: resume())  # or a long `executemany` would wait for ever
+    connection.add_termination_listener(lambda _: resume())  # or a long `executemany` would never end
     try:
         own = {"application_name": f"keephold {address.schema}"[:63], "search_path": address.schema}
         chosen = {**_SETTINGS, **own, **settings}
@@ -192,6 +192,15 @@ def sentence(address: Address, error: BaseException) -> str:
     if isinstance(error, LOST):
         return f"{what} cannot be reached; see that the server runs and that the network leads to it ({why})"
     return f"{what} cannot write: {why}"
+
+
+def unfit(error: BaseException) -> str:
+    """Say why the server does not take a value."""
+    if isinstance(error, asyncpg.CharacterNotInRepertoireError):
+        return "PostgreSQL keeps no names that contain the character NUL"
+    if isinstance(error, asyncpg.ProgramLimitExceededError):
+        return f"a name is too long for PostgreSQL; use fewer than 2,000 characters ({said(error)})"
+    return f"{type(error).__name__}: {said(error)}"
 
 
 def unusable(message: str) -> KeepholdError:

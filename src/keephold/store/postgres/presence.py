@@ -25,8 +25,8 @@ from typing import Any
 import msgspec
 
 from keephold.store.base import Heard
-from keephold.store.postgres.address import Address
 from keephold.store.postgres import connecting
+from keephold.store.postgres.address import Address
 from keephold.store.postgres.connecting import Session, sentence, session, whose
 from keephold.store.postgres.sql import SQL
 from keephold.store.sql.codec import encode

@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
+import asyncpg
+
 from keephold.errors import KeepholdError
 from keephold.store.postgres.address import Address
-from keephold.store.postgres.connecting import LOST, STORAGE, Session, sentence, session
+from keephold.store.postgres.connecting import LOST, STORAGE, Session, sentence, session, unfit
 from keephold.store.postgres.presence import Table
 from keephold.store.postgres.sql import SQL
 from keephold.store.sql.codec import Row
@@ -14,6 +16,8 @@ from keephold.store.sql.reads import SqlReads
 
 READERS = 4
 """Connections for reading at most."""
+_NOTHING = "\uffff"
+"""Stands for text with the character NUL, which no row has: nothing is found, as on SQLite."""
 
 
 class Readers:
@@ -84,8 +88,11 @@ class Reads(SqlReads):
     async def _rows(self, query: str, bindings: Iterable[Any]) -> list[Row]:
         if self._readers is None or self._readers.closed:
             raise KeepholdError("the store is not open", code="store_unavailable")
+        given = tuple(_NOTHING if isinstance(each, str) and "\0" in each else each for each in bindings)
         try:
-            return await self._readers.rows(query, tuple(bindings))
+            return await self._readers.rows(query, given)
+        except asyncpg.DataError as error:
+            raise KeepholdError(f"this cannot be looked for: {unfit(error)}", code="not_storable") from error
         except STORAGE as error:
             raise KeepholdError(
                 f"the store cannot be read at present: {sentence(self.address, error)}", code="store_unavailable"

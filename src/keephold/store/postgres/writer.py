@@ -19,7 +19,17 @@ from keephold.errors import KeepholdError
 from keephold.store import events
 from keephold.store.base import Journaled
 from keephold.store.postgres.bridge import bridged
-from keephold.store.postgres.connecting import AGAIN, CONNECT_SECS, STORAGE, Session, is_lost, sentence, session, whose
+from keephold.store.postgres.connecting import (
+    AGAIN,
+    CONNECT_SECS,
+    STORAGE,
+    Session,
+    is_lost,
+    sentence,
+    session,
+    unfit,
+    whose,
+)
 from keephold.store.postgres.presence import Presence
 from keephold.store.postgres.sql import SQL
 from keephold.store.postgres.statements import PostgresStatements, steps
@@ -334,7 +344,7 @@ class Writer:
         return Transaction(statements, self._owner, None, self._presence.alive)
 
     async def _commit(self, found: Session, tx: Transaction, count: int) -> None:
-        """Count the transaction of so many commits, write its events, and commit it."""
+        """Count the transaction, write its events, and end it. So many commits are in it."""
         rows = note_events(tx)
         evidence: Evidence = self._counted + 1 if tx.line is None or tx.forgetful else tx.line
         counted = self._counted if isinstance(evidence, int) else None
@@ -372,7 +382,7 @@ class Writer:
 
 
 def _refusal(error: Exception) -> KeepholdError:
-    return error if isinstance(error, KeepholdError) else not_storable(error)
+    return error if isinstance(error, KeepholdError) else not_storable(unfit(error))
 
 
 def _columns(rows: list[EventRow]) -> tuple[Any, ...]:

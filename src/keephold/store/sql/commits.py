@@ -25,6 +25,6 @@ def unavailable(why: str, *, uncertain: bool = False) -> KeepholdError:
     return KeepholdError(f"the store cannot write at present, {known}: {why}", code="store_unavailable")
 
 
-def not_storable(error: Exception) -> KeepholdError:
+def not_storable(why: str) -> KeepholdError:
     """A value that no store can keep: a bug of the code that made it."""
-    return KeepholdError(f"this cannot be stored: {type(error).__name__}: {error}", code="not_storable")
+    return KeepholdError(f"this cannot be stored: {why}", code="not_storable")

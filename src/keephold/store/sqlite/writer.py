@@ -407,7 +407,9 @@ class Writer:
                 statements.run("ROLLBACK TO commit_")
                 if getattr(error, "code", None) == "lease_lost" and self._place.owners.displaced():
                     raise Displaced from error
-                commit.error = error if isinstance(error, KeepholdError) else not_storable(error)
+                commit.error = (
+                    error if isinstance(error, KeepholdError) else not_storable(f"{type(error).__name__}: {error}")
+                )
             else:
                 all_of_them.add(tx)
             statements.run("RELEASE commit_")
