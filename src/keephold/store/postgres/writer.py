@@ -344,7 +344,7 @@ class Writer:
         return Transaction(statements, self._owner, None, self._presence.alive)
 
     async def _commit(self, found: Session, tx: Transaction, count: int) -> None:
-        """Count the transaction, write its events, and end it. So many commits are in it."""
+        """Count the transaction, write its events, and commit it. `count`: how many commits it has."""
         rows = note_events(tx)
         evidence: Evidence = self._counted + 1 if tx.line is None or tx.forgetful else tx.line
         counted = self._counted if isinstance(evidence, int) else None
