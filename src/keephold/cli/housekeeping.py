@@ -161,12 +161,23 @@ def rotate(store: str | None, as_json: bool) -> None:
             return await runtime.rotate_secret()
 
     id = asyncio.run(rotated())
-    left = sum(secret.open_keys for secret in to_look_after(store).info().secrets if secret.id != id)
+    left = _older_keys(store, id)
     if as_json:
         print_json({"secret": id, "older_keys": left})
     else:
-        older = counted(left, "open key")
+        older = "open keys" if left is None else counted(left, "open key")
         click.echo(f"new keys are signed with secret {id}; {older} of older secrets can still be used")
+
+
+def _older_keys(store: str | None, newest: str) -> int | None:
+    """Return how many open keys other secrets have signed; None if the store cannot count them."""
+    try:
+        secrets = to_look_after(store).info().secrets
+    except KeepholdError as error:
+        if error.code != "unsupported_store":
+            raise
+        return None
+    return sum(secret.open_keys for secret in secrets if secret.id != newest)
 
 
 @store.command(short_help="List archived handles.")
