@@ -333,6 +333,16 @@ async def test_a_store_is_replaced_only_on_demand_and_never_while_it_is_used(pat
     assert rules(path) == set()
 
 
+async def test_a_copy_whose_rows_name_files_elsewhere_is_refused(path: Path, tmp_path: Path) -> None:
+    """The next runtime would delete them."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO litter (file) VALUES ('../mine')")
+    SqliteHousekeeping(path).backup(tmp_path / "copy.tar", force=False)
+    with pytest.raises(KeepholdError, match="`../mine`, which is not the name of an output file"):
+        SqliteHousekeeping(tmp_path / "other.db").restore(tmp_path / "copy.tar", force=False)
+    assert not (tmp_path / "other.db").exists()
+
+
 async def test_another_file_is_not_replaced_by_a_store(path: Path, tmp_path: Path) -> None:
     SqliteHousekeeping(path).backup(tmp_path / "copy.tar", force=False)
     (tmp_path / "letter").write_text("dear reader" * 100)

@@ -226,9 +226,12 @@ def read_copy(opened: IO[bytes], into: Path | None = None) -> Contents:
 
 
 def _is_ours(name: str) -> bool:
-    return name in (_DATABASE, _LIST) or (
-        name.startswith(_OUTPUT) and _NAME.fullmatch(name.removeprefix(_OUTPUT)) is not None
-    )
+    return name in (_DATABASE, _LIST) or (name.startswith(_OUTPUT) and is_output_name(name.removeprefix(_OUTPUT)))
+
+
+def is_output_name(name: str) -> bool:
+    """Return whether a file of this name is in the output directory itself."""
+    return _NAME.fullmatch(name) is not None
 
 
 def _take(data: IO[bytes], path: Path | None) -> str:

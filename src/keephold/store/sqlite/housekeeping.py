@@ -13,7 +13,7 @@ from keephold.errors import KeepholdError
 from keephold.store.housekeeping import Backup, Migrated, Owner, Problem, Restored, Secret, StoreInfo
 from keephold.store.rows import made_at
 from keephold.store.sqlite import opening
-from keephold.store.sqlite.backups import read_copy, sync_directory, write_copy
+from keephold.store.sqlite.backups import is_output_name, read_copy, sync_directory, write_copy
 from keephold.store.sqlite.checking import file_problems, problems
 from keephold.store.sqlite.lock_holders import holder
 from keephold.store.sqlite.processes import Turnstile, owners_of
@@ -209,10 +209,20 @@ def _check_database(database: Path, file: Path) -> None:
             opening.version(connection, database)
             if found := file_problems(connection):
                 raise KeepholdError(f"`{file}` is damaged: {found[0].says}", code="invalid_arguments")
+            _check_names(connection)
         finally:
             connection.close()
     except apsw.Error as error:
         raise KeepholdError(f"the database in `{file}` is damaged: {error}", code="invalid_arguments") from error
+
+
+def _check_names(connection: apsw.Connection) -> None:
+    """Raise `KeepholdError` if rows name files outside of the output directory: a runtime would read or delete them."""
+    names = "SELECT file FROM outputs WHERE file IS NOT NULL UNION ALL SELECT file FROM litter"
+    for (name,) in connection.execute(names):
+        if not is_output_name(str(name)):
+            why = f"it names `{name!s:.100}`, which is not the name of an output file; use another backup"
+            raise KeepholdError(why, code="invalid_arguments")
 
 
 def _write_back(path: Path) -> None:
