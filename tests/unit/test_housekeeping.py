@@ -338,7 +338,7 @@ async def test_a_copy_whose_rows_name_files_elsewhere_is_refused(path: Path, tmp
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("INSERT INTO litter (file) VALUES ('../mine')")
     SqliteHousekeeping(path).backup(tmp_path / "copy.tar", force=False)
-    with pytest.raises(KeepholdError, match="`../mine`, which is not the name of an output file"):
+    with pytest.raises(KeepholdError, match="which is not the name of an output file"):
         SqliteHousekeeping(tmp_path / "other.db").restore(tmp_path / "copy.tar", force=False)
     assert not (tmp_path / "other.db").exists()
 
