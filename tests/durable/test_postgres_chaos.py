@@ -2,16 +2,22 @@
 
 import asyncio
 import random
+import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import asyncpg
+import psutil
 import pytest
 from tests.cutting import Cut, Proxy, proxy
 from tests.durable.lives import approval, ok, stopped
 from tests.durable.test_postgres_outage import behind as stored_behind
 from tests.durable.test_postgres_outage import commit
+from tests.durable.test_postgres_outage import opened as stored
 from tests.patience import PATIENCE, until
 from tests.soak import tries
 from tests.turn.calls import STATEFUL, call, fetch, spawn, wait_all
@@ -19,9 +25,12 @@ from tests.turn.calls import STATEFUL, call, fetch, spawn, wait_all
 import keephold
 from keephold import Call, KeepholdError, Key, Runtime, Tool, ToolCall, Turn
 from keephold.outcomes import Ok
-from keephold.store.base import Emitted, Journaled, Registered
+from keephold.store.base import Claimed, Emitted, Journaled, Registered
 from keephold.store.postgres import connecting, presence
+from keephold.store.postgres.address import address
 from keephold.testing.conformance.suite import NOON, record, uid
+
+ROOT = Path(__file__).parents[2]
 
 
 @asynccontextmanager
@@ -266,3 +275,91 @@ async def test_S3_no_value_breaks_the_store(postgres: str, what: str) -> None:
         async with rt.turn("main") as turn:
             (response,) = await turn.run([call("echo", value="fine", how="step")])
             assert response.result == "fine" and rt.registry.store.trouble is None
+
+
+async def test_E6_a_line_of_the_process_that_took_over_is_no_evidence(postgres: str) -> None:
+    """The answer to a step is lost, and before this process is back, another one has recorded that step."""
+    async with stored_behind(postgres) as (store, between), stored(postgres) as other:
+        await commit(store, Registered(record(1)))
+        between.cut_once(b"the-step", "request")
+        store._presence.held = False  # it cannot write before it is back
+        mine = asyncio.ensure_future(commit(store, Journaled(uid(1), 1, "step", "the-step", b"d", b"1"), keep=True))
+        await until(lambda: between.cuts)
+        await commit(other, Claimed(uid(1), store.owner))
+        await commit(other, Journaled(uid(1), 2, "step", "the-step", b"d", b"2"))
+        store._presence.held = True
+        with pytest.raises(KeepholdError) as refused:
+            await mine
+        assert refused.value.code == "lease_lost"
+        assert [entry.value for entry in await other.journal(uid(1))] == [b"2"]
+
+
+def working(directory: Path) -> Tool:
+    """A call whose second step lasts until there is a file `go`."""
+
+    @keephold.tool(actions=STATEFUL, on_crash="replay", on_turn_end="keep")
+    async def work(call: Call) -> list[str]:
+        effects = call.durable()
+
+        async def first(given: Any) -> str:
+            return f"first by {call.attempt}"
+
+        async def second(given: Any) -> str:
+            (directory / f"attempt {call.attempt}").touch()
+            while not (directory / "go").exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            return f"second by {call.attempt}"
+
+        return [await effects.run_json("first", 1, first), await effects.run_json("second", 2, second)]
+
+    return work
+
+
+async def owner(url: str, directory: Path) -> None:
+    """The process that is stopped."""
+    async with Runtime([working(directory)], store=url) as rt:
+        async with rt.turn("main") as turn:
+            await turn.run([spawn("work", "w")])
+        print("ready", flush=True)
+        while rt.live():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_E6_a_stopped_owner_that_continues_finds_its_call_taken_over(
+    postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "GRACE", 0.2)
+    program = f"import asyncio, pathlib, tests.durable.test_postgres_chaos as t; asyncio.run(t.owner({postgres!r}, pathlib.Path({str(tmp_path)!r})))"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=ROOT
+    )
+    try:
+        assert process.stdout is not None
+        assert await asyncio.wait_for(process.stdout.readline(), PATIENCE) == b"ready\n"
+        await until((tmp_path / "attempt 1").exists)
+        process.send_signal(signal.SIGSTOP)
+        await until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+        server = await asyncpg.connect(postgres.partition("?")[0])
+        name = f"keephold {address(postgres).schema}"
+        ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1"
+        assert await server.fetch(ended, name)
+        await server.close()
+        async with Runtime([working(tmp_path)], store=postgres) as rt:
+
+            async def taken() -> bool:
+                await rt.recovery.sweep()
+                return (tmp_path / "attempt 2").exists()
+
+            await until(taken)
+            (tmp_path / "go").touch()
+            assert (await stopped(rt, "w")).outcome == Ok(["first by 1", "second by 2"])
+            process.send_signal(signal.SIGCONT)
+            _, said = await asyncio.wait_for(process.communicate(), PATIENCE)
+            assert b"restart it" in said, said
+            assert await lines(rt, "w") == ["first", "second"]
+            info = await rt.handle("w", conversation="main")
+            assert (info.outcome, info.attempt) == (Ok(["first by 1", "second by 2"]), 2)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

@@ -190,9 +190,17 @@ class Writer:
         self._tell(group, None)
 
     async def _connected(self) -> Session:
-        """Return the session; make a new one if it was lost, and see that nothing of the old one is left."""
-        if self._session is not None and not self._session.closed:
+        """Return the session; make a new one if it was lost, and see that nothing of the old one is left. After trouble,
+        nothing is written before this process has its lock again."""
+        if self._session is None or self._session.closed:
+            self._session = await self._connect()
+        elif self._trouble is None:
             return self._session
+        if not self._presence.held:
+            raise NotWritten(f"`{self._address.name}` has just come back; this process takes its lock again first")
+        return self._session
+
+    async def _connect(self) -> Session:
         try:
             new = await session(self._address)
             try:
@@ -205,9 +213,6 @@ class Writer:
                 raise
         except Exception as error:
             raise NotWritten(sentence(self._address, error)) from error
-        self._session = new
-        if not self._presence.held:
-            raise NotWritten(f"`{self._address.name}` has just come back; this process takes its lock again first")
         return new
 
     async def _give_up(self, found: Session, error: Exception) -> None:
