@@ -329,10 +329,10 @@ async def test_E6_a_stopped_owner_that_continues_finds_its_call_taken_over(
     postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(presence, "GRACE", 0.2)
-    program = f"import asyncio, pathlib, tests.durable.test_postgres_chaos as t; asyncio.run(t.owner({postgres!r}, pathlib.Path({str(tmp_path)!r})))"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=ROOT
-    )
+        sys.executable, "-m", "tests.durable.test_postgres_chaos", postgres, str(tmp_path),
+        cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
     try:
         assert process.stdout is not None
         assert await asyncio.wait_for(process.stdout.readline(), PATIENCE) == b"ready\n"
@@ -363,3 +363,7 @@ async def test_E6_a_stopped_owner_that_continues_finds_its_call_taken_over(
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(owner(sys.argv[1], Path(sys.argv[2])))

@@ -13,6 +13,7 @@ import pytest
 from tests.durable.lives import in_state, ok, only, parsed, stopped, stored_in
 from tests.durable.program import tools
 from tests.patience import PATIENCE, stop_between_commits, until
+from tests.soak import SOAK
 from tests.turn.calls import abort, apply, call, fetch, reply, spawn, wait_all
 
 import keephold
@@ -36,8 +37,11 @@ class Program:
     def send(self, number: int) -> None:
         os.kill(self._process.pid, number)
 
-    def stop(self, directory: Path) -> None:
-        stop_between_commits(self._process.pid, Path(stored_in(directory).removeprefix("sqlite:///")))
+    def stop(self, store: str) -> None:
+        if store.startswith("sqlite"):
+            stop_between_commits(self._process.pid, Path(store.removeprefix("sqlite:///")))
+        else:
+            self.send(signal.SIGSTOP)
 
     async def kill(self) -> None:
         """As a crash would: it gets to do nothing more."""
@@ -47,10 +51,10 @@ class Program:
 
 
 @asynccontextmanager
-async def program(directory: Path, how: str, *names: str) -> AsyncIterator[Program]:
-    """Run it on the store of the directory until it says that it is ready."""
+async def program(directory: Path, how: str, *names: str, store: str = "") -> AsyncIterator[Program]:
+    """Run it, on the store of the directory if no other one is given, until it says that it is ready."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.durable.program", stored_in(directory), str(directory), how, *names,
+        sys.executable, "-m", "tests.durable.program", store or stored_in(directory), str(directory), how, *names,
         cwd=ROOT, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     running = Program(process)
@@ -61,6 +65,12 @@ async def program(directory: Path, how: str, *names: str) -> AsyncIterator[Progr
         yield running
     finally:
         await running.kill()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty store."""
+    return stored_in(tmp_path) if request.param == "sqlite" else str(request.getfixturevalue("postgres"))
 
 
 def lines(directory: Path, file: str) -> list[str]:
@@ -109,7 +119,7 @@ async def test_E6_who_lives_keeps_its_calls_and_its_turn_and_who_is_dead_loses_t
     ):
         entry = parsed(await only(turn, apply("session", "session", "hi")))
         assert entry["content"].endswith("you said hi\n")
-        running.stop(tmp_path)
+        running.stop(stored_in(tmp_path))
         with monkeypatch.context() as impatient:
             impatient.setattr(relay, "SILENT_SECS", 0.2)
             silent = await only(turn, fetch("session", "session"))
@@ -170,10 +180,13 @@ async def test_R1_without_the_tool_a_dead_processes_call_stays_as_it_is(tmp_path
 
 
 @pytest.mark.parametrize("how", ["ended", "killed"])
-async def test_B4_the_serial_lane_is_one_for_all_processes(tmp_path: Path, how: str) -> None:
+async def test_B4_the_serial_lane_is_one_for_all_processes(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr("keephold.upkeep.SWEEP_SECS", 0.1)
     async with (
-        program(tmp_path, "kept", "alone") as running,
-        Runtime(tools(tmp_path), store=stored_in(tmp_path)) as rt,
+        program(tmp_path, "kept", "alone", store=store) as running,
+        Runtime(tools(tmp_path), store=store) as rt,
         rt.turn("main") as turn,
     ):
         assert (await reply(turn, spawn("alone", "next")))["state"] == "pending"
@@ -193,9 +206,8 @@ async def test_B4_the_serial_lane_is_one_for_all_processes(tmp_path: Path, how: 
         await reply(turn, apply("alone", "last", "x"))
 
 
-async def test_B4_the_lane_is_free_for_others_after_the_last_handle_here(tmp_path: Path) -> None:
+async def test_B4_the_lane_is_free_for_others_after_the_last_handle_here(tmp_path: Path, store: str) -> None:
     """In a process that goes on, and by the bell: a sweep would come only after 5 s."""
-    store = stored_in(tmp_path)
     async with Runtime(tools(tmp_path), store=store) as one, Runtime(tools(tmp_path), store=store) as two:
         for rt, other in ((one, two), (two, one), (one, two)):
             async with rt.turn("main") as turn:
@@ -208,8 +220,8 @@ async def test_B4_the_lane_is_free_for_others_after_the_last_handle_here(tmp_pat
         await until(lambda: not one.admission.lanes._holders and not two.admission.lanes._holders)
 
 
-async def test_B4_one_shot_serial_calls_of_two_processes_run_one_at_a_time(tmp_path: Path) -> None:
-    running, most, store = 0, 0, stored_in(tmp_path)
+async def test_B4_one_shot_serial_calls_of_two_processes_run_one_at_a_time(store: str) -> None:
+    running, most = 0, 0
 
     @keephold.tool(scheduling="serial")
     async def count(call: Call) -> str:
@@ -279,31 +291,36 @@ ACTIONS: dict[str, tuple[str, Action, str]] = {
 """By action of another process: the tool whose handle it is about, how it acts, and the result."""
 
 
-@pytest.mark.parametrize("what", ACTIONS)
-async def test_M3_another_process_can(tmp_path: Path, what: str) -> None:
+SHARED = [what for what in ACTIONS if what != "attach"] if SOAK else ["apply", "permit", "await"]
+"""What is tried over PostgreSQL, where processes have no sockets for each other: a terminal cannot be driven there."""
+TABLE = [*((what, "sqlite") for what in ACTIONS), *((what, "postgres") for what in SHARED)]
+
+
+@pytest.mark.parametrize(("what", "store"), TABLE, indirect=["store"])
+async def test_M3_another_process_can(tmp_path: Path, store: str, what: str) -> None:
     name, act, result = ACTIONS[what]
     async with (
-        program(tmp_path, "asked" if what == "permit" else "kept", name),
-        Runtime(tools(tmp_path), store=stored_in(tmp_path)) as rt,
+        program(tmp_path, "asked" if what == "permit" else "kept", name, store=store),
+        Runtime(tools(tmp_path), store=store) as rt,
         rt.turn("other" if what == "permit" else "main") as turn,
     ):
         async with asyncio.timeout(PATIENCE):
             assert await act(rt, turn) == result
 
 
-@pytest.mark.parametrize("what", ACTIONS)
+@pytest.mark.parametrize(("what", "store"), TABLE, indirect=["store"])
 async def test_M3_if_the_owner_is_killed_meanwhile_nothing_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, what: str
 ) -> None:
     """The owner is stopped before and killed afterwards, so that it cannot answer."""
     monkeypatch.setattr("keephold.upkeep.SWEEP_SECS", 0.1)
     name, act, _ = ACTIONS[what]
     async with (
-        program(tmp_path, "asked" if what == "permit" else "kept", name) as running,
-        Runtime(tools(tmp_path), store=stored_in(tmp_path)) as rt,
+        program(tmp_path, "asked" if what == "permit" else "kept", name, store=store) as running,
+        Runtime(tools(tmp_path), store=store) as rt,
         rt.turn("other" if what == "permit" else "main") as turn,
     ):
-        running.stop(tmp_path)
+        running.stop(store)
         acting = asyncio.ensure_future(act(rt, turn))
         await asyncio.sleep(0.05)
         await running.kill()

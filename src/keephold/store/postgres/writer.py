@@ -190,8 +190,8 @@ class Writer:
         self._tell(group, None)
 
     async def _connected(self) -> Session:
-        """Return the session; make a new one if it was lost, and see that nothing of the old one is left. After trouble,
-        nothing is written before this process has its lock again."""
+        """Return the session; make a new one if it was lost, and see that nothing of the old one is left. After
+        trouble, nothing is written before this process has its lock again."""
         if self._session is None or self._session.closed:
             self._session = await self._connect()
         elif self._trouble is None:
