@@ -32,7 +32,7 @@ async def test_M3_input_that_a_stopped_process_did_not_take_is_never_given(tmp_p
         Runtime(tools(tmp_path), store=stored_in(tmp_path)) as rt,
     ):
         await rt.registry.write(())
-        running.stop(tmp_path)
+        running.stop(stored_in(tmp_path))
         with pytest.raises(KeepholdError, match="Nothing was sent") as refused:
             await rt.send("session", "refused", conversation="main")
         assert refused.value.code == "owner_not_answering"
