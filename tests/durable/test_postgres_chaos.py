@@ -113,6 +113,7 @@ async def test_R4_a_network_that_swallows_everything_and_comes_back(postgres: st
         assert len(await lines(rt, "s")) == len(set(await lines(rt, "s")))
 
 
+@pytest.mark.timeout(tries(240, soak=3600))
 async def test_R4_connections_cut_at_any_byte(postgres: str) -> None:
     """Whatever was acknowledged is there once, whatever was refused is not there, and nothing is stuck."""
     seed = random.SystemRandom().randrange(2**32)
@@ -203,6 +204,16 @@ async def test_R4_a_commit_that_comes_while_another_is_in_doubt_is_not_taken_for
         assert await commit(store, Journaled(uid(1), 1, "step", "the-step", b"d", b"1"), keep=True) == [None]
         assert len(await later[0]) == 1
         assert len(await store.process_events("p")) == len(await store.journal(uid(1))) == 1
+
+
+async def test_R4_a_connection_that_is_cut_while_much_is_sent_ends_the_wait(postgres: str) -> None:
+    """The driver waits for room to send, and is not told that nobody makes any."""
+    async with stored_behind(postgres) as (store, between):
+        session = await connecting.session(store.address)
+        between.cut_once(b"much" * 1000, "request")
+        much = [(b"much" * (1 << 18),)] * 8
+        with pytest.raises((asyncpg.PostgresConnectionError, asyncpg.InterfaceError, ConnectionError)):
+            await asyncio.wait_for(session.many("SELECT length(CAST(? AS bytea))", much), PATIENCE)
 
 
 HOSTILE: dict[str, Any] = {
