@@ -8,9 +8,11 @@ import stat
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tests.keeper.runtimes import Driver, Followed, Runtime, gone, keeper_of, runs, runtime
 from tests.patience import PATIENCE
 
+from keephold.cli import main
 from keephold.errors import KeepholdError
 from keephold.handles.output import Layout
 from keephold.tools import marks
@@ -292,3 +294,22 @@ async def test_R7_the_keeper_belongs_to_nobody_and_exits_with_the_last_runtime(t
     await rt.close()
     await gone(keeper)
     assert not Path(record.socket).exists() and not Path(record.socket + ".lock").exists()
+
+
+async def test_R7_a_store_is_not_restored_over_a_kept_process(tmp_path: Path) -> None:
+    output = tmp_path / "work.db-output"
+    output.mkdir()
+    (tmp_path / "copy.tar").touch()
+    driver = Driver(output, "u", "command", "echo up; read line")
+    driver.do("printed up")
+    driver.kill()
+    words = ["store", "restore", str(tmp_path / "copy.tar"), "--force", "--store", f"sqlite:///{tmp_path}/work.db"]
+    refused = await asyncio.to_thread(CliRunner().invoke, main, words)
+    assert refused.exit_code and "the process of handle `u` is kept here" in refused.output
+    async with runtime(output) as after:
+        followed = await after.take_back("u", 2)
+        assert followed.data == b"up\n"
+        followed.child.close_stdin()
+        await followed.end()
+    over = await asyncio.to_thread(CliRunner().invoke, main, words)
+    assert "not a backup of a store" in over.output

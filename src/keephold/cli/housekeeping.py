@@ -11,7 +11,7 @@ import click
 from keephold.cli.gc import age
 from keephold.cli.parameters import NAME, json_lines_option, json_option
 from keephold.cli.printing import byte_size, counted, one_line, print_json, table, time_of_day
-from keephold.cli.store import store_option, to_look_after, without_tools
+from keephold.cli.store import place_of, store_option, to_look_after, without_tools
 from keephold.errors import KeepholdError
 
 if TYPE_CHECKING:
@@ -120,12 +120,30 @@ def restore(file: Path, force: bool, store: str | None, as_json: bool) -> None:
 
     Restoring rewinds state: keys that were used since reopen, and unfinished calls of the copy are recovered.
     """
-    done = to_look_after(store, acting=True, missing=True).restore(file, force=force)
+    keeping = to_look_after(store, acting=True, missing=True)
+    _refuse_kept(store)
+    done = keeping.restore(file, force=force)
     if as_json:
         _print(done)
     else:
         when, files = time_of_day(done.made_at), counted(done.output_files, "output file")
         click.echo(f"{one_line(done.store)}: as it was at {when}, schema {done.schema}, {files}")
+
+
+def _refuse_kept(store: str | None) -> None:
+    """Raise `KeepholdError` if processes of the store are kept here: a restore would delete their output (R7)."""
+    from keephold.store.urls import open_store
+    from keephold.tools.keeper.record import read_record
+
+    directory = open_store(place_of(store, acting=True)).directory
+    for file in () if directory is None else directory.glob("*.kept"):
+        record = read_record(file.parent, file.stem)
+        if record is not None and record.exit is None and record.where == "here":
+            raise KeepholdError(
+                f"nothing was restored: the process of handle `{record.uid}` is kept here; its output would be lost; "
+                "start a server on the store and abort the handle first",
+                code="store_unusable",
+            )
 
 
 @store.command()
