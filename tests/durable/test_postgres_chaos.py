@@ -165,7 +165,7 @@ async def test_R4_connections_cut_at_any_byte(postgres: str) -> None:
             between.cut_after(chance.choice(("there", "back")), chance.randrange(1, 6000))
             while not between.cuts:
                 name = f"n{number}.{len(told)}"
-                told[name] = await acknowledged(rt.notify("disk.full", "info", name, conversation="other"))
+                told[name] = await acknowledged(rt.notify("disk.full", "info", name, conversation=name))
                 spawned[name] = await acknowledged(begin(turn, name))
                 await resolve(name)
         ending.set()
@@ -178,8 +178,8 @@ async def test_R4_connections_cut_at_any_byte(postgres: str) -> None:
     assert sorted(map(repr, results)) == sorted(repr(Ok(name)) for name in resolved)
     async with Runtime(store=postgres) as rt:
         store = rt.registry.store
-        waiting = sorted(each.message for each in await store.notifications("other"))
-        assert waiting == sorted(name for name, accepted in told.items() if accepted)
+        for name, accepted in told.items():
+            assert [each.message for each in await store.notifications(name)] == [name] * accepted
         handles = {each.id: each.uid for each in await store.handles()}
         assert sorted(handles) == sorted([*counts, *(id for id, accepted in spawned.items() if accepted)])
         for id, outcome in counts.items():
