@@ -18,6 +18,8 @@ from keephold.store.base import Posted
 _log = logging.getLogger("keephold.mcp")
 
 _MAILBOX = "mcp"
+_LONGEST, _MOST = 1 << 20, 100
+"""Characters of a message that is passed on, and how many may wait for that: each is a row of the store for a while."""
 
 
 class _Message(msgspec.Struct):
@@ -33,6 +35,8 @@ class OtherServers:
     def __init__(self, runtime: Runtime, sessions: Sessions) -> None:
         self._runtime = runtime
         self._sessions = sessions
+        self._order = asyncio.Lock()
+        self._waiting = 0
         sessions.forward = self._forward
         runtime.relay.mailboxes[_MAILBOX] = self._receive
 
@@ -43,16 +47,22 @@ class OtherServers:
         await registry.write((post,), keep=False)
 
     async def _forward(self, session: str, body: str | None) -> None:
-        telling = self._tell_all(msgspec.json.encode(_Message(session, body)).decode())
         if body is None:
-            await telling  # then no server takes up the session any more
+            await self._tell_all(session, None)  # then no server takes up the session any more
+        elif len(body) > _LONGEST or self._waiting >= _MOST:
+            _log.warning("a message of a client was not passed on to other servers: it is too long, or one of too many")
         else:
-            self._runtime.registry.run_soon(telling)
+            self._waiting += 1
+            self._runtime.registry.run_soon(self._tell_all(session, body))
 
-    async def _tell_all(self, message: str) -> None:
-        store = self._runtime.registry.store
-        others = {post.owner for post in await store.posts("server")} - {store.owner}
-        await asyncio.gather(*(self._tell(owner, message) for owner in others))
+    async def _tell_all(self, session: str, body: str | None) -> None:
+        store, message = self._runtime.registry.store, msgspec.json.encode(_Message(session, body)).decode()
+        try:
+            async with self._order:
+                others = {post.owner for post in await store.posts("server")} - {store.owner}
+                await asyncio.gather(*(self._tell(owner, message) for owner in others))
+        finally:
+            self._waiting -= body is not None
 
     async def _tell(self, owner: str, message: str) -> None:
         try:
