@@ -32,8 +32,9 @@ async def test_a_person_types_into_a_terminal(workshop: Served, camera: Camera) 
         await camera.take(tab, "terminal-driven", WIDE)
         await expect(tab.get_by_role("button", name="PgDn")).to_have_count(0)  # this keyboard has the key
         assert "person" in await refusal(assistant)
-        await tab.keyboard.type("sleep 100")
+        await tab.keyboard.type("sh -c 'echo be''gun; sleep 100'")
         await tab.keyboard.press("Enter")
+        await expect(tab.get_by_text("begun").first).to_be_visible()  # before, the interrupt could miss it
         await tab.keyboard.press("Control+c")
         await tab.keyboard.type("echo done-$?")
         await tab.keyboard.press("ArrowLeft")

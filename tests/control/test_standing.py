@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 from tests.patience import PATIENCE
 from tests.turn.calls import STATEFUL, call, spawn, texts
 from tests.turn.people import Person
@@ -15,6 +16,7 @@ from keephold import Call, Question, Runtime, Turn
 from keephold.control.control import Control
 from keephold.store.base import Posted
 from keephold.text import to_json
+from keephold.turn import approvals
 from keephold.turn.prompts import Answer, Approved, Denied
 
 
@@ -131,7 +133,8 @@ async def test_P5_an_approval_is_for_the_arguments_that_the_process_has_not_for_
         await running
 
 
-async def test_P6_what_is_decided_at_once_is_never_posted(tmp_path: Path) -> None:
+async def test_P6_what_is_decided_at_once_is_never_posted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(approvals, "POST_SECS", PATIENCE)  # a moment, also for a busy machine
     async with scene(tmp_path) as here:
         written: list[Any] = []
         store: Any = here.runtime.registry.store

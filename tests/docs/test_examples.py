@@ -101,7 +101,7 @@ def printed(name: str) -> str:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_runs_and_shows_the_essential(example: Path) -> None:
     assert example.name in ESSENTIAL, "say here what the example must show"
-    assert [line for line in ESSENTIAL[example.name] if line not in printed(example.name)] == []
+    assert [line for line in ESSENTIAL[example.name] if line not in printed(example.name)] == [], printed(example.name)
 
 
 def test_a_step_that_was_recorded_before_the_kill_runs_once() -> None:
