@@ -99,12 +99,12 @@ def run(role: str) -> int:
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         os.chdir(directory)
-        print("The first run of the agent:")
+        print("The first run of the agent:", flush=True)
         assert run("agent") == 1
-        print("No agent runs:")
+        print("No agent runs:", flush=True)
         FINISH.touch()
         assert run("person") == 0
-        print("The second run of the agent:")
+        print("The second run of the agent:", flush=True)
         assert run("agent") == 0
         os.chdir("/")
 
