@@ -41,7 +41,7 @@ class Proxy:
         self.cuts, self._left = 0, {way: count}
 
     async def _pass(self, way: Way, data: bytes, to: asyncio.StreamWriter) -> bool:
-        """Hand on what was sent, as far as it may go; return whether the connection goes on."""
+        """Hand on what was sent, as far as it may go; return whether the connection continues."""
         if self.silent:
             return True
         left = self._left.get(way)

@@ -1,4 +1,4 @@
-"""What only the process that runs a handle knows, seen from another one (A6, M3): waits there end as they do here."""
+"""Facts that only the owner of a handle knows, seen from another process (A6, M3): waits end there as they do here."""
 
 import asyncio
 from pathlib import Path
@@ -218,7 +218,7 @@ async def test_M3_every_process_says_the_same_of_a_handle(
 
 
 async def test_A6_an_await_elsewhere_of_a_program_that_reads(tmp_path: Path) -> None:
-    """Of a command it is known only by asking it while somebody waits."""
+    """The owner probes a command only while somebody waits."""
     cat = keephold.command(["cat"], name="cat", stdin=True, actions=TALKING, on_turn_end="keep")
     store = stored_in(tmp_path)
     async with Runtime([cat], store=store) as one, Runtime([cat], store=store) as two:

@@ -75,7 +75,7 @@ async def opened(rt: Runtime, id: str) -> bool:
 
 @pytest.mark.usefixtures("soon")
 async def test_R4_a_network_that_swallows_everything_and_comes_back(postgres: str) -> None:
-    """The sockets stay open, and nothing tells the process: it finds out, says so, and goes on afterwards."""
+    """The sockets stay open, and nothing tells the process: it finds out, says so, and continues afterwards."""
     keys: list[Key] = []
     tools = [steps, approval(keys)]
     async with (
@@ -115,7 +115,7 @@ async def test_R4_a_network_that_swallows_everything_and_comes_back(postgres: st
 
 @pytest.mark.timeout(tries(240, soak=3600))
 async def test_R4_connections_cut_at_any_byte(postgres: str) -> None:
-    """Whatever was acknowledged is there once, whatever was refused is not there, and nothing is stuck."""
+    """Every acknowledged fact is there once, no refused one is, and nothing is stuck."""
     seed = random.SystemRandom().randrange(2**32)
     chance = random.Random(seed)
     print(f"seed {seed}")

@@ -1,4 +1,4 @@
-"""What a PostgreSQL store does while its server is away, and when its connections are cut at the worst moment."""
+"""A PostgreSQL store while its server is away, and when its connections are cut at the worst moment."""
 
 import asyncio
 import os

@@ -74,7 +74,7 @@ async def host(directory: Path, store: str, name: str) -> AsyncIterator[Host]:
 
 
 def logs(directory: Path, store: str) -> str:
-    """What a command on a third machine prints of the terminal."""
+    """Return the terminal's output as a command on a third machine prints it."""
     command = [sys.executable, "-m", "keephold", "logs", "repl", "--conversation", "shared", "--store", store]
     return subprocess.run(command, env=environment(directory), capture_output=True, text=True, check=True).stdout
 

@@ -207,7 +207,7 @@ async def test_B4_the_serial_lane_is_one_for_all_processes(
 
 
 async def test_B4_the_lane_is_free_for_others_after_the_last_handle_here(tmp_path: Path, store: str) -> None:
-    """In a process that goes on, and by the bell: a sweep would come only after 5 s."""
+    """The next process hears it by the bell: a sweep would come only after 5 s."""
     async with Runtime(tools(tmp_path), store=store) as one, Runtime(tools(tmp_path), store=store) as two:
         for rt, other in ((one, two), (two, one), (one, two)):
             async with rt.turn("main") as turn:
@@ -292,7 +292,7 @@ ACTIONS: dict[str, tuple[str, Action, str]] = {
 
 
 SHARED = [what for what in ACTIONS if what != "attach"] if SOAK else ["apply", "permit", "await"]
-"""What is tried over PostgreSQL, where processes have no sockets for each other: a terminal cannot be driven there."""
+"""The actions tried over PostgreSQL, where processes have no sockets for each other: nobody can drive a terminal."""
 TABLE = [*((what, "sqlite") for what in ACTIONS), *((what, "postgres") for what in SHARED)]
 
 
