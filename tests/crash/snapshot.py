@@ -68,6 +68,7 @@ class Snapshot:
             from tests.crash.postgres_tables import rows_of
 
             with rows_of(url) as rows:
+                _refuse_broken(rows, "missing_events")  # PostgreSQL loses numbers when it rolls back
                 return cls._read(rows)
         source = store_file(directory)
         if not source.exists():
@@ -80,10 +81,7 @@ class Snapshot:
             connection = sqlite3.connect(copy)
             try:
                 assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-                broken = {
-                    rule: found for rule, query in invariants().items() if (found := [*connection.execute(query)])
-                }
-                assert broken == {}, "what `keephold store check` would find"
+                _refuse_broken(connection.execute)
                 return cls._read(connection.execute)
             finally:
                 connection.close()
@@ -117,6 +115,12 @@ class Snapshot:
             news=dict(rows("SELECT number, uid FROM notifications")),
             open_turns=frozenset(turn for (turn,) in rows("SELECT turn FROM turns WHERE ended_at IS NULL")),
         )
+
+
+def _refuse_broken(rows: Callable[[str], Iterable[Any]], *unknown: str) -> None:
+    """Fail for everything that `keephold store check` would find, but for these rules."""
+    found = {rule: [*rows(query)] for rule, query in invariants().items() if rule not in unknown}
+    assert not any(found.values()), found
 
 
 def _json(value: bytes | None) -> Any:

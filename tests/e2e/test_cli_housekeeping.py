@@ -76,12 +76,22 @@ def test_what_is_missing_is_refused(place: Place) -> None:
     assert refused.code == 2 and "`memory:` store is seen by no process but its own" in refused.err
 
 
-def test_a_secret_is_rotated_in_a_store_that_cannot_count_keys(postgres: str) -> None:
-    """Else it would be reported as an error, and done."""
+def test_the_commands_look_after_a_postgresql_store(postgres: str, tmp_path: Path) -> None:
     asyncio.run(_made(postgres))
-    done = CliRunner().invoke(main, ["store", "rotate", "--store", postgres, "--json"])
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.output)["older_keys"] is None
+
+    def said(*words: str) -> str:
+        done = CliRunner().invoke(main, ["store", *words, "--store", postgres])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    info = said("info")
+    assert "rows of handles" in info and "of it free" not in info
+    assert said("check") == "no problems\n"
+    assert "checked" in said("backup", str(tmp_path / "copy.tar"))
+    assert "nothing was changed" in said("migrate")
+    assert json.loads(said("rotate", "--json"))["older_keys"] == 0
+    assert "as it was at" in said("restore", str(tmp_path / "copy.tar")), "a store without handles can be replaced"
+    assert len(json.loads(said("info", "--json"))["secrets"]) == 1
 
 
 async def _made(store: str) -> None:

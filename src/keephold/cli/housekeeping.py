@@ -53,7 +53,11 @@ def _show(facts: "StoreInfo") -> None:
     lines = [
         ("store", one_line(facts.store)),
         ("schema", f"{facts.schema}{newest}"),
-        ("size", f"{byte_size(facts.bytes)}, {byte_size(facts.free_bytes)} of it free"),
+        (
+            "size",
+            byte_size(facts.bytes)
+            + ("" if facts.free_bytes is None else f", {byte_size(facts.free_bytes)} of it free"),
+        ),
         ("output", f"{counted(facts.output_files, 'file')}, {byte_size(facts.output_bytes)}"),
         ("handles made", age),
         *(("process", one_line(owner.process or owner.id)) for owner in facts.owners),
@@ -179,23 +183,13 @@ def rotate(store: str | None, as_json: bool) -> None:
             return await runtime.rotate_secret()
 
     id = asyncio.run(rotated())
-    left = _older_keys(store, id)
+    left = sum(secret.open_keys for secret in to_look_after(store).info().secrets if secret.id != id)
     if as_json:
         print_json({"secret": id, "older_keys": left})
     else:
-        older = "open keys" if left is None else counted(left, "open key")
-        click.echo(f"new keys are signed with secret {id}; {older} of older secrets can still be used")
-
-
-def _older_keys(store: str | None, newest: str) -> int | None:
-    """Return how many open keys other secrets have signed; None if the store cannot count them."""
-    try:
-        secrets = to_look_after(store).info().secrets
-    except KeepholdError as error:
-        if error.code != "unsupported_store":
-            raise
-        return None
-    return sum(secret.open_keys for secret in secrets if secret.id != newest)
+        click.echo(
+            f"new keys are signed with secret {id}; {counted(left, 'open key')} of older secrets can still be used"
+        )
 
 
 @store.command(short_help="List archived handles.")

@@ -22,6 +22,13 @@ class Owner(msgspec.Struct, frozen=True):
     """Its pid and command, as far as is known."""
 
 
+def pid_and_command(pid: str) -> str:
+    """Describe a process of this machine. Raises `OSError` if it has ended."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+    said = " ".join(words).strip()
+    return f"{pid} (`{''.join(each if each.isprintable() else ' ' for each in said)[:80]}`)"
+
+
 class Secret(msgspec.Struct, frozen=True):
     """A secret by which keys are signed, without itself."""
 
@@ -39,8 +46,8 @@ class StoreInfo(msgspec.Struct, frozen=True):
     newest_schema: int
     """The schema of this keephold."""
     bytes: int
-    free_bytes: int
-    """Unused space in these bytes."""
+    free_bytes: int | None
+    """Unused space in these bytes; None: PostgreSQL does not say."""
     output_files: int
     output_bytes: int
     rows: dict[str, int]

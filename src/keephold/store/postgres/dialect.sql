@@ -175,3 +175,26 @@ SELECT found.name,
     (SELECT coalesce(ended_at, began_at) FROM turns WHERE conversation = found.name ORDER BY number DESC LIMIT 1),
     c.updated, c.metadata
 FROM found LEFT JOIN conversations c ON c.id = found.name WHERE found.name IS NOT NULL ORDER BY found.name;
+
+-- name: columns
+-- The columns of these tables, as far as they exist.
+SELECT c.relname, a.attname FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+WHERE c.relnamespace = to_regnamespace(current_schema()) AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped
+  AND c.relname = ANY (CAST(? AS text[]))
+ORDER BY c.relname, a.attnum;
+
+-- name: renumber
+-- Continue each numbering after the rows that were restored.
+DO $$ DECLARE each record; BEGIN
+    FOR each IN SELECT c.relname AS name, a.attname AS number FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+        WHERE c.relnamespace = to_regnamespace(current_schema()) AND c.relkind = 'r' AND a.attidentity <> ''
+    LOOP
+        EXECUTE format('SELECT setval(pg_get_serial_sequence(%L, %L), (SELECT coalesce(max(%I), 0) + 1 FROM %I), false)',
+            each.name, each.number, each.number, each.name);
+    END LOOP;
+END $$;
+
+-- name: open_keys
+-- The secrets, and how many keys that each signed can still be used.
+SELECT id, at, (SELECT count(*) FROM waits w WHERE w.secret_id = s.id AND resolution IS NULL AND NOT revoked)
+FROM secrets s ORDER BY number;

@@ -12,17 +12,28 @@ async def prepare(found: Session, address: Address) -> None:
     """Make the schema if it does not exist, and upgrade it: all of it or nothing, one process at a time."""
     await check_server(found, address)
     async with found.connection.transaction():
-        await found.rows(SQL["lock"], ([address.key("schema")],))
-        await found.run(f'CREATE SCHEMA IF NOT EXISTS "{address.schema}"')
-        await found.run("CREATE TABLE IF NOT EXISTS schema_version (version integer NOT NULL)")
-        version = await _version(found, address)
-        for number, script in migrations().items():
-            if number > version:
-                await found.run(script)
+        version = await lock_schema(found, address)
+        await upgrade(found, version, max(migrations()))
         if version == 0:
             await found.rows(SQL["add_secret"], (secrets.token_hex(4), secrets.token_bytes(32), time.time()))
-            await found.run("INSERT INTO schema_version (version) VALUES (0)")
-        await found.rows("UPDATE schema_version SET version = ?", (max(migrations()),))
+
+
+async def lock_schema(found: Session, address: Address) -> int:
+    """Let no other process make or upgrade the schema until the transaction ends. Returns its version, 0 if it is
+    new."""
+    await found.rows(SQL["lock"], ([address.key("schema")],))
+    await found.run(f'CREATE SCHEMA IF NOT EXISTS "{address.schema}"')
+    await found.run("CREATE TABLE IF NOT EXISTS schema_version (version integer NOT NULL)")
+    return await _version(found, address)
+
+
+async def upgrade(found: Session, version: int, newest: int) -> None:
+    """Lead the schema from one version to another."""
+    for number, script in migrations().items():
+        if version < number <= newest:
+            await found.run(script)
+    await found.run("DELETE FROM schema_version")
+    await found.rows("INSERT INTO schema_version (version) VALUES (?)", (newest,))
 
 
 async def check_server(found: Session, address: Address) -> None:
@@ -36,18 +47,23 @@ async def check_server(found: Session, address: Address) -> None:
         raise unusable(f"`{address.name}` keeps text as {encoding}; create a database with the encoding UTF8")
 
 
-async def require_current(found: Session, address: Address) -> None:
-    """Raise `KeepholdError` if the schema is not the one that this keephold makes."""
+async def require_store(found: Session, address: Address) -> int:
+    """Return the version of the schema; raise `KeepholdError` if there is no store, or one of a newer keephold."""
     await check_server(found, address)
     ((exists,),) = await found.rows("SELECT to_regclass(?) IS NOT NULL", (f'"{address.schema}".schema_version',))
     if not exists:
         raise unusable(f"`{address.name}` holds no store; name another database or schema, or open a runtime first")
-    version, newest = await _version(found, address), max(migrations())
+    return await _version(found, address)
+
+
+async def require_current(found: Session, address: Address) -> None:
+    """Raise `KeepholdError` if the schema is not the one that this keephold makes."""
+    version, newest = await require_store(found, address), max(migrations())
     if version < newest:
         raise unusable(
             f"`{address.name}` has schema {version} of an older keephold; this command only reads, and changed "
             "nothing. End the programs that use the store, then upgrade it to schema "
-            f"{newest} with `keephold gc --dry-run`"
+            f"{newest} with `keephold store migrate`"
         )
 
 

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from keephold.store.base import Heard
+from keephold.store.housekeeping import pid_and_command
 from keephold.store.postgres import connecting
 from keephold.store.postgres.address import Address
 from keephold.store.postgres.connecting import Session, sentence, session, whose
@@ -66,6 +67,14 @@ def is_gone(place: str) -> bool:
         except OSError:
             return True
     return False
+
+
+def command(place: str) -> str | None:
+    """Return pid and command of the process of that place; None if it runs on another machine."""
+    with contextlib.suppress(OSError, ValueError):
+        pid = place.split()[-2]
+        return pid_and_command(pid) if here(int(pid)) == place else None
+    return None
 
 
 class Table:

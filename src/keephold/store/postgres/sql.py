@@ -8,6 +8,7 @@ from keephold.store.sql import queries
 
 _HERE = Path(__file__).parent
 _MARK = re.compile(r"\?(\d*)")
+_MADE = re.compile(r"^CREATE (TABLE|FUNCTION) (\w+)", re.MULTILINE)
 
 
 @lru_cache(maxsize=4096)
@@ -29,3 +30,8 @@ SQL = queries.queries(_HERE / "dialect.sql")
 def migrations() -> dict[int, str]:
     """Return the schema: by number, in order, the script that leads to it from the one before."""
     return queries.migrations(_HERE / "schema")
+
+
+def made() -> list[tuple[str, str]]:
+    """Return everything that the scripts make: TABLE or FUNCTION, and its name. The schema may have more."""
+    return [pair for script in migrations().values() for pair in _MADE.findall(script)]

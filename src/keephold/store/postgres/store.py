@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from keephold.errors import KeepholdError
 from keephold.listeners import Listeners
@@ -20,6 +21,9 @@ from keephold.store.postgres.presence import Presence, Table
 from keephold.store.postgres.reads import Readers, Reads
 from keephold.store.postgres.writer import Fault, Writer
 from keephold.store.sql.commits import Commit
+
+if TYPE_CHECKING:
+    from keephold.store.postgres.housekeeping import PostgresHousekeeping
 
 INLINE_OUTPUT = 1 << 40
 """All output goes into the commit."""
@@ -56,6 +60,12 @@ class PostgresStore(Reads):
     def commits(self) -> int:
         """Transactions done since the store was opened."""
         return 0 if self._writer is None else self._writer.commits
+
+    def housekeeping(self) -> "PostgresHousekeeping":
+        """Return what can be done with the whole store; it need not be open."""
+        from keephold.store.postgres.housekeeping import PostgresHousekeeping
+
+        return PostgresHousekeeping(self.address)
 
     async def open(self, heard: Heard) -> None:
         try:

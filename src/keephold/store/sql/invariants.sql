@@ -79,7 +79,7 @@ SELECT number FROM notifications WHERE conversation = '';
 SELECT conversation, waiting, found FROM (
     SELECT q.conversation, q.waiting, (SELECT count(*) FROM notifications n WHERE n.conversation = q.conversation) found
     FROM queues q
-) WHERE waiting <> found
+) AS counts WHERE waiting <> found
 UNION ALL
 SELECT DISTINCT conversation, 0, 1 FROM notifications n
 WHERE NOT EXISTS (SELECT 1 FROM queues q WHERE q.conversation = n.conversation);
@@ -107,7 +107,7 @@ SELECT conversation, turn, open_batch FROM turns t WHERE open_batch IS NOT NULL 
 -- A transcript has as many lines as its conversation says.
 SELECT id, lines, found FROM (
     SELECT c.id, c.lines, (SELECT count(*) FROM transcripts t WHERE t.conversation = c.number) found FROM conversations c
-) WHERE lines <> found;
+) AS counts WHERE lines <> found;
 
 -- name: line_of_no_conversation
 -- A transcript line belongs to a conversation.

@@ -38,3 +38,17 @@ def invariants() -> dict[str, str]:
 def migrations(schema: Path) -> dict[int, str]:
     """Return a schema: by number, in order, the script that leads to it from the one before."""
     return {int(file.stem): file.read_text("utf-8") for file in sorted(schema.glob("[0-9]*.sql"))}
+
+
+def described(scripts: Mapping[int, str]) -> list[str]:
+    """Return what the comment at the beginning of each script says."""
+    return [f"schema {number}: {_first_sentence(script)}" for number, script in scripts.items()]
+
+
+def _first_sentence(script: str) -> str:
+    lines = []
+    for line in script.splitlines():
+        if not line.startswith("--"):
+            break
+        lines.append(line.removeprefix("--").strip())
+    return " ".join(lines).partition(". ")[0].removesuffix(".").partition(" (")[0]

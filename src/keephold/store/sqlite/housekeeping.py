@@ -10,10 +10,12 @@ from typing import Any
 import apsw
 
 from keephold.errors import KeepholdError
+from keephold.store.copies import restoring, sync_directory
 from keephold.store.housekeeping import Backup, Migrated, Owner, Problem, Restored, Secret, StoreInfo
 from keephold.store.rows import made_at
+from keephold.store.sql.queries import described
 from keephold.store.sqlite import opening
-from keephold.store.sqlite.backups import is_output_name, read_copy, sync_directory, write_copy
+from keephold.store.sqlite.backups import is_output_name, read_copy, write_copy
 from keephold.store.sqlite.checking import file_problems, problems
 from keephold.store.sqlite.lock_holders import holder
 from keephold.store.sqlite.processes import Turnstile, owners_of
@@ -112,19 +114,16 @@ class SqliteHousekeeping:
             opening.check_no_links(path)
             path.parent.mkdir(parents=True, exist_ok=True)
         self._refuse_existing(force=force)
-        try:
-            with tempfile.TemporaryDirectory(prefix=f"{path.name}.restore-", dir=path.parent) as beside:
-                with file.open("rb") as opened:
-                    contents = read_copy(opened, Path(beside))
-                _check_database(Path(beside) / "keephold.db", file)
-                with self._alone("restored"):
-                    self._refuse_existing(force=force)
-                    self._replace(Path(beside))
-        except KeepholdError as error:
-            raise KeepholdError(f"nothing was restored from `{file}`: {error.message}", code=error.code) from error
-        except OSError as error:
-            why = f"`{error.filename or path}`: {error.strerror or error}"
-            raise KeepholdError(f"nothing was restored from `{file}`: {why}", code="invalid_arguments") from error
+        with (
+            restoring(file, str(path)),
+            tempfile.TemporaryDirectory(prefix=f"{path.name}.restore-", dir=path.parent) as beside,
+        ):
+            with file.open("rb") as opened:
+                contents = read_copy(opened, Path(beside))
+            _check_database(Path(beside) / "keephold.db", file)
+            with self._alone("restored"):
+                self._refuse_existing(force=force)
+                self._replace(Path(beside))
         return Restored(
             store=str(path),
             schema=contents.schema,
@@ -178,7 +177,7 @@ class SqliteHousekeeping:
                 opening.prepare(self._path).close(True)
         finally:
             opening.disclaim(self._path)
-        steps = [f"schema {number}: {_first_sentence(script)}" for number, script in scripts.items()]
+        steps = described(scripts)
         return Migrated(store=str(self._path), was=was, schema=max(scripts), steps=steps, backup=str(file))
 
     @contextlib.contextmanager
@@ -237,16 +236,6 @@ def _write_back(path: Path) -> None:
         pass
     finally:
         connection.close(True)
-
-
-def _first_sentence(script: str) -> str:
-    """Return what the comment at the beginning of a script says."""
-    lines = []
-    for line in script.splitlines():
-        if not line.startswith("--"):
-            break
-        lines.append(line.removeprefix("--").strip())
-    return " ".join(lines).partition(". ")[0].removesuffix(".").partition(" (")[0]
 
 
 def _number(connection: apsw.Connection, query: str) -> int:

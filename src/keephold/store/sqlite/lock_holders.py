@@ -8,6 +8,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from keephold.store.housekeeping import pid_and_command
+
 WRITE_BYTE = 120
 """The byte of the `-shm` file that SQLite locks for the time of a write transaction."""
 
@@ -30,7 +32,7 @@ def holder(file: str, byte: int | None = None, *, stopped: bool = False) -> str 
             pid, _, first, last = rest
             found = kind == "FLOCK" if byte is None else kind == "POSIX" and first == last == str(byte)
             if found and (not stopped or _is_stopped(pid)):
-                return f"{pid} (`{_command(pid)}`)"
+                return pid_and_command(pid)
     return None
 
 
@@ -49,9 +51,3 @@ def advice(holder: str) -> str:
 def _is_stopped(pid: str) -> bool:
     state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
     return state in (b"T", b"t")
-
-
-def _command(pid: str) -> str:
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-    said = " ".join(words).strip()
-    return "".join(each if each.isprintable() else " " for each in said)[:80]
