@@ -18,6 +18,7 @@ import keephold
 from keephold.errors import KeepholdError
 from keephold.store.base import Claimed, Emitted, Journaled, Op, Registered
 from keephold.store.postgres import presence
+from keephold.store.postgres.connecting import session
 from keephold.store.postgres.presence import Table, here, is_gone
 from keephold.store.postgres.store import PostgresStore
 from keephold.testing.conformance.suite import NOON, record, uid
@@ -137,6 +138,40 @@ async def test_R4_a_connection_that_is_cut_in_a_commit(op: Op, how: Cut, postgre
         assert lines + [str(event.sequence) for event in await store.process_events("p")] == (
             ["the-step"] if isinstance(op, Journaled) else ["1"]
         )
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+async def test_E6_steps_that_wait_for_a_claim_are_refused(names: str, postgres: str) -> None:
+    """They arrive when another process has claimed the call, and has not committed the claim."""
+    async with opened(postgres) as store:
+        await commit(store, Registered(record(1)))
+        claiming, looking = await session(store.address), await session(store.address)
+        await claiming.run("BEGIN")
+        await claiming.rows("UPDATE handles SET fence = fence + 1, owner = ? WHERE uid = ?", ("other", uid(1)))
+        ops = [Journaled(uid(1), 1, "step", name, b"d", b"1") for name in names]
+        steps = asyncio.ensure_future(commit(store, *ops, keep=True))
+        waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()"
+        async with asyncio.timeout(MINUTE):
+            while not await looking.rows(waits, ()):
+                assert not steps.done()
+        await claiming.run("COMMIT")
+        with pytest.raises(KeepholdError) as refused:
+            await steps
+        assert refused.value.code == "lease_lost"
+        assert not await store.journal(uid(1))
+        await claiming.close()
+        await looking.close()
+
+
+async def test_E2_the_server_does_not_plan_every_step(postgres: str) -> None:
+    """Planning takes about half as long as writing. The server plans a statement that has a name five times."""
+    async with opened(postgres) as store:
+        await commit(store, Registered(record(1)))
+        for number in range(10):
+            await commit(store, Journaled(uid(1), 1, "step", str(number), b"d", b"1"))
+        assert store._writer is not None and store._writer._session is not None
+        planned = "SELECT custom_plans, generic_plans FROM pg_prepared_statements WHERE statement LIKE 'WITH line%'"
+        assert await store._writer._session.rows(planned, ()) == [(5, 5)]
 
 
 async def test_E6_one_that_was_taken_for_dead_writes_nothing_any_more(postgres: str) -> None:

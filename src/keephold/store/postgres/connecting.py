@@ -119,6 +119,7 @@ class Session:
         self.changes = 0
         """How many rows the last statement has changed."""
         self._prepared: dict[str, Any] = {}
+        self._names = 0
 
     async def rows(self, query: str, bindings: tuple[Any, ...]) -> list[Row]:
         prepared = self._prepared.get(query) or await self._prepare(query)
@@ -138,7 +139,9 @@ class Session:
     async def _prepare(self, query: str) -> Any:
         if len(self._prepared) >= 500:
             self._prepared.clear()
-        prepared = self._prepared[query] = await self.connection.prepare(numbered(query))
+        self._names += 1  # without a name, the server would parse and plan the query each time
+        prepared = await self.connection.prepare(numbered(query), name=f"keephold_{self._names}")
+        self._prepared[query] = prepared
         return prepared
 
     async def close(self) -> None:

@@ -49,9 +49,49 @@ SELECT record_steps(?, ?, ?, ?, ?, ?, ?, ?);
 -- End a transaction.
 SELECT finish(?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
+-- name: commit_step
+-- Commit a transaction of one journal line. The call stays locked until then, so that no other process can claim it. If
+-- the fencing number is not right, there is no call, and the table refuses the line. The event is numbered as in `finish`.
+WITH line AS (
+    INSERT INTO journal (handle, kind, name, digest, value, ok, input)
+    VALUES (
+        (SELECT number FROM handles WHERE uid = ?1 AND fence = ?2 AND stopped_at IS NULL FOR NO KEY UPDATE),
+        ?3, ?4, ?5, ?6, ?7, ?8
+    )
+    RETURNING handle
+), numbering AS MATERIALIZED (
+    SELECT pg_advisory_xact_lock(?9) FROM line
+), event AS (
+    INSERT INTO events (at, type, conversation, uid, data) SELECT ?10, ?11, ?12, ?13, ?14 FROM numbering
+)
+SELECT CASE WHEN CAST(?16 AS text) IS NOT NULL THEN pg_notify(?15, ?16) END FROM numbering;
+
 -- name: commit_steps
--- Commit a transaction of journal lines.
-SELECT commit_steps(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- The same of several lines, whose columns are arrays.
+WITH calls AS MATERIALIZED (
+    SELECT number, uid, fence FROM handles
+    WHERE uid = ANY (CAST(?1 AS text[])) AND stopped_at IS NULL ORDER BY uid FOR NO KEY UPDATE
+), lines AS (
+    INSERT INTO journal (handle, kind, name, digest, value, ok, input)
+    SELECT c.number, l.kind, l.name, l.digest, l.val, l.ok, l.input
+    FROM unnest(
+        CAST(?1 AS text[]), CAST(?2 AS bigint[]), CAST(?3 AS text[]), CAST(?4 AS text[]), CAST(?5 AS bytea[]),
+        CAST(?6 AS bytea[]), CAST(?7 AS boolean[]), CAST(?8 AS bytea[])
+    ) WITH ORDINALITY AS l (uid, fence, kind, name, digest, val, ok, input, place)
+    LEFT JOIN calls c ON c.uid = l.uid AND c.fence = l.fence
+    ORDER BY l.place
+    RETURNING handle
+), numbering AS MATERIALIZED (
+    SELECT pg_advisory_xact_lock(?9) FROM (SELECT count(*) FROM lines) AS written
+), event AS (
+    INSERT INTO events (at, type, conversation, uid, data)
+    SELECT ?10, e.type, e.place, e.uid, e.body
+    FROM numbering, unnest(
+        CAST(?11 AS text[]), CAST(?12 AS text[]), CAST(?13 AS text[]), CAST(?14 AS bytea[])
+    ) WITH ORDINALITY AS e (type, place, uid, body, nth)
+    ORDER BY e.nth
+)
+SELECT CASE WHEN CAST(?16 AS text) IS NOT NULL THEN pg_notify(?15, ?16) END FROM numbering;
 
 -- name: hold_owner
 -- The count of this process's transactions, when none of them is under way any more.

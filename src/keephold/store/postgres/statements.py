@@ -40,15 +40,11 @@ class PostgresStatements:
         return int(self.rows(SQL["record_steps"], steps(ops))[0][0])
 
 
+def step(op: Journaled) -> tuple[Any, ...]:
+    """Return the columns of a journal line."""
+    return op.uid, op.fence, op.kind, op.name, op.digest, op.value, op.ok, op.input or None
+
+
 def steps(ops: Sequence[Journaled]) -> tuple[list[Any], ...]:
-    """Return the columns of journal lines."""
-    return (
-        [op.uid for op in ops],
-        [op.fence for op in ops],
-        [op.kind for op in ops],
-        [op.name for op in ops],
-        [op.digest for op in ops],
-        [op.value for op in ops],
-        [op.ok for op in ops],
-        [op.input or None for op in ops],
-    )
+    """Return the same of several, as one list for each column."""
+    return tuple(map(list, zip(*map(step, ops), strict=True)))

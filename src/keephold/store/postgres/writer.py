@@ -32,7 +32,7 @@ from keephold.store.postgres.connecting import (
 )
 from keephold.store.postgres.presence import Presence
 from keephold.store.postgres.sql import SQL
-from keephold.store.postgres.statements import PostgresStatements, steps
+from keephold.store.postgres.statements import PostgresStatements, step, steps
 from keephold.store.sql.codec import encode
 from keephold.store.sql.commits import Commit, not_storable, unavailable
 from keephold.store.sql.events import EventRow, event_rows, note_events
@@ -281,14 +281,18 @@ class Writer:
         rows = event_rows(draft for op in ops for draft in events.events_of(op, None))
         first = ops[0]
         note = self._note({first.uid}, urgent=False)
-        written = (*_columns(rows), self._address.channel, note)
+        if len(ops) == len(rows) == 1:  # most often; arrays would take the server 60 µs more
+            query, lines, told = "commit_step", step(first), rows[0]
+        else:
+            query, lines, told = "commit_steps", steps(ops), _columns(rows)
+        bindings = (*lines, self._address.key("numbering"), *told, self._address.channel, note)
         doubt = len(group), (first.uid, first.kind, first.name)
         for commit in group:  # now: `_settle` may have to report them
             commit.results, commit.error, commit.told = [None] * len(commit.ops), None, True
         if self._fault is not None:
             self._fault("before")
         try:
-            await found.rows(SQL["commit_steps"], (*steps(ops), self._address.key("numbering"), *written))
+            await found.rows(SQL[query], bindings)
         except Exception as error:
             if is_lost(error, found):
                 found.connection.terminate()

@@ -362,16 +362,3 @@ BEGIN
     END IF;
     RETURN TRUE;
 END $$;
-
--- Both as one transaction, which has nothing but journal lines: the most frequent one, in one round trip.
-CREATE FUNCTION commit_steps(
-    uids text[], fences bigint[], kinds text[], names text[], digests bytea[], vals bytea[], oks boolean[],
-    inputs bytea[], numbering bigint, written_at double precision, types text[], places text[], event_uids text[],
-    bodies bytea[], channel text, message text
-) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF record_steps(uids, fences, kinds, names, digests, vals, oks, inputs) <> cardinality(uids) THEN
-        RAISE EXCEPTION 'a line was refused' USING ERRCODE = 'KH001';
-    END IF;
-    PERFORM finish(NULL, NULL, numbering, written_at, types, places, event_uids, bodies, channel, message);
-END $$;
