@@ -26,6 +26,7 @@ from keephold.testing.clock import where
 
 if TYPE_CHECKING:
     from tests.postgres import Schemas
+    from tests.temporal import Place
 
 pytest_plugins = ["tests.leaks", "tests.interop.counts"]
 
@@ -122,8 +123,7 @@ def postgres_schemas(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Sche
     """Schemas on a PostgreSQL server that all workers of the session share."""
     from tests.postgres import Schemas, shared_server
 
-    base = tmp_path_factory.getbasetemp()
-    with shared_server((base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "postgres") as url:
+    with shared_server(_of_session(tmp_path_factory) / "postgres") as url:
         schemas = Schemas(url)
         yield schemas
         schemas.drop()
@@ -134,6 +134,29 @@ def postgres(postgres_schemas: "Schemas") -> Iterator[str]:
     """The URL of an empty PostgreSQL store."""
     with postgres_schemas.one() as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def temporal_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Temporal server that all workers of the session share."""
+    from tests.temporal import shared_server
+
+    with shared_server(_of_session(tmp_path_factory) / "temporal") as address:
+        yield address
+
+
+@pytest.fixture
+def temporal(temporal_address: str) -> "Place":
+    """A task queue on a Temporal server."""
+    from tests.temporal import Place
+
+    return Place(temporal_address)
+
+
+def _of_session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory that all workers of the session share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
 
 
 @pytest.hookimpl(tryfirst=True)
