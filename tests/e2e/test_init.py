@@ -31,6 +31,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "conversation.tools.example.terminal": model.TerminalSettings,
     "agents.reviewer": model.AgentSettings,
     "mcp.servers.files": model.McpServerSettings,
+    "engines.temporal": model.TemporalSettings,
     "wait_handles.retention_secs": model.WaitRetention,
 }
 NAMED_BY_THE_USER = {"conversation.tools", "agents", "mcp.servers", "conversation.tools.example.questions"}

@@ -180,7 +180,7 @@ def test_F_the_file_is_found_upwards(tmp_path: Path) -> None:
         (
             "x = 1",
             "keephold.toml:1: x: unknown key; known here: conversation, limits, store, runtime, wait_handles, "
-            "workflows, agents, mcp, acp, serve",
+            "workflows, engines, agents, mcp, acp, serve",
         ),
         (
             LOCAL + "timout_secs = 3",

@@ -19,11 +19,11 @@ from typing import Any
 
 from keephold.config.commands import unknown_names
 from keephold.config.model import Config, ToolSettings
-from keephold.config.rules import terminal_questions
+from keephold.config.rules import no_engine, terminal_questions
 from keephold.config.source import TOOLS, dotted
 from keephold.errors import ConfigError
 from keephold.schema.canonical import check_parameters, property_names
-from keephold.tools.base import RetryPolicy, SpawnPolicy, Tool, ToolRuntime, Window
+from keephold.tools.base import RetryPolicy, SpawnPolicy, Tool, ToolRuntime, Window, engine_problem
 from keephold.tools.command import Command
 from keephold.tools.function import tool as make_tool
 from keephold.tools.guard import Guard
@@ -98,7 +98,23 @@ def python_tool(config: Config, name: str) -> Tool:
     except ConfigError as error:
         raise ConfigError([f"{where}: {problem}" for problem in error.problems]) from None
     _check_resources(config, name, made)
+    changes["engine"] = _engine(config, name, made)
     return replace(made, name=name, **changes)
+
+
+def _engine(config: Config, name: str, made: Tool) -> str | None:
+    """Return the engine that runs the tool: the file's, else the code's. Raise `ConfigError` if none can."""
+    settings, key = config.conversation.tools[name], (*TOOLS, name, "engine")
+    if made.source != "python":  # a command that code made: a default of the file does not concern it
+        inherited = config.source is not None and config.source.inherited(key)
+        problem = None if inherited else engine_problem(settings.engine, made.source)
+        if problem is not None:
+            raise ConfigError([f"{_at(config, name, 'engine')}: {problem}"])
+        return None
+    engine = settings.engine or made.engine
+    if engine is not None and engine not in config.engines:
+        raise ConfigError([f"{_at(config, name, 'function')}: {no_engine(engine)}"])
+    return engine
 
 
 def _check_resources(config: Config, name: str, made: Tool) -> None:

@@ -218,4 +218,6 @@ def _known_keys(model: type[Table], path: KeyPath) -> list[str]:
             annotation = get_args(annotation)[1]
         else:
             annotation = annotation.model_fields[part].annotation
+        if type(None) in get_args(annotation):  # a table that may be missing
+            annotation = get_args(annotation)[0]
     return list(annotation.model_fields)

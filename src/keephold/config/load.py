@@ -8,7 +8,14 @@ from typing import Any
 
 from keephold.config.explain import kind, problems
 from keephold.config.model import Config, ToolSettings
-from keephold.config.rules import agent_problems, archive_problems, builtins_problems, server_problems, tool_problems
+from keephold.config.rules import (
+    agent_problems,
+    archive_problems,
+    builtins_problems,
+    engine_problems,
+    server_problems,
+    tool_problems,
+)
 from keephold.config.source import DEFAULTS, TOOLS, KeyPath, Lines, Problem, Source, shown
 from keephold.config.values import serve_problems
 from keephold.errors import ConfigError
@@ -59,6 +66,7 @@ def _inspect(source: Source) -> tuple[Config, list[Problem]]:
     rules = (
         *server_problems(config.mcp.servers),
         *builtins_problems(config.mcp.builtins),
+        *engine_problems(config.engines),
         *agent_problems(config.agents, config.conversation.tools),
         *serve_problems(config.serve),
         *archive_problems(config),

@@ -25,8 +25,10 @@ from keephold.config.values import (
     mime_or_schema,
     provider_url,
     question_target,
+    server_address,
     store_address,
     terminal_name,
+    tls_files,
     tool_hints,
     tool_prefix,
 )
@@ -48,6 +50,9 @@ from keephold.tools.program import MAX_COLS, MAX_ROWS
 
 if TYPE_CHECKING:
     from keephold.tools.remote.server import McpServer
+
+
+Engine = Literal["temporal"]
 
 
 class Table(BaseModel):
@@ -224,6 +229,7 @@ class ToolSettings(Table):
     resources: list[str] = []
     max_running: Annotated[int, Field(ge=1)] | None = None
     retry: RetrySettings = RetrySettings()
+    engine: Engine | None = None
     on_crash: OnCrash = "fail"
     keep_secs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3600
     output: OutputSettings = OutputSettings()
@@ -374,6 +380,25 @@ class RuntimeSettings(Table):
     max_running: Annotated[int, Field(ge=1)] | None = None
 
 
+class TlsSettings(Table):
+    """`[engines.temporal] tls`: files, relative ones taken from the directory of the configuration. None: the
+    certificate authorities of the system, and no certificate of our own."""
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+
+
+class TemporalSettings(Table):
+    """`[engines.temporal]`: the server and the task queue that tools with `engine = "temporal"` run on."""
+
+    address: Annotated[str, BeforeValidator(server_address)] = "127.0.0.1:7233"
+    namespace: Annotated[str, Field(min_length=1)] = "default"
+    task_queue: Annotated[str, Field(min_length=1)] = "keephold"
+    tls: Annotated[TlsSettings | None, BeforeValidator(tls_files)] = None
+    api_key_env: str | None = None
+
+
 class McpServerSettings(Table):
     """`[mcp.servers.<name>]`: a server whose tools are used (M6)."""
 
@@ -431,6 +456,7 @@ class Config(Table):
     runtime: RuntimeSettings = RuntimeSettings()
     wait_handles: WaitHandleSettings = WaitHandleSettings()
     workflows: WorkflowSettings = WorkflowSettings()
+    engines: dict[Engine, TemporalSettings] = {}
     agents: dict[str, AgentSettings] = {}
     mcp: McpSettings = McpSettings()
     acp: AcpSettings = AcpSettings()
@@ -492,7 +518,7 @@ class Config(Table):
     def fixed_tables(self, other: "Config | None") -> list[str]:
         """Return the tables that differ from another configuration and that a runtime reads only when it is made."""
         was = other or Config()
-        names = ("store", "limits", "wait_handles", "workflows", "mcp", "acp", "serve")
+        names = ("store", "limits", "wait_handles", "workflows", "engines", "mcp", "acp", "serve")
         differ = [name for name in names if getattr(self, name) != getattr(was, name)]
         ours, theirs, within = self.conversation, was.conversation, ("detached", "inquiry")
         return differ + [f"conversation.{name}" for name in within if getattr(ours, name) != getattr(theirs, name)]
@@ -525,6 +551,8 @@ _NO_MODEL = "there is no model to ask ([conversation.assistant] names one, or a 
 def _ignored(tool: ToolSettings, has_model: bool) -> Iterator[tuple[KeyPath, str]]:
     if tool.source == "builtin":
         return
+    if tool.engine is not None and tool.source == "python":
+        yield ("engine",), "no engine runs tools yet; the process that is called runs this one"
     if has_model:
         return
     if "on_turn_end" in tool.spawn.lifecycle.model_fields_set and tool.spawn.lifecycle.on_turn_end == "inquire":

@@ -16,18 +16,18 @@ from typing import Any
 from keephold.config import commands
 from keephold.config.commands import unknown_names
 from keephold.config.explain import not_one_of, unknown_key
-from keephold.config.model import AgentSettings, Config, McpServerSettings, ToolSettings
+from keephold.config.model import AgentSettings, Config, McpServerSettings, TemporalSettings, ToolSettings
 from keephold.config.source import TOOLS, KeyPath, Problem, Source, dotted
 from keephold.errors import ConfigError
 from keephold.schema.canonical import check_parameters, wrong_types
 from keephold.store.archive import is_within
-from keephold.tools.base import keep_problems
+from keephold.tools.base import engine_problem, keep_problems
 from keephold.tools.builtin import NAMES, RESERVED, unknown_builtins
 from keephold.tools.program import ACTION_PARAMETERS, QUESTIONS
 from keephold.tools.template import CommandLine, Template
 from keephold.tools.toolbox import name_problem
 
-SERVERS: KeyPath = ("mcp", "servers")
+SERVERS = ("mcp", "servers")
 
 _FOR_PROGRAMS = ("args", "env", "pass_env", "cwd")
 
@@ -57,6 +57,21 @@ def server_problems(servers: Mapping[str, McpServerSettings]) -> Iterator[Proble
             yield (*where, "scope"), "is for a server with `oauth = true`"
         if table.oauth and any(header.lower() == "authorization" for header in table.headers):
             yield (*where, "headers"), "`oauth = true` sends the header Authorization; remove it here"
+
+
+def engine_problems(engines: Mapping[Any, TemporalSettings]) -> Iterator[Problem]:
+    """Yield every broken rule of the tables of engines."""
+    for name, table in engines.items():
+        where, tls = ("engines", name), table.tls
+        if tls is not None and (tls.cert_file is None) != (tls.key_file is None):
+            yield (*where, "tls"), "`cert_file` and `key_file` belong together; write both or neither"
+        if tls is None and table.api_key_env is not None:
+            yield (*where, "api_key_env"), "the key would be sent unencrypted; add `tls = true`"
+
+
+def no_engine(engine: str) -> str:
+    """Return the sentence for a tool whose engine has no table."""
+    return f"there is no table [engines.{engine}]; write one with the `address` of the engine, or remove `engine`"
 
 
 def archive_problems(config: Config) -> Iterator[Problem]:
@@ -164,8 +179,14 @@ def tool_problems(name: str, tool: ToolSettings, source: Source) -> Iterator[Pro
     for key, reason in _NOT_FOR.get(tool.source or "", {}).items():
         if source.has(where + key):
             yield key, f'has no meaning for source = "{tool.source}": {reason}'
+    if source.has((*where, "engine")):
+        problem = engine_problem(tool.engine, tool.source)
+        if problem is not None:
+            yield ("engine",), problem
+    if tool.engine is not None and tool.source == "python" and tool.engine not in _tables(source, "engines"):
+        yield ("engine",), no_engine(tool.engine)
     if tool.source == "mcp":
-        yield from tool_server_problems(tool, name, _servers(source))
+        yield from tool_server_problems(tool, name, _tables(source, *SERVERS))
     yield from _actions(tool, source, where)
     yield from _questions(tool)
     names = _Names(name, tool, source)
@@ -202,11 +223,12 @@ def _source(name: str, tool: ToolSettings) -> Iterator[Problem]:
         yield ("function",), f"must be {_FUNCTION}"
 
 
-def _servers(source: Source) -> Mapping[str, Any]:
-    """Return the tables of MCP servers, or nothing if they are not tables, which their model reports."""
-    mcp = source.data.get("mcp")
-    servers = mcp.get("servers") if isinstance(mcp, dict) else None
-    return servers if isinstance(servers, dict) else {}
+def _tables(source: Source, *path: str) -> Mapping[str, Any]:
+    """Return the tables at this path, or nothing if they are not tables, which their model reports."""
+    found: Any = source.data
+    for key in path:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def _questions(tool: ToolSettings) -> Iterator[Problem]:

@@ -65,6 +65,7 @@ def _key_names(config: Config) -> Iterator[str]:
             name = question.target.get("api_key_env") if isinstance(question.target, dict) else None
             if isinstance(name, str):
                 yield name
+    yield from (engine.api_key_env for engine in config.engines.values() if engine.api_key_env is not None)
 
 
 def _values(config: Config) -> Iterator[str]:

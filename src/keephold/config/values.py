@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 if TYPE_CHECKING:
     from keephold.config.model import ServeSettings
@@ -106,6 +106,21 @@ def store_address(value: Any) -> Any:
     if value == "memory:" or (isinstance(value, str) and value.startswith(known)):
         return value
     raise ValueError('must be "memory:", "sqlite:///path" or "postgresql://user@host/database"')
+
+
+def server_address(value: Any) -> Any:
+    if isinstance(value, str) and re.fullmatch(r"([a-z0-9._-]+|\[[0-9a-f:.]+\]):[0-9]{1,5}", value, re.IGNORECASE):
+        return value
+    raise ValueError('must be a host and a port, such as "127.0.0.1:7233" or "temporal.example.org:7233"')
+
+
+def tls_files(value: Any) -> Any:
+    """Return the table; `true` is one without files, `false` is none."""
+    if isinstance(value, bool):
+        return {} if value else None
+    if value is None or isinstance(value, dict | BaseModel):
+        return value
+    raise ValueError("must be true, false, or a table of files: ca_file, cert_file and key_file")
 
 
 VariableNames = list[Annotated[str, BeforeValidator(variable_name)]]

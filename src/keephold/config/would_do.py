@@ -19,7 +19,15 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 def would_do(config: Config) -> list[str]:
     """Return one line for each thing, each beginning with a verb: first what happens at once, then what calls do."""
-    parts = (_models(config), _servers(config), _modules(config), _files(config), _rest(config), _calls(config))
+    parts = (
+        _models(config),
+        _servers(config),
+        _engines(config),
+        _modules(config),
+        _files(config),
+        _rest(config),
+        _calls(config),
+    )
     return list(dict.fromkeys(chain.from_iterable(parts)))
 
 
@@ -78,6 +86,14 @@ def _servers(config: Config) -> Iterator[str]:
             yield f"start {program}, the MCP server {_quoted(name)}"
 
 
+def _engines(config: Config) -> Iterator[str]:
+    for name, engine in config.engines.items():
+        files = {} if engine.tls is None else engine.tls.model_dump(exclude_none=True)
+        using = f", with the files {_quoted(files)}" if files else ""
+        key = f", and send the variable {_quoted(engine.api_key_env)} there" if engine.api_key_env else ""
+        yield f"connect to {_quoted(engine.address)}, the engine {_quoted(name)}{using}{key}"
+
+
 def _modules(config: Config) -> Iterator[str]:
     for tool in config.conversation.tools.values():
         if tool.source == "python" and tool.function is not None:
@@ -114,7 +130,7 @@ def _calls(config: Config) -> Iterator[str]:
         if tool.runs_command:
             yield f"run {_program(tool.command, tool)} when a model calls {_quoted(name)}{_asking(tool)}"
         elif tool.source == "python":
-            yield f"run Python {_quoted(tool.function)} when a model calls {_quoted(name)}{_asking(tool)}"
+            yield f"run Python {_quoted(tool.function)} when a model calls {_quoted(name)}{_asking(tool)}{_on(tool)}"
         elif tool.source == "builtin" and "run" in tool.model_fields_set and tool.run == "unattended":
             yield f"let models call the built-in {_quoted(name)} without asking you"
     for id, agent in config.agents.items():
@@ -126,6 +142,10 @@ def _calls(config: Config) -> Iterator[str]:
 def _asking(tool: ToolSettings) -> str:
     modes = {tool.run, *tool.run_actions.values()}
     return ", without asking you" if "unattended" in modes else ""
+
+
+def _on(tool: ToolSettings) -> str:
+    return "" if tool.engine is None else f", on workers of the engine {_quoted(tool.engine)}"
 
 
 def _program(command: Any, settings: ToolSettings | AgentSettings | McpServerSettings) -> str:

@@ -193,6 +193,8 @@ class Tool:
     questions: Mapping[str, QuestionPolicy] = field(default_factory=dict)
     spawn: SpawnPolicy = SpawnPolicy()
     output: OutputPolicy = OutputPolicy()
+    engine: str | None = None
+    """The engine whose workers run the calls, by the name of its table in the configuration; None: this process."""
     on_crash: OnCrash = "fail"
     keep_secs: float = 3600
     """Seconds for which a process of a spawned call runs on without a runtime (R7, `on_crash="keep"`)."""
@@ -242,6 +244,9 @@ class Tool:
             raise ConfigError([f'tool `{self.name}`: on_crash="external" needs a deadline: deadline_secs=3600, say'])
         if self.max_running is not None and self.max_running < 1:
             raise ConfigError([f"tool `{self.name}`: max_running must be 1 or more, not {self.max_running}"])
+        problem = engine_problem(self.engine, self.source)
+        if problem is not None:
+            raise ConfigError([f"tool `{self.name}`: {problem}"])
         wire, media = getattr(self.runtime, "wire", False), getattr(self.runtime, "media", None)
         for problem in keep_problems(self.on_crash, self.source, self.retry.policy, self.keep_secs, wire, media):
             raise ConfigError([f"tool `{self.name}`: {problem}"])
@@ -250,6 +255,14 @@ class Tool:
         if given not in known:
             right = ", ".join(f'"{each}"' for each in known)
             raise ConfigError([f"tool `{self.name}`: {what} must be one of {right}, not {given!r}"])
+
+
+def engine_problem(engine: str | None, source: str | None) -> str | None:
+    """Return why an engine cannot run a tool of this source, or None if it can."""
+    if engine is None or source == "python":
+        return None
+    others = {"mcp": "tools of an MCP server run at their server", "builtin": "built-in tools run where keephold runs"}
+    return f'engine = "{engine}" runs functions; {others.get(source or "", "commands run where keephold runs")}'
 
 
 def keep_problems(

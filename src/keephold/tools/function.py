@@ -98,6 +98,7 @@ def tool(
     ready: str | None = None,
     priority: int = 0,
     output: OutputPolicy | None = None,
+    engine: str | None = None,
     on_crash: OnCrash = "fail",
     retry: RetryPolicy | Literal["never", "safe", "idempotent"] = "never",
     requires_durable: bool = False,
