@@ -1,7 +1,7 @@
 """Copies of a store in one file: a tar of members and, as the last one, a list of them with their digests.
 
-A copy that was cut off has no list. What the members are, the store decides: the database file and output files of
-SQLite (`sqlite/backups.py`), the rows of PostgreSQL's tables (`postgres/copying.py`).
+A copy that was cut off has no list. The members are the database and the output files of SQLite (`sqlite/backups.py`),
+or the rows of PostgreSQL's tables (`postgres/copying.py`).
 """
 
 import contextlib
