@@ -8,10 +8,11 @@ import pytest
 from tests.durable.lives import approval
 from tests.serve.fake_control import AGENT, HOSTILE, FakeControl, NoScreens, need, question
 from tests.serve.pages import Page, browser, dashboard
-from tests.turn.calls import STATEFUL, replies, spawn
+from tests.turn.calls import STATEFUL, TALKING, abort, replies, spawn
 
 import keephold
-from keephold import Key
+from keephold import Call, Key
+from keephold.control import searching
 from keephold.serve.dashboard import pages
 from keephold.tools.toolbox import ServedTools
 
@@ -164,6 +165,45 @@ async def test_handles_are_filtered_searched_sorted_and_grouped(monkeypatch: pyt
             "Grouped and counted on this page only; there are more pages."
         ]
         assert page.all("option", value="state", selected="")
+
+
+@keephold.tool(actions=TALKING)
+async def prints(call: Call, text: str) -> str:
+    """Print a text, and end when it is told to."""
+    call.emit(text)
+    return str(await call.input())
+
+
+async def test_handles_are_found_by_their_end_their_time_and_what_they_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with dashboard([quick, fails, prints]) as seen:
+        await replies(seen.turn, spawn("quick", "a"), spawn("fails", "b"), spawn("prints", "c", text="The Needle\n"))
+        await replies(seen.turn, spawn("prints", "d", text='"quoted"'), spawn("prints", "e", text="straw " * 20_000))
+        await replies(seen.turn, abort("prints", "d"))
+
+        async def ids(query: str) -> list[str]:
+            return ids_on(await seen.page(f"/handles?{query}"))
+
+        assert await ids("state=done") == ["a"]
+        assert await ids("state=failed") == ["b"]
+        assert await ids("state=aborted&time=today&tool=prints") == ["d"]
+        assert await ids("time=hour") == await ids("since=2020-01-01T00:00") == ["e", "d", "c", "b", "a"]
+        assert await ids("until=2020-01-01T00:00") == await ids("time=yesterday") == []
+        assert await ids("since=nonsense&time=nonsense&state=failed") == ["b"]
+        page = await seen.page("/handles")
+        assert page.texts("p", class_="totals") == ["5 handles 2 running 1 done 1 failed 1 aborted"]
+        assert "/handles?state=failed" in {
+            link.attributes["href"] for link in page.all("a", class_="total total-failed")
+        }
+        assert await ids("text=needle") == ["c"], "in its output, and in arguments"
+        assert await ids("text=%22QUOTED%22") == ["d"], "as it is written, not as JSON"
+        assert await ids("text=w+straw+s") == ["e"]
+        assert await ids("text=straw&state=done") == await ids("text=nowhere") == []
+        monkeypatch.setattr(searching, "EXAMINED", 2)
+        monkeypatch.setattr(searching, "_PAGE", 2)
+        page = await seen.page("/handles?text=needle")
+        assert ids_on(page) == [] and "Not found so far" in page.texts("p", class_="empty")[0]
+        (further,) = [link.attributes["href"] for link in page.all("a", rel="next")]
+        assert ids_on(await seen.page(further)) == ["c"]
 
 
 async def test_a_long_list_goes_on_from_where_it_was() -> None:

@@ -16,6 +16,7 @@ from keephold.control.store_view import PAGE, StoreView
 from keephold.durable.keys import masked
 from keephold.errors import KeepholdError
 from keephold.handles.facts import Fact
+from keephold.handles.output import Output
 from keephold.handles.state import Stopped
 from keephold.runtime import Runtime
 from keephold.schema.canonical import canonical
@@ -95,7 +96,7 @@ class RuntimeView:
         self._count_requests = count_requests
         self._snapshot = snapshot
         self._began = time.time()
-        self.store_view = StoreView(self._store, self._glance)
+        self.store_view = StoreView(self._store, self._glance, self._output)
 
     # Handles
 
@@ -111,6 +112,10 @@ class RuntimeView:
         if output is not None and live["output_bytes"] is None:
             live["output_bytes"] = output.total
         return replace(glance(self._store, record, fact), **live)
+
+    def _output(self, record: Record) -> Output | None:
+        handle = self._runtime.registry.loaded(record.uid)
+        return None if handle is None else handle.output
 
     async def handle(self, uid: str, conversation: str | None = None) -> dict[str, Any]:
         """Describe a handle in full, without its keys and its output, with the end of its journal.

@@ -7,9 +7,10 @@ Everything is returned as JSON, in pages that the store cuts. Keys are replaced 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from keephold.control.handle_json import (
     HandleGlance,
@@ -30,13 +31,19 @@ from keephold.durable.lineage import parent_of
 from keephold.errors import KeepholdError
 from keephold.handles.facts import NOTHING, Fact, facts_of
 from keephold.handles.state import EndedBy
-from keephold.store.base import Expired, HandleQuery, Kind, Record, Status, Store, StoredEvent, WaitRow, browsable
+from keephold.store.base import End, Expired, HandleQuery, Kind, Record, Status, Store, StoredEvent, WaitRow, browsable
+
+if TYPE_CHECKING:
+    from keephold.handles.output import Output
 
 PAGE = 200
 """The most handles, conversations or lines of one page."""
-STATES = ("live", "pending", "running", "waiting", "parked", "stopped")
+ENDS: tuple[str, ...] = get_args(End)
+STATES = ("live", "pending", "running", "waiting", "parked", "stopped", *ENDS)
 SORTS = ("newest", "oldest", "stopped", "tool", "id")
 KINDS: tuple[str, ...] = get_args(Kind)
+COUNTED = 5000
+"""The most handles that are counted for a page."""
 _QUEUED = 200
 _EVENTS = 1000
 """Events that are searched: one handle's for its timeline, notifications' for their conversations."""
@@ -47,6 +54,10 @@ class HandlesPage(Shape):
 
     handles: list[HandleGlance]
     next: str | None
+    totals: Annotated[
+        dict[str, int] | UnsetType,
+        msgspec.Meta(description=f"How many match, by state, and by end if stopped; at most {COUNTED:,}."),
+    ] = UNSET
 
 
 class JournalPage(Shape):
@@ -150,11 +161,18 @@ class StoreView:
     """Reads a store."""
 
     def __init__(
-        self, store: Store, glance_of: Callable[[Record, Fact], HandleGlance] | None = None, *, longest_page: int = PAGE
+        self,
+        store: Store,
+        glance_of: Callable[[Record, Fact], HandleGlance] | None = None,
+        output_here: Callable[[Record], "Output | None"] = lambda _: None,
+        *,
+        longest_page: int = PAGE,
     ) -> None:
-        """`glance_of` describes a handle for lists; a runtime's includes what only its process knows."""
+        """`glance_of` describes a handle for lists; a runtime's includes what only its process knows. `output_here`
+        returns the output of a handle that this process has in memory."""
         self._store = browsable(store)
         self._glance = glance_of or partial(glance, store)
+        self._output_here = output_here
         self._longest_page = longest_page
 
     def _size(self, limit: int) -> int:
@@ -175,34 +193,50 @@ class StoreView:
         kind: str | None = None,
         tool: str | None = None,
         search: str | None = None,
+        text: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
         sort: str = "newest",
         after: str | None = None,
         limit: int = 50,
         oneshot: bool = False,
+        totals: bool = False,
     ) -> dict[str, Any]:
-        """Return a page of handles; `next` is the next page's `after`, None on the last."""
+        """Return a page of handles; `next` is the next page's `after`, None on the last. `since` and `until` are about
+        when they were made; `text` is in their arguments or their output."""
         _check("state", state, STATES)
         _check("kind", kind, KINDS)
         _check("sort", sort, SORTS)
         size = self._size(limit)
-        records = await self._store.handles(
-            HandleQuery(
-                conversation=conversation,
-                state=None if state in ("parked", "live") else state,
-                parked=True if state == "parked" else None,
-                live=state == "live",
-                kind=kind,  # type: ignore[arg-type]  # checked above
-                tool=tool,
-                search=search or None,
-                stateful=None if oneshot else True,
-                sort="created" if sort in ("newest", "oldest") else sort,  # type: ignore[arg-type]
-                newest=sort in ("newest", "stopped"),
-                after=after,
-                limit=size + 1,
-            )
+        query = HandleQuery(
+            conversation=conversation,
+            state="stopped" if state in ENDS else None if state in ("parked", "live") else state,
+            end=state if state in ENDS else None,  # type: ignore[arg-type]
+            parked=True if state == "parked" else None,
+            live=state == "live",
+            kind=kind,  # type: ignore[arg-type]  # checked above
+            tool=tool,
+            search=search or None,
+            since=since,
+            until=until,
+            stateful=None if oneshot else True,
+            sort="created" if sort in ("newest", "oldest") else sort,  # type: ignore[arg-type]
+            newest=sort in ("newest", "stopped"),
+            after=after,
+            limit=size + 1,
         )
-        listed = await self.glances(records[:size])
-        return as_json(HandlesPage(listed, records[size - 1].uid if len(records) > size else None))
+        if text:
+            from keephold.control.searching import containing  # takes a while
+
+            query = msgspec.structs.replace(query, limit=size)
+            records, following = await containing(self._store, query, text, self._output_here)
+        else:
+            records = await self._store.handles(query)
+            following = records[size - 1].uid if len(records) > size else None
+        page = HandlesPage(await self.glances(records[:size]), following)
+        if totals and not text:
+            page.totals = await self._store.totals(msgspec.structs.replace(query, limit=COUNTED))
+        return as_json(page)
 
     async def record(self, ref: str, conversation: str | None = None) -> Record:
         """Return the handle of a uid, or the newest of an id in a conversation. Raises `KeepholdError` if there is

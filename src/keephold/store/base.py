@@ -207,6 +207,10 @@ class Browse(Store, Protocol):
     async def count(self) -> dict[str, int]:
         """Count spawned handles by the name of their state, and how many of them are `parked`."""
 
+    async def totals(self, query: HandleQuery = EVERY_SPAWNED, /) -> dict[str, int]:
+        """Count the handles that the query describes: live ones by the name of their state, stopped ones by their
+        `End`, without zeros. At most `limit` are counted, the oldest or the `newest`; `after` does not matter."""
+
     async def asking(self) -> dict[str, int]:
         """Count the calls that have an open question, spawned or not, by owner."""
 

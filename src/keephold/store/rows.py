@@ -1,11 +1,12 @@
 """The rows of a store, as its reads return them: handles, waits, journals, turns, notifications, transcripts."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
-from keephold.handles.state import Failure, Progress, State, Stopped
+from keephold.handles.state import EndedBy, Failure, Progress, State, Stopped
 
 Kind = Literal["tool", "agent", "workflow", "timer", "hook", "custom"]
 WAIT_KINDS: tuple[Kind, ...] = ("agent", "workflow", "timer", "hook", "custom")
@@ -14,6 +15,11 @@ Status = Literal["pending", "completed", "failed", "timeout"]
 """A state as the wait tools see it (W1)."""
 LIVE = ("pending", "running", "waiting")
 """The states of a handle that has not stopped."""
+End = Literal["done", "failed", "aborted"]
+"""How a handle stopped. `done`: it completed. `failed`: it failed, timed out, or its process died. `aborted`: somebody
+ended it, or the end of a turn or a runtime did."""
+FROM_OUTSIDE: tuple[EndedBy, ...] = ("abort", "cancel", "turn_end", "shutdown")
+"""Causes of an end that counts as `aborted`."""
 Sort = Literal["created", "stopped", "tool", "id"]
 """How a list of handles is sorted; handles with equal keys are sorted by uid."""
 What = tuple[str, Kind, bool]
@@ -135,7 +141,12 @@ class HandleQuery(msgspec.Struct, frozen=True, kw_only=True):
     """True: spawned handles; False: one-shot calls; None: both."""
     kind: Kind | None = None
     status: Status | None = None
+    end: End | None = None
     tool: str | None = None
+    since: float | None = None
+    """Only handles that were made at this time of day or later."""
+    until: float | None = None
+    """Only handles that were made before this time of day."""
     metadata: Mapping[str, Any] | None = None
     """Only handles that have each of these keys with the same JSON value."""
     search: str | None = None
@@ -162,6 +173,20 @@ def made_at(uid: str) -> float:
         return int(uid[:12], 16) / 1000
     except ValueError:
         return 0.0
+
+
+def first_uid(at: float) -> str:
+    """Return the lowest uid of a handle that was made at that time of day or later."""
+    return f"{min(max(0, math.ceil(at * 1000)), 2**48 - 1):012x}"
+
+
+def end_of(state: State) -> End | None:
+    """Return how a handle in that state stopped; None if it has not."""
+    if not isinstance(state, Stopped):
+        return None
+    if not isinstance(state.outcome, Failure):
+        return "done"
+    return "aborted" if state.ended_by in FROM_OUTSIDE else "failed"
 
 
 def status_of(state: State) -> Status:

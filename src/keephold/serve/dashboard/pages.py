@@ -6,8 +6,9 @@ store counts the handles that stopped today outside the event loop; one-shot cal
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -16,7 +17,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from keephold.control.store_view import KINDS, SORTS, STATES, StoreView
+from keephold.control.searching import EXAMINED
+from keephold.control.store_view import COUNTED, ENDS, KINDS, SORTS, STATES, StoreView
 from keephold.serve.dashboard import conversation, forms, handle
 from keephold.serve.dashboard.rendering import HERE, Renderer, mark, short_name
 from keephold.serve.door import OWNER, SESSION
@@ -98,6 +100,11 @@ GROUPS: dict[str, Callable[[dict[str, Any]], str]] = {
     "state": lambda fact: mark(fact)[1],
 }
 
+TIMES = {"hour": "The last hour", "today": "Today", "yesterday": "Yesterday", "week": "The last 7 days"}
+"""Periods in which handles were made; a day is one of the server's clock."""
+_STATE_WORDS = {state: state.capitalize() for state in STATES} | {"live": "Not stopped"}
+_COUNTED = ("pending", "running", "waiting", *ENDS)
+
 View = Callable[[Request], Awaitable[Response]]
 
 
@@ -176,10 +183,14 @@ class Pages:
         )
 
     async def handles(self, request: Request) -> Response:
-        """List handles by state, kind, tool, conversation and text, a page at a time."""
+        """List handles by state, time, kind, tool, conversation and text, a page at a time."""
         asked = request.query_params
         chosen = {
             "q": asked.get("q", "").strip(),
+            "text": asked.get("text", "").strip(),
+            "time": _one_of(TIMES, asked.get("time")),
+            "since": _local(asked.get("since")),
+            "until": _local(asked.get("until")),
             "state": _one_of(STATES, asked.get("state")),
             "kind": _one_of(KINDS, asked.get("kind")),
             "tool": asked.get("tool", "").strip(),
@@ -188,17 +199,21 @@ class Pages:
             "group": _one_of(GROUPS, asked.get("group")),
             "oneshot": "yes" if asked.get("oneshot") else "",
         }
-        found = await self._control.store_view.handles(
-            conversation=chosen["conversation"] or None,
-            state=chosen["state"] or None,
-            kind=chosen["kind"] or None,
-            tool=chosen["tool"] or None,
-            search=chosen["q"] or None,
-            sort=chosen["sort"],
-            after=asked.get("after") or None,
-            limit=PAGE,
-            oneshot=bool(chosen["oneshot"]),
-        )
+        since, until = _period(chosen, time.time())
+        wanted: dict[str, Any] = {
+            "conversation": chosen["conversation"] or None,
+            "state": chosen["state"] or None,
+            "kind": chosen["kind"] or None,
+            "tool": chosen["tool"] or None,
+            "search": chosen["q"] or None,
+            "text": chosen["text"] or None,
+            "since": since,
+            "until": until,
+            "oneshot": bool(chosen["oneshot"]),
+            "sort": chosen["sort"],
+        }
+        after = asked.get("after") or None
+        found = await self._control.store_view.handles(**wanted, after=after, limit=PAGE, totals=True)
         await self._add_last_lines(found["handles"])
         requests = await self._control.requests.page()
         query = {name: value for name, value in chosen.items() if value and (name, value) != ("sort", "newest")}
@@ -209,14 +224,18 @@ class Pages:
             asked={each["handle"] for each in requests if each["kind"] == "permission"},
             chosen=chosen,
             filtered=bool(set(query) - {"sort", "group"}),
+            totals=_totals(found.get("totals"), query),
+            counted=COUNTED,
+            examined=EXAMINED,
             options={
-                "state": STATES,
+                "state": _STATE_WORDS,
+                "time": TIMES,
                 "kind": KINDS,
                 "sort": {sort: _ORDERS.get(sort, f"By {sort}") for sort in SORTS},
                 "group": tuple(GROUPS),
             },
             tools=sorted(tool["name"] for tool in await self._control.runtime_view.tools()),
-            first=_address("/handles", query) if asked.get("after") else None,
+            first=_address("/handles", query) if after else None,
             following=_address("/handles", query | {"after": found["next"]}) if found["next"] else None,
         )
 
@@ -310,6 +329,37 @@ def _mcp(request: Request) -> str:
     host, colon, port = request.headers.get("host", "").partition(":")
     own = host.lower().endswith(".localhost")
     return f"http://127.0.0.1{colon}{port}/mcp" if own else f"{request.base_url}mcp"
+
+
+def _local(given: str | None) -> str:
+    """Return a date and time as a form sends it; anything else counts as no choice."""
+    try:
+        return datetime.fromisoformat(given or "").replace(tzinfo=None).isoformat("T", "minutes")
+    except ValueError:
+        return ""
+
+
+def _period(chosen: Mapping[str, str], now: float) -> tuple[float | None, float | None]:
+    """Return the first moment and the end of the chosen period; a date and time that is given narrows it."""
+    today = _midnight(now)
+    spans: dict[str, tuple[float | None, float | None]] = {
+        "hour": (now - 3600, None),
+        "today": (today, None),
+        "yesterday": (_midnight(today - 3600), today),
+        "week": (now - 7 * 86400, None),
+    }
+    since, until = spans.get(chosen["time"], (None, None))
+    given = [datetime.fromisoformat(chosen[name]).timestamp() if chosen[name] else None for name in ("since", "until")]
+    return (since if given[0] is None else given[0]), (until if given[1] is None else given[1])
+
+
+def _totals(counts: Mapping[str, int] | None, query: dict[str, str]) -> list[tuple[str, int, str]] | None:
+    """Return the states, how many handles of the list are in each, and the address of those."""
+    if counts is None:
+        return None
+    return [
+        (state, counts[state], _address("/handles", query | {"state": state})) for state in _COUNTED if state in counts
+    ]
 
 
 def _one_of(known: Iterable[str], given: str | None) -> str:

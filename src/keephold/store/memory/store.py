@@ -44,6 +44,8 @@ from keephold.store.base import (
     TranscriptLine,
     TurnRow,
     WaitRow,
+    end_of,
+    first_uid,
     made_at,
     status_of,
 )
@@ -190,26 +192,11 @@ class MemoryStore:
         return None
 
     async def handles(self, q: HandleQuery = EVERY_SPAWNED, /) -> list[Record]:
-        if q.state is not None and q.state not in _STATES:
-            return []
-        of_state = None if q.state is None else _STATES[q.state]
-        sought = None if q.search is None else folded(q.search)
-        chosen = (
-            record
-            for record in _sorted_records(self._t, q.sort, q.after, newest=q.newest)
-            if (q.conversation is None or record.conversation == q.conversation)
-            and (of_state is None or type(record.state) is of_state)
-            and not (q.live and type(record.state) is Stopped)
-            and (q.turn is None or record.turn == q.turn)
-            and (q.tool is None or record.tool == q.tool)
-            and (sought is None or any(sought in folded(text) for text in (record.id, record.tool, record.uid)))
-            and (q.parked is None or is_parked(record) is q.parked)
-            and (q.stateful is None or record.stateful is q.stateful or (q.timers and _is_timer(record)))
-            and (q.kind is None or record.kind == q.kind)
-            and (q.status is None or status_of(record.state) == q.status)
-            and (q.metadata is None or holds(record.metadata, q.metadata))
-        )
-        return list(islice(chosen, q.limit))
+        return list(islice(filter(_matches(q), _sorted_records(self._t, q.sort, q.after, newest=q.newest)), q.limit))
+
+    async def totals(self, q: HandleQuery = EVERY_SPAWNED, /) -> dict[str, int]:
+        chosen = islice(filter(_matches(q), _sorted_records(self._t, "created", None, newest=q.newest)), q.limit)
+        return dict(Counter(end_of(record.state) or name(record.state) for record in chosen))
 
     async def tally(self, conversation: str, *, timers: bool = True) -> dict[tuple[Kind, Status], int]:
         return Counter(
@@ -424,6 +411,30 @@ class MemoryStore:
             and (metadata is None or holds(row.metadata, metadata))
         )
         return nlargest(limit, chosen, key=lambda row: (row.updated, row.id))
+
+
+def _matches(q: HandleQuery) -> Callable[[Record], bool]:
+    """Return whether a handle is one that the query describes."""
+    of_state = None if q.state is None else _STATES.get(q.state, type(None))
+    sought = None if q.search is None else folded(q.search)
+    since = "" if q.since is None else first_uid(q.since)
+    until = None if q.until is None else first_uid(q.until)
+    return lambda record: (
+        (q.conversation is None or record.conversation == q.conversation)
+        and (of_state is None or type(record.state) is of_state)
+        and not (q.live and type(record.state) is Stopped)
+        and (q.turn is None or record.turn == q.turn)
+        and (q.tool is None or record.tool == q.tool)
+        and record.uid >= since
+        and (until is None or record.uid < until)
+        and (sought is None or any(sought in folded(text) for text in (record.id, record.tool, record.uid)))
+        and (q.parked is None or is_parked(record) is q.parked)
+        and (q.stateful is None or record.stateful is q.stateful or (q.timers and _is_timer(record)))
+        and (q.kind is None or record.kind == q.kind)
+        and (q.status is None or status_of(record.state) == q.status)
+        and (q.end is None or end_of(record.state) == q.end)
+        and (q.metadata is None or holds(record.metadata, q.metadata))
+    )
 
 
 def _is_timer(record: Record) -> bool:

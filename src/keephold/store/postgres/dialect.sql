@@ -9,6 +9,10 @@
 -- Nothing: PostgreSQL chooses indexes by itself.
 
 
+-- name: ended_by
+-- The cause of the end of a handle that has failed.
+CAST(convert_from(h.state, 'UTF8') AS json) ->> 'ended_by'
+
 -- name: call
 -- The columns that decide about an operation on a call. Until the transaction ends, nobody else changes the call.
 SELECT number, uid, fence, owner, stopped_at, state, parking, keyed, resolved, hook_due, conversation, id, tool, kind,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from typing import Any, get_args
 
-from keephold.store.base import LIVE, Collected, HandleQuery, Kind, Sort, Status
+from keephold.store.base import FROM_OUTSIDE, LIVE, Collected, HandleQuery, Kind, Sort, Status, first_uid
 from keephold.store.metadata import folded, holds
 from keephold.store.sql.codec import Row, decode, encode
 
@@ -35,14 +35,7 @@ def compare(*both: Any) -> bool:
 def listing(sql: Sql, query: HandleQuery) -> Query:
     """Return the SQL for these handles."""
     conversation, stateful, kind, status = query.conversation, query.stateful, query.kind, query.status
-    common = _equal({"h.turn": query.turn, "h.tool": query.tool})
-    if query.parked is not None:
-        common.append((_PARKED if query.parked else f"NOT ({_PARKED})", ()))
-    if query.metadata is not None:
-        common.append(("h.metadata IS NOT NULL AND holds(h.metadata, ?)", (encode(query.metadata),)))
-    if query.search is not None:
-        common.append((_HAS, (folded(query.search),) * 3))
-    states = _states(query)
+    common, states = _common(sql, query), _states(query)
     if conversation is not None and query.parked:
         parts = _parked_in(sql, conversation, states, stateful, kind, status, query.timers)
     elif conversation is not None and stateful:
@@ -67,9 +60,51 @@ def listing(sql: Sql, query: HandleQuery) -> Query:
     return f"{sql['records']} WHERE h.number IN ({chosen}) ORDER BY h.uid {order}", (*bound, limit)
 
 
+def totals(sql: Sql, query: HandleQuery) -> Query:
+    """Return the SQL that counts these handles, by state and end."""
+    wanted = _equal({"h.conversation": query.conversation, "h.kind": query.kind, "h.status": query.status})
+    if query.stateful is not None:
+        spawned = "h.stateful" if query.stateful else "NOT h.stateful"
+        wanted.append((f"({spawned} OR {_TIMER})" if query.timers else spawned, ()))
+    if len(states := _states(query)) <= len(LIVE):
+        wanted.append((f"h.state_name IN ({_marks(states)})" if states else "FALSE", states))
+    where, bound = _all([*wanted, *_common(sql, query)] or [("TRUE", ())])
+    end = f"CASE WHEN h.status = 'completed' THEN 'done' WHEN {_outside(sql)} THEN 'aborted' ELSE 'failed' END"
+    what = f"CASE WHEN h.stopped_at IS NULL THEN h.state_name ELSE {end} END"
+    order = "DESC" if query.newest else "ASC"
+    counted = f"SELECT {what} AS what FROM handles h WHERE {where} ORDER BY h.uid {order} LIMIT ?"
+    return f"SELECT what, count(*) FROM ({counted}) AS found GROUP BY what", (*bound, query.limit)
+
+
+def _common(sql: Sql, query: HandleQuery) -> list[Query]:
+    """Return the conditions that no part of a list has yet."""
+    common = _equal({"h.turn": query.turn, "h.tool": query.tool})
+    if query.parked is not None:
+        common.append((_PARKED if query.parked else f"NOT ({_PARKED})", ()))
+    if query.end in ("failed", "aborted"):  # the columns before the last decide first: large values are not parsed
+        outside = _outside(sql) if query.end == "aborted" else f"NOT {_outside(sql)}"
+        common.append((f"h.stopped_at IS NOT NULL AND h.status <> 'completed' AND {outside}", ()))
+    elif query.end == "done":
+        common.append(("h.status = 'completed'", ()))
+    if query.since is not None:
+        common.append(("h.uid >= ?", (first_uid(query.since),)))
+    if query.until is not None:
+        common.append(("h.uid < ?", (first_uid(query.until),)))
+    if query.metadata is not None:
+        common.append(("h.metadata IS NOT NULL AND holds(h.metadata, ?)", (encode(query.metadata),)))
+    if query.search is not None:
+        common.append((_HAS, (folded(query.search),) * 3))
+    return common
+
+
+def _outside(sql: Sql) -> str:
+    """Return the condition that a handle, which has failed, was ended from outside."""
+    return f"{sql['ended_by']} IN ({', '.join(map(repr, FROM_OUTSIDE))})"
+
+
 def scans(query: HandleQuery) -> bool:
     """Whether no index has these handles in order, so that the database may have to look at all handles."""
-    if query.search is not None or query.tool is not None:
+    if query.search is not None or query.tool is not None or query.end is not None:
         return True
     if query.sort != "created" and not (query.sort == "stopped" and query.stateful and _states(query) == ("stopped",)):
         return True

@@ -48,7 +48,7 @@ from keephold.store.sql.codec import (
     wait_row,
 )
 from keephold.store.sql.events import between, event_row
-from keephold.store.sql.listing import conversations, expired, left_turns, listing, scans
+from keephold.store.sql.listing import conversations, expired, left_turns, listing, scans, totals
 
 
 class SqlReads:
@@ -118,6 +118,9 @@ class SqlReads:
         counts = {**dict.fromkeys((*LIVE, "stopped", "parked"), 0), **dict(await self._rows(self.sql["count"], ()))}
         counts["stopped"] -= sum(counts[state] for state in LIVE)
         return counts
+
+    async def totals(self, query: HandleQuery = EVERY_SPAWNED, /) -> dict[str, int]:
+        return dict(await self._scanned(*totals(self.sql, query)))
 
     async def asking(self) -> dict[str, int]:
         return dict(await self._rows(self.sql["asking"], ()))

@@ -8,6 +8,10 @@ IN (SELECT value FROM json_each(?) AS found)
 -- Before a column, this keeps SQLite from choosing an index by that column.
 +
 
+-- name: ended_by
+-- The cause of the end of a handle that has failed. Only for those: SQLite refuses JSON that is nested too deeply for it.
+CAST(h.state AS TEXT) ->> '$.ended_by'
+
 -- name: record_step
 -- Add a journal line, if the fencing number is right and its name is new.
 INSERT INTO journal (handle, kind, name, digest, value, ok, input)

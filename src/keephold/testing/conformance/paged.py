@@ -22,6 +22,7 @@ from keephold.store.base import (
     TurnBegan,
     TurnEnded,
     WaitOpened,
+    made_at,
 )
 from keephold.testing.conformance.suite import DAY, NOON, Suite, record, uid, uids
 
@@ -83,6 +84,45 @@ class PageChecks(Suite):
                 narrowed: dict[str, Any] = {**wanted, "conversation": conversation}
                 assert await self.pages(store, **narrowed) == mine, narrowed
                 assert await self.pages(store, **narrowed, newest=True) == mine[::-1], narrowed
+
+    async def check_L3_handles_by_their_end_and_time(self, store: Browse) -> None:
+        await self.thirty(store)
+        ends: dict[int, tuple[Outcome, EndedBy]] = {
+            1: (Failure("no", "command_failed"), "self"),
+            2: (Failure("late", "timeout"), "timeout"),
+            3: (Failure("gone", "crashed"), "crash"),
+            4: (Failure("enough", "aborted"), "abort"),
+            6: (Failure("over", "cancelled"), "turn_end"),
+        }
+        for number, (outcome, by) in ends.items():
+            await self.end(store, uid(number), outcome, ended_by=by)
+        done = [number for number in range(30) if number % 5 == 0]
+        at = {number: made_at(uid(number)) for number in (3, 20)}
+        for wanted, numbers in (
+            ({"end": "done"}, done),
+            ({"end": "failed"}, [1, 2, 3]),
+            ({"end": "aborted"}, [4, 6]),
+            ({"end": "failed", "state": "stopped", "tool": "test"}, [2]),
+            ({"end": "aborted", "live": True}, []),
+            ({"since": at[20]}, list(range(20, 30))),
+            ({"since": at[3], "until": at[20]}, list(range(3, 20))),
+            ({"until": at[3], "stateful": None}, [0, 1, 2]),
+            ({"since": at[3], "end": "failed"}, [3]),
+        ):
+            for conversation in (None, "main"):
+                mine = [n for n in numbers if conversation is None or n % 2 == 0]
+                narrowed: dict[str, Any] = {**wanted, "conversation": conversation}
+                assert await self.pages(store, **narrowed) == mine, narrowed
+                assert await self.pages(store, **narrowed, newest=True) == mine[::-1], narrowed
+                totals = await store.totals(HandleQuery(**narrowed, after=uid(1)))
+                assert sum(totals.values()) == len(mine), narrowed
+        assert await self.pages(store, end="failed", state="stopped", sort="stopped") == [1, 2, 3]
+        assert await store.totals() == {"pending": 5, "running": 14, "done": 6, "failed": 3, "aborted": 2}
+        assert await store.totals(HandleQuery(limit=3)) == {"done": 1, "failed": 2}
+        assert await store.totals(HandleQuery(limit=2, newest=True)) == {"running": 1, "pending": 1}
+        assert await store.totals(HandleQuery(search="deploy", stateful=None)) == {
+            "pending": 2, "running": 5, "done": 2, "failed": 1, "aborted": 1,
+        }  # fmt: skip
 
     async def check_L3_a_page_continues_after_a_deleted_handle(self, store: Browse) -> None:
         for number in range(6):
