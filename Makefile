@@ -17,7 +17,7 @@ UNTIL_ENDED := sh -c '"$$@" & server=$$!; trap : INT; trap "kill $$server" TERM;
 	while kill -0 $$server 2>/dev/null; do wait $$server; code=$$?; done; case $$code in 130|143) ;; *) exit $$code; esac' sh
 
 .DEFAULT_GOAL := help
-.PHONY: help setup interop browser run demo docs lint style types test compiled quick bench soak lock clean
+.PHONY: help setup interop browser run demo docs site lint style types test compiled quick bench soak lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -75,6 +75,14 @@ demo: setup ## run a first turn: examples/first_turn.py
 docs: setup ## write the generated parts of docs/reference anew
 	$(BIN)/python -m docs.generate
 
+build/site-env/ready: requirements/site.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+site: build/site-env/ready ## build the documentation as a site, in build/site
+	build/site-env/bin/python -m docs.site
+
 lint: style types ## check style, format and types
 
 style: setup
@@ -121,6 +129,7 @@ lock: ## write all lock files anew, with the newest versions that are allowed
 	build/lock/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/lock.txt
 	$(COMPILE) --extra dev pyproject.toml -o requirements/dev.txt
 	$(COMPILE) requirements/lock.in -o requirements/lock.txt
+	$(COMPILE) requirements/site.in -o requirements/site.txt
 	$(COMPILE) $(INTEROP)/mcp1.in -o $(INTEROP)/mcp1.txt
 	$(COMPILE) $(INTEROP)/mcp2.in -o $(INTEROP)/mcp2.txt
 	$(COMPILE) --no-deps $(INTEROP)/mcp-oldest.in -o $(INTEROP)/mcp-oldest.txt

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from docs.site import slug
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 
@@ -89,7 +91,7 @@ def anchors(page: Path) -> set[str]:
     """What may stand behind `#` in a link to the page, by GitHub's rules."""
     found: set[str] = set()
     for _, title in _HEADING.findall(_FENCE.sub("", page.read_text())):
-        words = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        words = slug(title, "-")
         found.add(next(each for each in _numbered(words) if each not in found))
     return found
 

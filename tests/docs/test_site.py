@@ -1,0 +1,63 @@
+"""The documentation as a site (`docs/site.py`): its navigation has every page, and nothing comes from another host."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.docs.pages import PAGES, ROOT, name
+
+from docs import site
+
+SOAK = pytest.mark.skipif(not os.environ.get("KEEPHOLD_SOAK"), reason="installs the packages that build the site")
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    wanted = {name(page) for page in PAGES} - {"README.md"}
+    listed = [site.source(path) for path in site.paths()]
+    assert sorted(listed) == sorted(wanted | {"bench/RESULTS.md"}), "the navigation is `nav` in zensical.toml"
+
+
+@pytest.mark.parametrize("path", site.paths())
+def test_links_of_the_moved_page_lead_to_what_they_led_to(path: str) -> None:
+    """Links that leave `docs/` lead to pages and examples that are copied beside it."""
+    copied = {*site.paths()}
+    for link in re.findall(r"(?<!!)\]\(([^)\s:#]+)[)#]", site.moved(path)):
+        target = os.path.normpath(Path(path).parent / link)
+        assert target in copied or re.match("examples/|pictures/", target), f"{path}: {link} is not on the site"
+
+
+def test_llms_txt_describes_every_page() -> None:
+    lines = site.llms().splitlines()
+    assert lines[0] == "# keephold"
+    assert lines[2].startswith("> keephold ")
+    entries = [re.fullmatch(r"- \[([^\]]+)\]\(([^)]+)\): (\S.{14,})", line) for line in lines if line.startswith("- ")]
+    assert [entry[2] if entry else None for entry in entries] == site.paths()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('<script src="https://unpkg.com/x"></script>', ["https://unpkg.com/x"]),
+        ('<link rel="preconnect" href="//fonts.gstatic.com" crossorigin>', ["//fonts.gstatic.com"]),
+        ("@font-face { src: url(https://fonts.gstatic.com/a.woff) }", ["https://fonts.gstatic.com/a.woff"]),
+        ('<img srcset="http://example.org/a.png">', ["http://example.org/a.png"]),
+        ('<a href="https://example.org">link</a> <img src="a.png"> <svg xmlns="http://www.w3.org/2000/svg">', []),
+    ],
+)
+def test_what_a_page_would_load_from_another_host_is_found(text: str, found: list[str], tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(text)
+    assert site.loaded(tmp_path / "page.html") == found
+
+
+@SOAK
+def test_the_site_is_built() -> None:
+    """Strictly: links and anchors are right. Without addresses: the build fails if a page loads from another host."""
+    subprocess.run(["make", "site"], cwd=ROOT, check=True, timeout=200)
+    assert "site_url" not in site.CONFIG.read_text()
+    assert {path.name for path in site.SITE.iterdir()} >= {"index.html", "index.md", "llms.txt", "search.json"}
+    assert [f"{file.name}: {each}" for file in site.SITE.rglob("*") for each in site.loaded(file)] == []
+    assert not any(
+        'class="mermaid"' in file.read_text() for file in site.SITE.rglob("*.html")
+    )  # would load its program
