@@ -123,6 +123,12 @@ class WrongArguments(ToolError):
         self.instead = instead
 
 
+class MissingExtra(KeepholdError, ImportError):
+    """An optional package is not installed; the message has the command that installs it."""
+
+    code = "missing_extra"
+
+
 class ConfigError(KeepholdError):
     """The configuration is wrong. `problems` lists every one found, each with file, line and reason."""
 

@@ -34,6 +34,7 @@ from keephold.tools.environment import withhold
 from keephold.tools.guard import Guard
 from keephold.tools.toolbox import Offers, Toolbox, Tools
 from keephold.tools.waiting import NAMES as WAIT_TOOLS
+from keephold.tools.waiting import need_packages
 from keephold.tools.waiting.agents import AgentFunction, Agents
 from keephold.tools.waiting.measure import Measure, Metrics
 from keephold.tools.workflow.expressions import Expressions
@@ -577,6 +578,7 @@ def _offered(tools: list[Tool], names: Iterable[str]) -> list[Tool]:
     if unknown:
         known = ", ".join(WAIT_TOOLS)
         raise ConfigError([f"builtins: `{name!s:.80}` is not a wait tool; there are {known}" for name in unknown])
+    need_packages(wanted)
     return [replace(tool, offered=True) if tool.name in wanted else tool for tool in tools]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keephold.errors import KeepholdError
+from keephold.extras import need
 from keephold.schema.dialects import Dialect
 
 if TYPE_CHECKING:
@@ -72,13 +73,7 @@ def open_assistant(settings: "AssistantSettings", root: Path, model: "Model[Any]
 
 def need_pydantic_ai() -> None:
     """Raise an error that names the missing extra if pydantic-ai is not installed."""
-    try:
-        import pydantic_ai  # noqa: F401
-    except ImportError:
-        raise KeepholdError(
-            "models are asked through pydantic-ai, which is not installed: pip install 'keephold[agent]'",
-            code="missing_extra",
-        ) from None
+    need("agent", "a model", "pydantic_ai")
 
 
 def laid_over(settings: "AssistantSettings", written: Mapping[str, Any]) -> "AssistantSettings":

@@ -41,6 +41,9 @@ def acp(config: Path | None, store: str | None, model: str | None, mode: Literal
     and a session that is opened after `keephold trust` has the tools. Sessions are kept in one store: the one of
     --store, else of the directory in which keephold was started. The next prompt resumes a turn that was interrupted.
     """
+    from keephold.agent.models import need_pydantic_ai
+
+    need_pydantic_ai()
     log_to_stderr()
     loaded, ignored = config_unasked(config)
     if ignored:

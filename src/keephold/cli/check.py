@@ -283,8 +283,19 @@ class Examination:
             return facts | self._function(name)
         if settings.source == "mcp":
             return facts | {"found": True, "program": f"MCP server {settings.server}"}
+        self._builtin(name)
         written = "run" in settings.model_fields_set
         return facts | {"actions": [], "run": settings.run if written else "unattended", "found": True}
+
+    def _builtin(self, name: str) -> None:
+        from keephold.config.source import TOOLS
+        from keephold.errors import MissingExtra
+        from keephold.tools.waiting import need_packages
+
+        try:
+            need_packages([name])
+        except MissingExtra as error:
+            self.problem((*TOOLS, name), error.message)
 
     def _function(self, name: str) -> dict[str, Any]:
         from keephold.config.build import is_module, python_tool

@@ -100,7 +100,7 @@ def mcp(
     Handles outlive a connection: a client that reconnects finds them by their ids, unless --store is `memory:`.
     """
     log_to_stderr()
-    need_mcp()
+    need_mcp("mcp" if port is None else "serve")
     own = take(TOKEN) or None
     principals = tokens_of(tokens)
     known = ({"default": own} if own else {}) | principals.tokens

@@ -16,6 +16,7 @@ import click
 
 from keephold.cli.parameters import RIGHT, TOKEN, is_token, text_of
 from keephold.errors import ConfigError, KeepholdError
+from keephold.extras import need
 
 if TYPE_CHECKING:
     from keephold.config import Config
@@ -242,6 +243,7 @@ def _stored_token(url: str | None) -> str | None:
 async def opened(where: Where, *, acting: bool = False) -> "AsyncIterator[Controls]":
     """Open the server or the store. Without `acting`, nothing can be changed."""
     if where.server:
+        need("serve", "--server", "httpx2")
         from keephold.control.remote import RemoteControl
 
         async with RemoteControl(where.server, _token(where, where.server)) as remote:

@@ -10,7 +10,7 @@ import click
 
 from keephold.cli.printing import print_json
 from keephold.cli.store import Where, where_options
-from keephold.errors import KeepholdError
+from keephold.extras import need
 from keephold.store.postgres.address import shown
 
 
@@ -30,14 +30,7 @@ def top(where: Where, as_json: bool) -> None:
     if as_json:
         print_json(asyncio.run(_snapshot(where)))
         return
-    try:
-        import textual  # noqa: F401
-    except ImportError as error:
-        raise KeepholdError(
-            "the screen of `keephold top` is not installed: pip install 'keephold[tui]'; `--json` does without, and "
-            "`keephold ps` lists the same",
-            code="missing_extra",
-        ) from error
+    need("tui", "the screen of `keephold top` (not `--json`, and not `keephold ps`)", "textual")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("`keephold top` needs a terminal; `--json` prints what it would show")
     sys.exit(asyncio.run(_watch(where)))

@@ -30,6 +30,7 @@ from keephold.tools.guard import Guard
 from keephold.tools.program import ACTION_PARAMETERS, QUESTIONS
 from keephold.tools.template import CommandLine
 from keephold.tools.waiting import NAMES as WAITING
+from keephold.tools.waiting import need_packages
 
 
 def build_tools(config: Config, guard: Guard) -> list[Tool]:
@@ -44,6 +45,8 @@ def build_tools(config: Config, guard: Guard) -> list[Tool]:
                 tools.append(_terminal_tool(config, name, guard))
             elif settings.source == "python":
                 tools.append(_guarded(python_tool(config, name), guard))
+            elif settings.source == "builtin":
+                need_packages([name])
         except ConfigError as error:
             problems += error.problems
     if problems:

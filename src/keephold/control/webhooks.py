@@ -5,14 +5,16 @@ its commit and HTTP, nothing more.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
 from keephold.errors import KeepholdError, ToolError
 from keephold.runtime import Runtime
 from keephold.text import to_json
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
 
 PATH = "/complete/"
 _STATUS = {"accepted": 200, "already_resolved": 409, "unknown_or_revoked": 404}
@@ -32,7 +34,7 @@ class Completing:
         self._runtime = runtime
         self._headers = (_JSON, *headers)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         status, answer = await self._answer(scope, receive)
         body = to_json(answer)
         headers = [*self._headers, (b"content-length", b"%d" % len(body))]
@@ -41,7 +43,7 @@ class Completing:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, dict[str, Any]]:
+    async def _answer(self, scope: "Scope", receive: "Receive") -> tuple[int, dict[str, Any]]:
         """Return the status and the body of the response."""
         if scope["method"] != "POST":
             return 405, {"error": "a key is used by POST"}
@@ -61,13 +63,13 @@ class Completing:
         return _STATUS[outcome.status], shown if outcome.terminal is None else shown | {"terminal": outcome.terminal}
 
 
-def _says_more(scope: Scope, limit: int) -> bool:
+def _says_more(scope: "Scope", limit: int) -> bool:
     """Whether `Content-Length` is too large, checked before the body is read."""
     length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
     return length.isdigit() and (len(length) > _DIGITS or int(length) > limit)
 
 
-async def _body(receive: Receive, limit: int) -> bytes | None:
+async def _body(receive: "Receive", limit: int) -> bytes | None:
     """Return the body; None as soon as it is too long, or if the sender has left."""
     body = b""
     while len(body) <= limit:

@@ -44,6 +44,7 @@ from keephold.mcp.tasks_2025 import Tasks2025
 from keephold.runtime import Runtime
 from keephold.schema.shared import USE, presentation
 from keephold.tools.builtin import NAMES, unknown_builtins
+from keephold.tools.waiting import need_packages
 
 _STATE_SECS = 7 * 86_400.0
 """The time a client has to return with an answer."""
@@ -113,6 +114,7 @@ class Server(MCPServer[Any]):
         server."""
         if unknown := unknown_builtins(builtins or ()):
             raise ConfigError([f"builtins: there is no built-in `{name!s:.80}`; use {_KNOWN}" for name in unknown])
+        need_packages(builtins or ())
         self.runtime = runtime
         self._schema: Schema = schema
         self.conversation = conversation

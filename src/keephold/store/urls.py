@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from keephold.errors import KeepholdError
+from keephold.extras import need
 from keephold.store.base import Store
 from keephold.store.memory import MemoryStore
 
@@ -35,11 +36,7 @@ def _postgres(url: str) -> Store:
     from keephold.store.postgres.address import address
 
     where = address(url)
-    try:
-        from keephold.store.postgres.store import PostgresStore
-    except ImportError as error:
-        raise KeepholdError(
-            f"a PostgreSQL store needs `{error.name}`; install the extra: pip install 'keephold[postgres]'",
-            code="missing_extra",
-        ) from None
+    need("postgres", "a PostgreSQL store", "asyncpg", "greenlet")
+    from keephold.store.postgres.store import PostgresStore
+
     return PostgresStore(where)

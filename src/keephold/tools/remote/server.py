@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from importlib.util import find_spec
 
-from keephold.errors import ConfigError, KeepholdError, ToolError
+from keephold.errors import ConfigError, MissingExtra, ToolError
+from keephold.extras import MCP, SERVE, need
 from keephold.tools.base import ACTIONS, Invocation, Live, RunMode, Sink, Tool
 from keephold.tools.environment import passed, wrong_names
 from keephold.tools.remote.login import LoginFile
@@ -18,13 +18,11 @@ from keephold.tools.remote.login import LoginFile
 
 def need_mcp(extra: str = "mcp") -> None:
     """Raise an error that names the missing extra if `mcp` is not installed in a version that can be used."""
-    if find_spec("mcp") is None:
-        why = f"MCP needs the package mcp, which is not installed: pip install 'keephold[{extra}]'"
-    elif (found := version("mcp")).partition(".")[0] != "2":
-        why = f"MCP needs mcp 2, but mcp {found} is installed: pip install 'keephold[{extra}]' in another environment"
-    else:
-        return
-    raise KeepholdError(why, code="missing_extra")
+    need(extra, "MCP", *(SERVE if extra == "serve" else MCP))
+    if (found := version("mcp")).partition(".")[0] != "2":
+        raise MissingExtra(
+            f"MCP needs mcp 2, but mcp {found} is installed: pip install 'keephold[{extra}]' in another environment"
+        )
 
 
 class NotMade:

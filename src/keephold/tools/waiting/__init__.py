@@ -1,5 +1,8 @@
 """The wait tools: create, wait for, complete, list and cancel handles of asynchronous operations (W)."""
 
+from collections.abc import Iterable
+
+from keephold.extras import CEL, installed, need
 from keephold.tools.base import Tool
 from keephold.tools.waiting.api_hosts import ALLOW_HOST, allow_host_tool
 from keephold.tools.waiting.cleanup import gc_tool
@@ -12,7 +15,7 @@ from keephold.tools.waiting.tool import WaitToolHost
 from keephold.tools.waiting.update_cancel import cancel_tool, update_tool
 from keephold.tools.waiting.wait import sleep_tool, wait_for_multiple_tool, wait_for_tool
 
-__all__ = ["INTERNAL", "LASTING", "NAMES", "WAITING", "WaitToolHost", "wait_tools"]
+__all__ = ["INTERNAL", "LASTING", "NAMES", "WAITING", "WaitToolHost", "need_packages", "wait_tools"]
 
 WAITING = ("await", "wait_for", "wait_for_multiple")
 """The tools whose calls only wait for handles; `await` is in `tools/builtin`."""
@@ -41,8 +44,14 @@ NAMES = (
 )
 
 
+def need_packages(names: Iterable[str]) -> None:
+    """Raise `MissingExtra` if one of these wait tools needs a package that is not installed."""
+    if "execute_workflow_async" in names:
+        need("serve", "`execute_workflow_async`", CEL, "httpx2")
+
+
 def wait_tools(around: WaitToolHost) -> list[Tool]:
-    """Make all wait tools."""
+    """Make all wait tools; that of workflows only if it can run, so that recovery leaves its calls to others (R1)."""
     return [
         sleep_tool(around),
         create_tool(around),
@@ -54,7 +63,7 @@ def wait_tools(around: WaitToolHost) -> list[Tool]:
         cancel_tool(around),
         gc_tool(around),
         execute_agent_tool(around),
-        execute_workflow_tool(around),
+        *([execute_workflow_tool(around)] if installed(CEL) else ()),
         agent_step_tool(around),
         allow_host_tool(around),
         *task_tools(around),
