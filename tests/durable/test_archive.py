@@ -265,7 +265,7 @@ async def test_W8_the_lock_ends_with_its_process_and_excludes_others(tmp_path: P
     async with Runtime(store=stored_in(tmp_path)) as one, Runtime(store=stored_in(tmp_path)) as other:
         first, second = one.registry.store, other.registry.store
         assert isinstance(first, SupportsSole) and isinstance(second, SupportsSole)
-        with first.sole() as alone, second.sole() as too:
+        async with first.sole() as alone, second.sole() as too:
             assert (alone, too) == (True, False)
-        with second.sole() as alone:
+        async with second.sole() as alone:
             assert alone

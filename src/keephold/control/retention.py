@@ -8,7 +8,6 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from keephold.errors import KeepholdError
 from keephold.handles.disk import in_a_file, in_the_store
 from keephold.handles.registry import Registry
 from keephold.store.base import EVENTS_LIMIT, WAIT_KINDS, Browse, Collected, Record, Store, browsable
-from keephold.store.housekeeping import SupportsWeighing, Weight
+from keephold.store.housekeeping import SupportsVacuum, SupportsWeighing, Weight
 
 _MANY = 100_000
 """Handles that a dry run counts at most, in a store that cannot weigh them."""
@@ -38,7 +37,7 @@ async def collect(registry: Registry, *, older_than: float | None, dry_run: bool
     """
     store, now = browsable(registry.store), registry.clock.now()
     ops = _ops(registry, older_than, now)
-    size, (first, _) = _size(store), await store.events_range()
+    size, (first, _) = await _disk_bytes(store), await store.events_range()
     weight = await (_weigh if dry_run else _delete)(registry, ops)
     last = await _first_after(store, ops[-1].before) if dry_run else (await store.events_range())[0]
     orphans = await _orphans(store)
@@ -55,7 +54,7 @@ async def collect(registry: Registry, *, older_than: float | None, dry_run: bool
         "events": max(0, last - first),
         "files": len(orphans),
         "file_bytes": bytes_of,
-        "bytes": max(0, size - _size(store)),
+        "bytes": max(0, size - await _disk_bytes(store)),
     }
 
 
@@ -82,7 +81,7 @@ async def _delete(registry: Registry, ops: Sequence[Collected]) -> Weight:
         weight = _sum(weight, _weight(records))
 
     while True:
-        with registry.sole() as alone:
+        async with registry.sole() as alone:
             if alone:
                 for op in ops:
                     await registry.delete_expired(op, seen)
@@ -162,37 +161,11 @@ def _size_of(file: Path) -> int:
         return 0
 
 
-def _size(store: Store) -> int:
-    path = getattr(store, "path", None)  # only a store in a file has one
-    return 0 if path is None else sum(_size_of(Path(f"{path}{end}")) for end in ("", "-wal"))
+async def _disk_bytes(store: Store) -> int:
+    return await store.disk_bytes() if isinstance(store, SupportsVacuum) else 0
 
 
 async def _vacuum(store: Store) -> None:
-    """Rewrite the store's file without unused space. Other writers wait meanwhile."""
-    path = getattr(store, "path", None)
-    if path is None:
-        raise KeepholdError("only a store in a file can be vacuumed; leave --vacuum out", code="unsupported_store")
-    with ThreadPoolExecutor(1) as thread:  # a thread of the loop's own pool would stay
-        await asyncio.get_running_loop().run_in_executor(thread, _rewrite, path)
-
-
-def _rewrite(path: Path) -> None:
-    import apsw
-
-    from keephold.store.sqlite.opening import connect
-    from keephold.store.sqlite.processes import Turnstile
-
-    connection, turnstile = connect(path), Turnstile(path)
-    try:
-        with turnstile:
-            connection.pragma("auto_vacuum", "incremental")  # for a file that was made without it
-            connection.execute("VACUUM")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    except apsw.Error as error:
-        raise KeepholdError(
-            f"store `{path}` could not be vacuumed: {error}; it is as it was. It takes as much room on the disk again",
-            code="store_unavailable",
-        ) from error
-    finally:
-        turnstile.close()
-        connection.close(True)
+    if not isinstance(store, SupportsVacuum):
+        raise KeepholdError("only a store on a disk can be vacuumed; leave --vacuum out", code="unsupported_store")
+    await store.vacuum()

@@ -531,13 +531,13 @@ class Cache:
 
     async def collect(self) -> None:
         """Delete handles from the store whose retention and turn are over (S5), unless another process does."""
-        with self.sole() as alone:
+        async with self.sole() as alone:
             if alone:
                 await self._collect()
         for handle in [each for each in self._idle.values() if self.expired(each.state, each.conversation)]:
             self._forget(handle)
 
-    def sole(self) -> contextlib.AbstractContextManager[bool]:
+    def sole(self) -> contextlib.AbstractAsyncContextManager[bool]:
         """Let one process at a time archive and delete what is old (W8); False: another one does."""
         return self.store.sole() if isinstance(self.store, SupportsSole) else contextlib.nullcontext(True)
 

@@ -4,7 +4,7 @@ The methods block, need no runtime and no event loop, and work while other proce
 otherwise. A store that has them returns them from `housekeeping()`; `housekeeping_of` finds them.
 """
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -127,8 +127,19 @@ class SupportsWeighing(Store, Protocol):
 class SupportsSole(Store, Protocol):
     """A store that several processes share."""
 
-    def sole(self) -> AbstractContextManager[bool]:
+    def sole(self) -> AbstractAsyncContextManager[bool]:
         """Hold the lock under which one process at a time deletes and archives what is old. False: another has it."""
+
+
+@runtime_checkable
+class SupportsVacuum(Store, Protocol):
+    """A store with unused space on the disk."""
+
+    async def disk_bytes(self) -> int:
+        """Return how many bytes the store takes on the disk, unused space included, without output files."""
+
+    async def vacuum(self) -> None:
+        """Return all unused space to the disk. Writers wait meanwhile."""
 
 
 class Housekeeping(Protocol):

@@ -192,6 +192,8 @@ def sentence(address: Address, error: BaseException) -> str:
         return f"{what} takes no more connections; raise `max_connections`, or end other clients ({why})"
     if isinstance(error, asyncpg.DiskFullError):
         return f"the disk of {what} is full; free some space on it ({why})"
+    if isinstance(error, asyncpg.LockNotAvailableError):
+        return f"{what} is busy: another transaction uses its tables; try again later ({why})"
     if isinstance(error, LOST):
         return f"{what} cannot be reached; see that the server runs and that the network leads to it ({why})"
     return f"{what} cannot write: {why}"

@@ -19,7 +19,7 @@ from keephold.store.copies import Contents, Table, damaged, refused
 from keephold.store.housekeeping import Problem
 from keephold.store.postgres.address import Address
 from keephold.store.postgres.connecting import Session
-from keephold.store.postgres.sql import SQL, made, migrations
+from keephold.store.postgres.sql import SQL, migrations, own_tables
 from keephold.store.sql.checking import INVARIANTS, violations
 
 _MEMBER = re.compile(r"tables/(\w{1,63})\.gz")
@@ -31,8 +31,7 @@ _RULES = {rule: query for rule, query in INVARIANTS.items() if rule != "missing_
 async def tables(found: Session) -> dict[str, list[str]]:
     """Return the tables of the store, in order, and their columns."""
     columns: dict[str, list[str]] = {}
-    names = [name for kind, name in made() if kind == "TABLE"]
-    for table, column in await found.rows(SQL["columns"], (names,)):
+    for table, column in await found.rows(SQL["columns"], (own_tables(),)):
         columns.setdefault(table, []).append(column)
     return columns
 

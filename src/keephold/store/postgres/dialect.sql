@@ -150,8 +150,8 @@ SELECT 1 FROM owners WHERE owner = ?;
 -- Tell other processes what has changed.
 SELECT pg_notify(?, ?);
 
--- name: used_bytes
--- How many bytes the tables and indexes of this schema use.
+-- name: disk_bytes
+-- How many bytes the tables and indexes of this schema take on the disk.
 SELECT CAST(coalesce(sum(pg_total_relation_size(c.oid)), 0) AS bigint) FROM pg_class c
 WHERE c.relnamespace = to_regnamespace(current_schema()) AND c.relkind = 'r';
 
@@ -219,6 +219,14 @@ SELECT found.name,
     (SELECT coalesce(ended_at, began_at) FROM turns WHERE conversation = found.name ORDER BY number DESC LIMIT 1),
     c.updated, c.metadata
 FROM found LEFT JOIN conversations c ON c.id = found.name WHERE found.name IS NOT NULL ORDER BY found.name;
+
+-- name: pages
+-- The pages and the columns of these tables.
+SELECT c.relname, pg_relation_size(c.oid) / current_setting('block_size')::bigint, array_agg(CAST(a.attname AS text))
+FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+WHERE c.relnamespace = to_regnamespace(current_schema()) AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped
+  AND c.relname = ANY (CAST(? AS text[]))
+GROUP BY c.oid, c.relname;
 
 -- name: columns
 -- The columns of these tables, as far as they exist.

@@ -41,7 +41,7 @@ class PostgresHousekeeping:
                 store=self._address.name,
                 schema=schema,
                 newest_schema=max(migrations()),
-                bytes=await _number(found, SQL["used_bytes"]),
+                bytes=await _number(found, SQL["disk_bytes"]),
                 free_bytes=None,
                 output_files=0,
                 output_bytes=0,

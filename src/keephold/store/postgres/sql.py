@@ -32,6 +32,11 @@ def migrations() -> dict[int, str]:
     return queries.migrations(_HERE / "schema")
 
 
+def own_tables() -> list[str]:
+    """Return the names of the store's tables."""
+    return [name for kind, name in made() if kind == "TABLE"]
+
+
 def made() -> list[tuple[str, str]]:
     """Return everything that the scripts make: TABLE or FUNCTION, and its name. The schema may have more."""
     return [pair for script in migrations().values() for pair in _MADE.findall(script)]

@@ -7,18 +7,22 @@ lost.
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import asyncpg
 
 from keephold.errors import KeepholdError
 from keephold.listeners import Listeners
 from keephold.store.base import Done, Failed, Heard, Op
 from keephold.store.postgres.address import Address, address
-from keephold.store.postgres.connecting import STORAGE, sentence, session, unusable
+from keephold.store.postgres.connecting import STORAGE, Session, sentence, session, unusable
 from keephold.store.postgres.opening import prepare, require_current
 from keephold.store.postgres.presence import Presence, Table
 from keephold.store.postgres.reads import Readers, Reads
+from keephold.store.postgres.sql import SQL, own_tables
 from keephold.store.postgres.writer import Fault, Writer
 from keephold.store.sql.commits import Commit
 
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 
 INLINE_OUTPUT = 1 << 40
 """All output goes into the commit."""
+BUSY = "5s"
+"""How long a vacuum waits for other transactions, a backup for instance. Everything else waits behind it."""
 
 
 class PostgresStore(Reads):
@@ -66,6 +72,37 @@ class PostgresStore(Reads):
         from keephold.store.postgres.housekeeping import PostgresHousekeeping
 
         return PostgresHousekeeping(self.address)
+
+    @asynccontextmanager
+    async def sole(self) -> AsyncIterator[bool]:
+        """Hold the lock under which one process at a time deletes and archives what is old. False: another has it."""
+        async with self._session() as found:
+            with self._explained():
+                ((alone,),) = await found.rows(SQL["take_lock"], (self.address.key("sole"),))
+            yield alone
+
+    async def vacuum(self) -> None:
+        async with self._session(lock_timeout=BUSY) as found:
+            with self._explained():
+                for table in own_tables():
+                    await found.run(f'VACUUM (FULL) "{table}"')
+
+    @asynccontextmanager
+    async def _session(self, **settings: str) -> AsyncIterator[Session]:
+        """A connection of its own."""
+        with self._explained():
+            found = await session(self.address, **settings)
+        try:
+            yield found
+        finally:
+            await found.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (*STORAGE, asyncpg.LockNotAvailableError) as error:
+            raise KeepholdError(sentence(self.address, error), code="store_unavailable") from error
 
     async def open(self, heard: Heard) -> None:
         try:
@@ -113,10 +150,8 @@ class PostgresStore(Reads):
 
     async def owners(self) -> list[str]:
         found = await super().owners()
-        try:
+        with self._explained():
             await self._presence.look()
-        except STORAGE as error:
-            raise KeepholdError(sentence(self.address, error), code="store_unavailable") from error
         return found
 
     def _tell(self, commits: list[Commit], trouble: str | None) -> None:

@@ -2,7 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from keephold.handles.state import EndedBy
 from keephold.store.base import (
@@ -32,6 +35,7 @@ from keephold.store.base import (
     TurnRow,
     WaitRow,
 )
+from keephold.store.housekeeping import Weight
 from keephold.store.sql.codec import (
     Row,
     answers,
@@ -54,6 +58,7 @@ from keephold.store.sql.listing import conversations, expired, left_turns, listi
 class SqlReads:
     """All reads of `Store` and `Browse` but `used_bytes`."""
 
+    directory: Path | None
     owner: str
     sql: Mapping[str, str]
 
@@ -130,6 +135,16 @@ class SqlReads:
         query, bound = expired(self.sql, op, left_turns(old, self.alive))
         which = f"WHERE h.number IN (SELECT number FROM ({query}) AS found) ORDER BY h.stopped_at, h.number"
         return await self._records(f"{self.sql['records']} {which}", *bound)
+
+    async def weigh(self, op: Collected) -> Weight:
+        old = [] if op.partial else await self._rows(self.sql["old_turns"], (op.before,))
+        query, bound = expired(self.sql, replace(op, limit=2**53), left_turns(old, self.alive))
+        ((handles, all_of_them, size),) = await self._scanned(f"{self.sql['weigh']} ({query}) AS found", bound)
+        in_files = 0
+        if self.directory is not None:
+            files = await self._scanned(f"SELECT file FROM ({query}) AS found WHERE file IS NOT NULL", bound)
+            in_files = sum(_size_of(self.directory / str(file)) for (file,) in files)
+        return Weight(handles, all_of_them - handles, int(size), in_files)
 
     async def owners(self) -> list[str]:
         return [owner for (owner,) in await self._rows(self.sql["call_owners"], ()) if owner != self.owner]
@@ -276,3 +291,10 @@ class SqlReads:
     async def reply(self, id: str) -> bytes | None:
         row = await self._row(self.sql["reply_to"], id)
         return None if row is None else row[0]
+
+
+def _size_of(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:  # it is missing, or was just deleted
+        return 0

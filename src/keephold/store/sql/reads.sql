@@ -202,3 +202,11 @@ WHERE state_name = 'waiting' AND stopped_at IS NULL AND owner IS NOT NULL GROUP 
 -- The turns of a conversation, newest first.
 SELECT number, turn, owner, began_at, ended_at, batches FROM turns
 WHERE conversation = ? AND number < coalesce(?, 9223372036854775807) ORDER BY number DESC LIMIT ?;
+
+-- name: weigh
+-- How many handles a query names by `number` and `id`, one-shot calls included, and about how many bytes their rows have.
+SELECT count(id), count(*), coalesce(sum(
+    (SELECT length(state) + length(arguments) + coalesce(length(metadata), 0) FROM handles h WHERE h.number = found.number)
+    + coalesce((SELECT length(kept) FROM outputs o WHERE o.handle = found.number), 0)
+    + coalesce((SELECT sum(length(value) + coalesce(length(input), 0)) FROM journal j WHERE j.handle = found.number), 0)
+), 0) FROM

@@ -82,11 +82,3 @@ SELECT name,
     (SELECT coalesce(ended_at, began_at) FROM turns WHERE conversation = name ORDER BY number DESC LIMIT 1),
     c.updated, c.metadata
 FROM found LEFT JOIN conversations c ON c.id = name WHERE name IS NOT NULL;
-
--- name: weigh
--- How many handles a query names by `number` and `id`, one-shot calls included, and about how many bytes their rows have.
-SELECT count(id), count(*), coalesce(sum(
-    (SELECT length(state) + length(arguments) + coalesce(length(metadata), 0) FROM handles h WHERE h.number = found.number)
-    + coalesce((SELECT length(kept) FROM outputs o WHERE o.handle = found.number), 0)
-    + coalesce((SELECT sum(length(value) + coalesce(length(input), 0)) FROM journal j WHERE j.handle = found.number), 0)
-), 0) FROM

@@ -55,7 +55,7 @@ class SqliteHousekeeping:
             store=str(self._path),
             schema=schema,
             newest_schema=max(migrations()),
-            bytes=sum(_size(Path(f"{self._path}{end}")) for end in ("", "-wal")),
+            bytes=disk_bytes(self._path),
             free_bytes=free * page,
             output_files=len(files),
             output_bytes=sum(files),
@@ -255,3 +255,26 @@ def _size(file: Path) -> int:
         return file.stat().st_size
     except FileNotFoundError:
         return 0
+
+
+def disk_bytes(path: Path) -> int:
+    """Return how many bytes the file of a store takes, with the file that is written first."""
+    return sum(_size(Path(f"{path}{end}")) for end in ("", "-wal"))
+
+
+def rewrite(path: Path) -> None:
+    """Rewrite the file of a store without unused space. Writers wait meanwhile."""
+    connection, turnstile = opening.connect(path), Turnstile(path)
+    try:
+        with turnstile:
+            connection.pragma("auto_vacuum", "incremental")  # for a file that was made without it
+            connection.execute("VACUUM")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    except apsw.Error as error:
+        raise KeepholdError(
+            f"store `{path}` could not be vacuumed: {error}; it is as it was. It takes as much room on the disk again",
+            code="store_unavailable",
+        ) from error
+    finally:
+        turnstile.close()
+        connection.close(True)

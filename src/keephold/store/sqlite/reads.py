@@ -5,13 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import apsw
-from msgspec.structs import replace
 
 from keephold.errors import KeepholdError
-from keephold.store.base import Collected
-from keephold.store.housekeeping import Weight
 from keephold.store.sql.codec import Row
-from keephold.store.sql.listing import expired, left_turns
 from keephold.store.sql.reads import SqlReads
 from keephold.store.sqlite.processes import STREAM, Owners
 from keephold.store.sqlite.sql import SQL
@@ -40,14 +36,6 @@ class Reads(SqlReads):
         pages, free, size = [(await self._rows(f"PRAGMA {each}", ()))[0][0] for each in facts]
         return int((pages - free) * size)
 
-    async def weigh(self, op: Collected) -> Weight:
-        old = [] if op.partial else await self._rows(self.sql["old_turns"], (op.before,))
-        query, bound = expired(self.sql, replace(op, limit=2**53), left_turns(old, self.alive))
-        ((handles, all_of_them, size),) = await self._scanned(f"{self.sql['weigh']} ({query}) AS found", bound)
-        files = await self._scanned(f"SELECT file FROM ({query}) AS found WHERE file IS NOT NULL", bound)
-        in_files = sum(_size_of(self.directory / str(file)) for (file,) in files) if self.directory is not None else 0
-        return Weight(handles, all_of_them - handles, size, in_files)
-
     async def _rows(self, query: str, bindings: Iterable[Any]) -> list[Row]:
         if self._reading is None:
             raise _not_open()
@@ -64,13 +52,6 @@ class Reads(SqlReads):
             return await self._scanner.rows(query, bindings)
         except apsw.Error as error:
             raise _unreadable(error) from error
-
-
-def _size_of(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError:  # it is missing, or was just deleted
-        return 0
 
 
 def _not_open() -> KeepholdError:

@@ -13,8 +13,8 @@ import asyncio
 import fcntl
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,8 +73,8 @@ class SqliteStore(Reads):
 
         return SqliteHousekeeping(self.path)
 
-    @contextmanager
-    def sole(self) -> Iterator[bool]:
+    @asynccontextmanager
+    async def sole(self) -> AsyncIterator[bool]:
         """Hold the lock under which one process at a time deletes and archives what is old. False: another has it. A
         process that is stopped (SIGSTOP) is passed: two that delete do no harm."""
         assert self._owners is not None, "the store is open"
@@ -89,6 +89,16 @@ class SqliteStore(Reads):
             yield alone
         finally:
             lock.close()
+
+    async def disk_bytes(self) -> int:
+        from keephold.store.sqlite.housekeeping import disk_bytes
+
+        return disk_bytes(self.path)
+
+    async def vacuum(self) -> None:
+        from keephold.store.sqlite.housekeeping import rewrite
+
+        await in_thread(self._loop, lambda: rewrite(self.path))
 
     async def open(self, heard: Heard) -> None:
         assert self.directory is not None
