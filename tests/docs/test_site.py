@@ -61,3 +61,31 @@ def test_the_site_is_built() -> None:
     assert not any(
         'class="mermaid"' in file.read_text() for file in site.SITE.rglob("*.html")
     )  # would load its program
+
+
+TASKS = (
+    "howto/background-commands.md",
+    "howto/ready.md",
+    "howto/interactive-tools.md",
+    "howto/ask-a-human.md",
+    "howto/durable-execution.md",
+    "howto/webhooks.md",
+    "howto/mcp.md",
+    "howto/agent-loop.md",
+    "howto/chat.md",
+    "howto/serve.md",
+)
+"""The ten commonest tasks. `docs/index.md` lists them."""
+
+
+@pytest.mark.parametrize("path", TASKS)
+def test_a_common_task_takes_at_most_600_words(path: str) -> None:
+    """Code counts. The page says where the task is done: there `More` begins."""
+    task, more, _ = site.moved(path).partition("\n## More\n")
+    assert more
+    assert len(task.split()) <= 600
+
+
+def test_the_index_lists_the_common_tasks() -> None:
+    tasks = (ROOT / "docs" / "index.md").read_text().partition("\n## How do I …\n")[2].partition("\n## ")[0]
+    assert tuple(re.findall(r"\]\(([^)]+)\)", tasks)) == TASKS
