@@ -88,7 +88,7 @@ ESSENTIAL = {
         "staged: shopping.txt\n",
     ],
 }
-IN_README = ["first_turn.py", "conversation.py", "terminal.py", "approval.py", "mcp_server.py"]
+IN_README = ["terminal.py", "approval.py"]
 """Which example each `text` block of the README is of. In a block `…` stands for what it leaves out."""
 
 
