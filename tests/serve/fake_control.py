@@ -42,6 +42,7 @@ def fact(id: str, state: str = "running", **more: Any) -> dict[str, Any]:
         "message": None,
         "progress": None,
         "question": None,
+        "held_up": [],
         "here": not stopped,
         "terminal": False,
         "last_line": None,

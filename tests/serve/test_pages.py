@@ -121,9 +121,10 @@ async def test_each_need_has_the_field_that_fits_it() -> None:
 
 async def test_home_says_of_what_runs_that_it_waits_for_the_person() -> None:
     control = FakeControl()
-    control.open = [need("n-1", "permission", "deploy", handle=control.listed[5]["uid"])]
+    control.open = [need("n-1", "result", "build", result="x", is_error=False, handle=control.listed[0]["uid"])]
+    control.listed[5]["held_up"] = [{"by": "permission", "name": "n-2", "behind": [], "count": 0}]
     (running,) = (await read(control, "/")).all("section", data_live="running")
-    assert running.text.count("waits for your permission") == 1
+    assert running.text.count("waits for you") == 2 and running.text.count("Waits for your permission") == 1
 
 
 async def test_home_shows_what_runs_and_what_happened() -> None:

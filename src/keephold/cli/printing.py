@@ -134,11 +134,14 @@ def state_words(fact: dict[str, Any], now: float) -> str:
     if fact["state"] == "stopped":
         end = f"stopped, {'ok' if fact['ok'] else 'error' if fact['ended_by'] == 'self' else fact['ended_by']}"
         return f"{end}, still ending" if fact.get("lingering") else end
+    from keephold.control.handle_json import held_up_text  # takes a while
+
     following = fact["next_attempt_at"]
     words = [
         fact["state"],
         "parked" if fact["parked"] else "",
         "ready" if fact.get("ready") else "",
+        *(held_up_text(each) for each in fact.get("held_up", ())),
         "taken over by the user" if fact.get("driver") else "",
         f"attempt {fact['attempt']}" if fact["attempt"] > 1 else "",
         "" if following is None else f"next {relative(following, now)}",

@@ -118,6 +118,8 @@ def _facts(found: dict[str, Any], now: float) -> Iterator[tuple[str, Any]]:
     if found["deaths"]:
         turn = "; it waits for its turn" if found["standing"] == "queued" and found["state"] != "stopped" else ""
         yield "deaths", f"{found['deaths']}, of the processes that ran it{turn}"
+    if found["holds_up"]:
+        yield "holds up", ", ".join(each["id"] for each in found["holds_up"])
     if found["retry_of"] is not None:
         yield "retry of", found["retry_of"]
     yield "arguments", found["arguments"]

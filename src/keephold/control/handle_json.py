@@ -58,6 +58,30 @@ class KeptBy(Shape):
     until: Annotated[float | None, msgspec.Meta(description="When it is ended, unless a runtime takes it back.")]
 
 
+class HandleRef(Shape):
+    """A handle by its names."""
+
+    id: str
+    uid: str
+
+
+class HeldUp(Shape):
+    """Why a pending handle has not started, and the handles in front of it, as far as they are known."""
+
+    by: Annotated[
+        Literal["permission", "lane", "resource", "slot"],
+        msgspec.Meta(description="An open prompt, the serial lane, a resource, or a limit on how many run at once."),
+    ]
+    name: Annotated[
+        str | None,
+        msgspec.Meta(
+            description="The id of the prompt, the resource, or the limit: `tool:NAME`, `agent:ID`, `runtime`."
+        ),
+    ]
+    behind: list[HandleRef]
+    count: Annotated[int, msgspec.Meta(description="How many handles are in front of it.")]
+
+
 class HandleGlance(Shape, kw_only=True):
     """A handle in a list. Responses of a server always have the fields from `here` on."""
 
@@ -86,6 +110,7 @@ class HandleGlance(Shape, kw_only=True):
     message: str | None
     progress: dict[str, Any] | None
     question: OpenQuestion | None
+    held_up: Annotated[list[HeldUp], msgspec.Meta(description="Of a pending handle: why it has not started.")]
     here: bool | UnsetType = UNSET
     terminal: bool | UnsetType = UNSET
     last_line: str | UnsetType | None = UNSET
@@ -173,6 +198,7 @@ class HandleDetails(HandleGlance, kw_only=True):
         str | None, msgspec.Meta(description="`queued`: resumed calls start one at a time, and it is not its turn yet.")
     ]
     retry_of: Annotated[str | None, msgspec.Meta(description="The uid of the call that it repeats.")]
+    holds_up: Annotated[list[HandleRef], msgspec.Meta(description="Handles of its process that wait behind it.")] = []
     journal: list[JournalEntry]
     journal_entries: int
     process_events: Annotated[list[EmittedEvent], msgspec.Meta(description="The last ones; `sequence` counts from 1.")]
@@ -253,6 +279,7 @@ def glance(store: Store, record: Record, fact: Fact = NOTHING) -> HandleGlance:
         message=_short(masked(error.message)) if error else None,
         progress=progress_json(fact.progress or info.progress),
         question=open_question(state.question, state.number) if isinstance(state, Waiting) else None,
+        held_up=[],
         lingering=fact.lingering,
         driver=fact.driver,
     )
@@ -333,6 +360,22 @@ def allowed_text(allowed: Mapping[str, Any]) -> str:
         case "user":
             return f"the user{who}{at}"
     return "unknown: it is older than this record"
+
+
+def held_up_text(held_up: Mapping[str, Any]) -> str:
+    """Say why a handle has not started: `behind build in the serial lane`."""
+    named = [each["id"] for each in held_up["behind"][:3]]
+    more = held_up["count"] - len(named)
+    behind = ", ".join(named) + (f" and {more} more" if more > 0 and named else "")
+    match held_up["by"]:
+        case "permission":
+            return "waits for permission"
+        case "lane":
+            return f"behind {behind} in the serial lane" if behind else "queues in the serial lane"
+        case "resource":
+            return f"waits for {held_up['name']}" + (f", behind {behind}" if behind else "")
+    limit = {"runtime": "max_running", "thread": "threads"}.get(held_up["name"], f"max_running of {held_up['name']}")
+    return f"waits for a free slot ({limit})" + (f", behind {behind}" if behind else "")
 
 
 def open_question(question: Question, number: int | None = None) -> OpenQuestion:

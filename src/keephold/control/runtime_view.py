@@ -11,13 +11,14 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
-from keephold.control.handle_json import CallGlance, HandleGlance, Seconds, Shape, as_json, glance, live_fields
+from keephold.control.handle_json import CallGlance, HandleGlance, HeldUp, Seconds, Shape, as_json, glance, live_fields
+from keephold.control.held_up import here, waiting_behind
 from keephold.control.store_view import PAGE, StoreView
 from keephold.durable.keys import masked
 from keephold.errors import KeepholdError
 from keephold.handles.facts import Fact
 from keephold.handles.output import Output
-from keephold.handles.state import Stopped
+from keephold.handles.state import Pending, Stopped
 from keephold.runtime import Runtime
 from keephold.schema.canonical import canonical
 from keephold.store.base import HandleQuery, Record, browsable
@@ -106,6 +107,9 @@ class RuntimeView:
         if handle is not None and handle.owner not in (self._store.owner, None):
             handle = None
         live = live_fields(handle, fact)
+        if handle is not None and isinstance(handle.state, Pending):
+            request = self._runtime.approvals.about(handle.uid)
+            live["held_up"] = here(handle) if request is None else [HeldUp("permission", request, [], 0)]
         tool, output = self._runtime.toolbox.of(record.conversation).get(record.tool), record.output
         if (tool is not None and tool.source == "terminal") or (output is not None and output.times):
             live["terminal"] = True
@@ -121,7 +125,10 @@ class RuntimeView:
         """Describe a handle in full, without its keys and its output, with the end of its journal.
 
         With `conversation`, `uid` may be an id."""
-        found = await self.store_view.described(await self.store_view.record(uid, conversation))
+        record = await self.store_view.record(uid, conversation)
+        handle = self._runtime.registry.loaded(record.uid)
+        behind = [] if handle is None or not handle.active else waiting_behind(handle)
+        found = await self.store_view.described(record, holds_up=behind)
         output = found["output_bytes"]
         return {**found, "output": None if output is None else {"bytes": output}}
 

@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from keephold.control.handle_json import (
     HandleGlance,
+    HeldUp,
     JournalEntry,
     MaybeSeconds,
     Owner,
@@ -30,7 +31,7 @@ from keephold.durable.keys import masked
 from keephold.durable.lineage import parent_of
 from keephold.errors import KeepholdError
 from keephold.handles.facts import NOTHING, Fact, facts_of
-from keephold.handles.state import EndedBy
+from keephold.handles.state import EndedBy, Pending
 from keephold.store.base import End, Expired, HandleQuery, Kind, Record, Status, Store, StoredEvent, WaitRow, browsable
 
 if TYPE_CHECKING:
@@ -183,7 +184,17 @@ class StoreView:
     async def glances(self, records: Sequence[Record]) -> list[HandleGlance]:
         """Describe handles for a list, with what the processes that run them have posted about them."""
         facts = await facts_of(self._store, records)
-        return [self._glance(record, facts.get(record.uid, NOTHING)) for record in records]
+        shown = [self._glance(record, facts.get(record.uid, NOTHING)) for record in records]
+        pending = [record for record in records if isinstance(record.state, Pending) and record.owner is not None]
+        if pending:
+            from keephold.control.held_up import elsewhere, prompts_of
+
+            prompts, queues = await prompts_of(self._store), await elsewhere(self._store, pending, facts)
+            for each in shown:
+                if each.uid in prompts and not each.held_up:
+                    each.held_up = [HeldUp("permission", prompts[each.uid], [], 0)]
+                each.held_up = each.held_up or queues.get(each.uid, [])
+        return shown
 
     async def handles(
         self,

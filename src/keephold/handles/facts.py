@@ -1,6 +1,7 @@
 """Facts that only the process of a handle knows, told to other processes by posts in the store (A6, M3).
 
-A fact says who drives a terminal, that a stopped handle lingers, how far a call is. It is posted when it changes.
+A fact says who drives a terminal, that a stopped handle lingers, how far a call is, what a pending one queues for. It
+is posted when it changes.
 
 Whether a handle is blocked on the caller is only found out while somebody waits for it. A process that waits for a
 handle of another one posts that it does, with a token of its own. The owner then asks the program as for a wait of its
@@ -19,7 +20,7 @@ import msgspec
 
 from keephold.handles.gate import Gate, Ticket
 from keephold.handles.handle import Handle, Watcher
-from keephold.handles.state import Progress, Running, Stopped, Waiting
+from keephold.handles.state import Pending, Progress, Running, Stopped, Waiting
 from keephold.store.base import Op, Posted, Record, Store, TakenDown
 from keephold.text import to_json
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _PROGRESS_SECS = 0.5
 """Seconds between two posts of progress: a call that ends sooner posts none."""
+_QUEUED = 200
+"""Posts and waiting posts beyond which no queueing handle posts for what it queues."""
 _FACT, _WATCH = "fact:", "watch:"
 
 
@@ -37,6 +40,8 @@ class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
     driver: Literal["person"] | None = None
     lingering: bool = False
     progress: Progress | None = None
+    queue: tuple[str, ...] = ()
+    """The names that a pending handle queues for: of its lane, or of resources and slots."""
     tokens: tuple[str, ...] = ()
     """The tokens of the processes that wait; without any, the fields below are unknown."""
     reading: bool = False
@@ -81,6 +86,9 @@ class BehindElsewhere(Ticket):
 
     def in_front(self) -> list[list[Handle]]:
         return [[self.holder]]
+
+    def waits_for(self) -> list[tuple[str, list[Handle]]]:
+        return [] if self.handle.lane is None else [(name, [self.holder]) for name in self.handle.lane.names]
 
     def stuck_elsewhere(self, already_handled: Container[str]) -> Handle | None:
         stuck = self.holder.uid not in already_handled and self.stuck
@@ -167,7 +175,8 @@ class Facts:
         state, told = handle.state, self._told.get(handle.uid)
         if isinstance(state, Stopped) or not self._cache.runs(handle):
             return Fact(lingering=handle.lingering)
-        fact = Fact(driver=handle.driver, progress=handle.progress)
+        queue = tuple(name for name, _ in handle.waits_for()) if isinstance(state, Pending) else ()
+        fact = Fact(driver=handle.driver, progress=handle.progress, queue=queue)
         if told is None:
             return fact
         behind, waits = handle.behind(), handle.waits_for_caller()
@@ -182,6 +191,19 @@ class Facts:
 
     def progressed(self, handle: Handle) -> None:
         """Post the progress of a handle soon."""
+        self._tell_soon(handle)
+
+    def queued(self, handle: Handle) -> None:
+        """A pending handle queues: post for what, unless it starts soon. Of very many, nobody reads each one's."""
+        if len(self._posted) + len(self._late) < _QUEUED:
+            self._tell_soon(handle)
+
+    def started(self, handle: Handle) -> None:
+        """A handle starts: it does not queue any more."""
+        if handle.uid in self._posted:
+            self.tell(handle)
+
+    def _tell_soon(self, handle: Handle) -> None:
         if self._cache.store.durable:
             self._late[handle.uid] = handle
             if self._timer is None:

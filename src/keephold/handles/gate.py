@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 RESOURCE = "resource:"
 """The prefix of a resource's name; any other name is one of slots."""
 
+LANE_POST = "lane:"
+"""The prefix of the post that says which handle has a serial lane in the store."""
+
 
 class GateQueue:
     """One name: its holders and its queue. A resource's queue is `strict`: nobody passes the first."""
@@ -72,6 +75,17 @@ class Ticket:
             if place:
                 groups.append([line.queue[place - 1].handle])
         return groups
+
+    def waits_for(self) -> "list[tuple[str, list[Handle]]]":
+        """Return the names that this ticket waits for, each with the handles in front of it: the holders, and for a
+        resource those that queued before it."""
+        found = []
+        for name, line in zip(() if self.held else self.names, self.lines(), strict=False):
+            place = bisect_left(line.queue, self) if line.strict else 0
+            if line.full or place:
+                holders = line.holders if line.full else []
+                found.append((name, [ticket.handle for ticket in (*holders, *line.queue[:place])]))
+        return found
 
     def holds_up(self) -> list[tuple[GateQueue, int]]:
         """Return queues and positions in them that this ticket holds up: by what it holds, or by being first for a

@@ -211,6 +211,21 @@ class Handle:
                 return ticket
         return None
 
+    def waits_for(self) -> "list[tuple[str, list[Handle]]]":
+        """Return the names that the handle queues for: of its lane, or of resources and slots, each with the handles in
+        front of it."""
+        ticket = self.queueing
+        return [] if ticket is None else ticket.waits_for()
+
+    def in_front_of(self) -> "list[Handle]":
+        """Return the handles that cannot start before this one leaves, or may have to wait for it: the next first."""
+        found: dict[str, Handle] = {}
+        for ticket in (self.lane, self.ticket):
+            for line, place in ticket.holds_up() if ticket is not None else ():
+                if line.full or line.strict:
+                    found |= {queued.handle.uid: queued.handle for queued in line.queue[place:]}
+        return list(found.values())
+
     def _deadline(self) -> float | None:
         state, secs = self.state, self.tool.timeout_secs
         if self.parked and self.parking is not None:

@@ -85,6 +85,8 @@ class Admission:
             self._queue(handle, invocation, names)
         if isinstance(handle.state, Pending):
             self._registry.notify_watchers(handle)
+            if handle.queueing is not None:
+                self._registry.facts.queued(handle)
 
     async def take_back(self, handle: Handle, invocation: Invocation) -> None:
         """Resume a call whose process has run on (R7): it holds its names beside their holders, and does not queue."""
@@ -117,6 +119,7 @@ class Admission:
             self._registry.notify_watchers(
                 handle
             )  # it has moved to another queue, perhaps behind a blocked handle (A6)
+            self._registry.facts.queued(handle)
 
     def _start(self, handle: Handle, invocation: Invocation) -> None:
         if not self.loops.active or not self.loops.holds(handle, partial(self._run, handle, invocation)):
@@ -126,6 +129,7 @@ class Admission:
         if isinstance(handle.decided, Stopped) or self._registry.closing:
             return
         Run(self._registry, handle, self).start(invocation)
+        self._registry.facts.started(handle)
         if _interactive(handle):
             self._recheck_queue(handle)
 

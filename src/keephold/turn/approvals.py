@@ -45,6 +45,8 @@ class Approvals:
         """Makes the ids of this process differ from those of others."""
         self._count = 0
         self._open: dict[str, OpenPrompt] = {}
+        self._starts: dict[str, str] = {}
+        """By uid: the open prompt for permission to start the handle's call."""
         self._standing: dict[str, dict[tuple[str, str | None], StandingPermission]] = {}
         """By conversation, then by tool and question."""
         self._new: list[str] = []
@@ -63,15 +65,23 @@ class Approvals:
         """Add an open prompt, and return the id by which it is decided."""
         id = self._id()
         self._open[id] = asking
+        if isinstance(asking.prompt, RunTool) and asking.prompt.uid is not None:
+            self._starts[asking.prompt.uid] = id
         if isinstance(asking.prompt, RunTool | DeliverResult) and self._registry.store.durable and not self._closed:
             self._new.append(id)
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(POST_SECS, self._post)
         return id
 
+    def about(self, uid: str) -> str | None:
+        """Return the id of the open prompt for permission to start that handle's call."""
+        return self._starts.get(uid)
+
     def closed(self, id: str) -> None:
         """Remove a prompt that is decided or withdrawn."""
-        self._open.pop(id, None)
+        asking = self._open.pop(id, None)
+        if asking is not None and asking.prompt.uid is not None and self._starts.get(asking.prompt.uid) == id:
+            del self._starts[asking.prompt.uid]
         if id in self._posted:
             self._take_down(id)
 

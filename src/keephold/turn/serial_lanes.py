@@ -12,11 +12,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from keephold.handles.facts import BehindElsewhere
+from keephold.handles.gate import LANE_POST
 from keephold.handles.handle import Handle, Watcher
 from keephold.handles.registry import Registry
 from keephold.store.base import Post, Posted, TakenDown
-
-_PREFIX = "lane:"
 
 
 def lane_of(handle: Handle) -> str:
@@ -82,7 +81,7 @@ class SerialLanes:
         registry, uid = self._registry, queued.handle.uid
         self._asking.add(lane)
         self._rung.discard(lane)
-        op = Posted(_PREFIX + lane, "lane", registry.clock.now(), uid.encode(), instead_of)
+        op = Posted(LANE_POST + lane, "lane", registry.clock.now(), uid.encode(), instead_of)
         done = partial(self._asked, lane, queued, kept)
         registry.commit((op,), done, lambda _: self._asking.discard(lane), keep=True)
 
@@ -115,6 +114,7 @@ class SerialLanes:
             holder.watch(watcher)
             self._registry.facts.sync(holder)
             queued.handle.ticket = BehindElsewhere(queued.handle, holder)
+            self._registry.facts.queued(queued.handle)
         self._registry.notify_watchers(queued.handle)
 
     def _unwatch(self, lane: str) -> None:
@@ -136,12 +136,12 @@ class SerialLanes:
             self._asking.discard(lane)
             self._stop_queueing(lane)
             if self._registry.store.durable:
-                self._registry.commit((TakenDown((_PREFIX + lane,)),), lambda _: None, lambda _: None, keep=True)
+                self._registry.commit((TakenDown((LANE_POST + lane,)),), lambda _: None, lambda _: None, keep=True)
 
     def heard(self, ids: frozenset[str] | None) -> None:
         """Ask again for lanes that another process may have freed."""
         for lane in tuple(self._holders):
-            if ids is not None and _PREFIX + lane not in ids:
+            if ids is not None and LANE_POST + lane not in ids:
                 continue
             if lane in self._asking:
                 self._rung.add(lane)

@@ -172,7 +172,7 @@ class Pages:
             "home.html",
             status=status,
             requests=requests,
-            asked={each["handle"]: each["kind"] for each in requests},
+            asked={each["handle"] for each in requests},
             mcp=_mcp(request),
             running=running["handles"],
             more=running["next"] is not None,
@@ -215,13 +215,11 @@ class Pages:
         after = asked.get("after") or None
         found = await self._control.store_view.handles(**wanted, after=after, limit=PAGE, totals=True)
         await self._add_last_lines(found["handles"])
-        requests = await self._control.requests.page()
         query = {name: value for name, value in chosen.items() if value and (name, value) != ("sort", "newest")}
         return await self._renderer.page(
             request,
             "handles.html",
             groups=_grouped(found["handles"], chosen["group"]),
-            asked={each["handle"] for each in requests if each["kind"] == "permission"},
             chosen=chosen,
             filtered=bool(set(query) - {"sort", "group"}),
             totals=_totals(found.get("totals"), query),
