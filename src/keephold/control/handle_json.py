@@ -110,7 +110,7 @@ class HandleGlance(Shape, kw_only=True):
     message: str | None
     progress: dict[str, Any] | None
     question: OpenQuestion | None
-    held_up: Annotated[list[HeldUp], msgspec.Meta(description="Of a pending handle: why it has not started.")]
+    held_up: Annotated[list[HeldUp], msgspec.Meta(description="Why a pending handle has not started.")]
     here: bool | UnsetType = UNSET
     terminal: bool | UnsetType = UNSET
     last_line: str | UnsetType | None = UNSET
