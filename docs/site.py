@@ -21,8 +21,11 @@ PAGES = ROOT / "build" / "pages"
 SITE = ROOT / "build" / "site"
 BESIDE = ("CHANGELOG.md", "bench/RESULTS.md")
 """Pages that are not below `docs/`."""
+A_TO_Z = "a-z.md"
+"""The page that is made from the headings of others."""
 
 _COMMENT = re.compile(r"^<!--.*?-->[ \t]*\n?", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^##+ (.+)$", re.MULTILINE)
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()([^)\s:#]+)")
 _LOADED = re.compile(
@@ -92,6 +95,8 @@ def source(path: str) -> str:
 
 def moved(path: str) -> str:
     """The page as it is on the site, where `docs/` is the root."""
+    if path == A_TO_Z:
+        return a_to_z()
 
     def fit(link: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source(path)), link[0]))
@@ -99,6 +104,28 @@ def moved(path: str) -> str:
 
     prose = _CODE.split(_COMMENT.sub("", (ROOT / source(path)).read_text()))
     return "".join(_LINK.sub(fit, part) if not part.startswith("`") else part for part in prose)
+
+
+def a_to_z() -> str:
+    """Every command, setting, name and term that has a heading, in the order of the alphabet."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for path in paths():
+        if path.startswith("reference/") or path == "glossary.md":
+            page = described(path)[0]
+            for title in _HEADING.findall(_CODE.sub(_inline, moved(path))):
+                if title.startswith("`") or path == "glossary.md":
+                    named = title.replace("`", "").strip("[]")
+                    entry = f"[{title}]({path}#{slug(title, '-')}), {page}"
+                    found.setdefault(named[0].upper(), []).append((named.lower(), entry))
+    lines = ["# Index", "", "Commands, settings, Python names, operations and terms from A to Z."]
+    for letter, entries in sorted(found.items()):
+        lines += ["", f"## {letter}", ""]
+        lines += [f"- {entry}" for _, entry in sorted(entries)]
+    return "\n".join([*lines, ""])
+
+
+def _inline(code: re.Match[str]) -> str:
+    return "" if code[0].startswith("```") else code[0]
 
 
 def slug(title: str, separator: str) -> str:
@@ -126,7 +153,7 @@ def described(path: str) -> tuple[str, str]:
     title, _, rest = moved(path).partition("\n")
     paragraph = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", rest.strip().partition("\n\n")[0])
     plain = " ".join(re.sub(r"[*`]", "", paragraph).split())
-    return title.removeprefix("# ").replace("`", ""), re.split(r"(?<=[.:])\s", plain)[0].rstrip(":")
+    return title.removeprefix("# ").replace("`", ""), re.split(r"(?<=\.)\s", plain)[0]
 
 
 def loaded(file: Path) -> list[str]:

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.docs.pages import PAGES, ROOT, name
+from tests.docs.pages import PAGES, ROOT, anchors, name
 
 from docs import site
 
@@ -15,7 +15,7 @@ SOAK = pytest.mark.skipif(not os.environ.get("KEEPHOLD_SOAK"), reason="installs 
 
 def test_every_page_is_in_the_navigation_once() -> None:
     wanted = {name(page) for page in PAGES} - {"README.md"}
-    listed = [site.source(path) for path in site.paths()]
+    listed = [site.source(path) for path in site.paths() if path != site.A_TO_Z]
     assert sorted(listed) == sorted(wanted | {"bench/RESULTS.md"}), "the navigation is `nav` in zensical.toml"
 
 
@@ -26,6 +26,15 @@ def test_links_of_the_moved_page_lead_to_what_they_led_to(path: str) -> None:
     for link in re.findall(r"(?<!!)\]\(([^)\s:#]+)[)#]", site.moved(path)):
         target = os.path.normpath(Path(path).parent / link)
         assert target in copied or re.match("examples/|pictures/", target), f"{path}: {link} is not on the site"
+
+
+def test_the_index_leads_to_headings() -> None:
+    entries = re.findall(r"^- \[(.+)\]\(([^#]+)#([^)]+)\), .+$", site.a_to_z(), re.M)
+    assert {"`Runtime`", "`keephold serve`", "Handle", "`[conversation.tools.<name>]`"} <= {
+        title for title, _, _ in entries
+    }
+    wrong = [each for each in entries if each[2] not in anchors(ROOT / site.source(each[1]))]
+    assert wrong == []
 
 
 def test_llms_txt_describes_every_page() -> None:
