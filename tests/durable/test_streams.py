@@ -18,7 +18,7 @@ from tests.turn.calls import STATEFUL, TALKING, apply, reply, spawn
 import keephold
 from keephold import Call, Question, Runtime, ToolError
 from keephold.policies import OutputPolicy, QuestionPolicy
-from keephold.store.sqlite.processes import STREAM
+from keephold.store.sockets import STREAM
 from keephold.turn import attach_protocol as frames
 from keephold.turn.output_follower import CHUNK
 from keephold.turn.owner_connection import Link, OwnerAddress, linked

@@ -24,7 +24,8 @@ from tests.soak import tries
 from keephold.control.remote import RemoteControl
 from keephold.errors import ConfigError
 from keephold.serve.handover import Channel, Predecessor, _hello
-from keephold.store.sqlite.processes import HANDOVER, owners_of
+from keephold.store.sockets import HANDOVER
+from keephold.store.sqlite.processes import owners_of
 from keephold.turn import attach_protocol as frames
 
 CONFIG = (

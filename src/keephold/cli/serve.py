@@ -36,7 +36,7 @@ from keephold.cli.trust import trusted_config
 from keephold.config import Config, load_config
 from keephold.config.trust import examine
 from keephold.errors import ConfigError, KeepholdError
-from keephold.store.sqlite.processes import HANDOVER, STREAM
+from keephold.store.sockets import HANDOVER, STREAM
 from keephold.store.urls import open_store
 from keephold.tools.environment import take
 from keephold.tools.remote.server import need_mcp
@@ -251,7 +251,7 @@ class _Here:
         self.predecessor = predecessor
         self._others = OtherServers(runtime, cast("Sessions", server.session_manager))
         store = runtime.registry.store
-        at = socket_of(store, store.owner)
+        at = None if getattr(store, "path", None) is None else socket_of(store, store.owner)
         self.path = None if at is None else at.removesuffix(STREAM) + HANDOVER
 
     async def begin(self) -> None:

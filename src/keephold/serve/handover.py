@@ -35,7 +35,8 @@ from typing import Any, Protocol
 from keephold.errors import ConfigError
 from keephold.forking import close_in_children
 from keephold.private_file import is_ours
-from keephold.store.sqlite.processes import HANDOVER, owners_of
+from keephold.store.sockets import HANDOVER
+from keephold.store.sqlite.processes import owners_of
 from keephold.store.sqlite.sql import migrations
 
 _log = logging.getLogger("keephold.serve")

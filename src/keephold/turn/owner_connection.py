@@ -124,8 +124,8 @@ def gone(id: str, tool: str) -> KeepholdError:
 
 def _no_socket(id: str) -> KeepholdError:
     return KeepholdError(
-        f"The process that runs handle `{id}` has no socket on this machine. Nothing was sent; do this where the "
-        "handle runs.",
+        f"Handle `{id}` runs on another machine. Nothing was sent: input may be a password, which is not written to "
+        "the store. Do this where the handle runs, or name a server there by --server.",
         code="owner_not_answering",
     )
 

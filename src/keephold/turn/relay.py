@@ -349,8 +349,8 @@ async def _send(handle: Handle, path: str, parsed: ParsedCall) -> Reply:
 
 def _no_socket(handle: Handle) -> ToolError:
     return ToolError(
-        f"The process that runs handle `{handle.id}` has no socket, and what may be a secret is not written to "
-        "the store; send it where the handle runs.",
+        f"Handle `{handle.id}` runs on another machine, and what may be a secret is not written to the store; send it "
+        "where the handle runs, or to a server there.",
         code="owner_not_answering",
     )
 

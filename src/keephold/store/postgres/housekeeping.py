@@ -12,7 +12,7 @@ from keephold.store.postgres.address import Address
 from keephold.store.postgres.connecting import STORAGE, Session, sentence, session, unusable
 from keephold.store.postgres.copying import load, problems, read_contents, tables, write_copy
 from keephold.store.postgres.opening import check_server, lock_schema, require_store, upgrade
-from keephold.store.postgres.presence import command
+from keephold.store.postgres.presence import place_of
 from keephold.store.postgres.sql import SQL, made, migrations
 from keephold.store.rows import made_at
 from keephold.store.sql.queries import described
@@ -172,7 +172,7 @@ class PostgresHousekeeping:
 
 async def _living(found: Session) -> list[Owner]:
     present = await found.rows(SQL["present"], ())
-    return [Owner(owner, command(place)) for owner, _, place, held in present if held]
+    return [Owner(owner, place_of(place).command()) for owner, _, place, held in present if held]
 
 
 async def _number(found: Session, query: str) -> int:

@@ -20,16 +20,18 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from keephold.errors import KeepholdError
 from keephold.store.base import Heard
 from keephold.store.housekeeping import pid_and_command
 from keephold.store.postgres import connecting
 from keephold.store.postgres.address import Address
 from keephold.store.postgres.connecting import Session, sentence, session, whose
 from keephold.store.postgres.sql import SQL
+from keephold.store.sockets import STREAM, directory, remove_sockets
 from keephold.store.sql.codec import encode
 
 SWEEP_SECS = 5.0
@@ -47,34 +49,57 @@ _LEFT: set[str] = set()
 _told = msgspec.json.Decoder(list[str]).decode
 
 
-def here(pid: int | None = None) -> str:
-    """Return where a process runs and since when: unique until the machine is started again."""
+class Place(NamedTuple):
+    """Where a process runs, and since when: unique until the machine is started again."""
+
+    boot: str
+    namespace: str
+    pid: str
+    began: str
+    bell: str = ""
+    """Where its sockets are, without a suffix; they can be reached on its machine."""
+
+    def __str__(self) -> str:
+        return " ".join(self)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is on this machine, in our process namespace."""
+        return self[:2] == here()[:2]
+
+    def is_gone(self) -> bool:
+        """Whether the process ran on this machine and has ended."""
+        with contextlib.suppress(OSError, ValueError):
+            if not self.is_here:
+                return False
+            try:
+                return _stat(self.pid)[0] in "ZX" or here(self.pid)[:4] != self[:4]
+            except OSError:
+                return True
+        return False
+
+    def command(self) -> str | None:
+        """Return pid and command of the process; None if it runs elsewhere."""
+        with contextlib.suppress(OSError, ValueError):
+            return pid_and_command(self.pid) if here(self.pid)[:4] == self[:4] else None
+        return None
+
+
+def here(pid: str = "self") -> Place:
+    """Return the place of a process of this machine, without its bell."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    pid = os.getpid() if pid is None else pid
-    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return f"{boot} {Path('/proc/self/ns/pid').readlink()} {pid} {stat[19]}"
+    number = str(os.getpid()) if pid == "self" else pid
+    return Place(boot, str(Path("/proc/self/ns/pid").readlink()), number, _stat(pid)[19])
 
 
-def is_gone(place: str) -> bool:
-    """Whether the process of that place ran on this machine and has ended."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        *machine, pid, _ = place.split()
-        if machine != here().split()[:-2]:
-            return False
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            return stat[0] in "ZX" or here(int(pid)) != place
-        except OSError:
-            return True
-    return False
+def _stat(pid: str) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def command(place: str) -> str | None:
-    """Return pid and command of the process of that place; None if it runs on another machine."""
-    with contextlib.suppress(OSError, ValueError):
-        pid = place.split()[-2]
-        return pid_and_command(pid) if here(int(pid)) == place else None
-    return None
+def place_of(text: str) -> Place:
+    """Read the place of a row."""
+    parts = text.split(" ", 4)
+    return Place(*parts) if len(parts) >= 4 else Place("", "", "", "")
 
 
 class Table:
@@ -84,6 +109,7 @@ class Table:
         self.owner = ""
         self._present: dict[str, bool] = {}
         """Whether a process that has the store open is alive."""
+        self._places: dict[str, Place] = {}
         self._last = 0
         """The number of the last registration that the look could see."""
         self._free: dict[str, float] = {}
@@ -110,20 +136,34 @@ class Table:
         """Begin to count again: the server may have been restarted, and every lock was free."""
         self._free.clear()
 
-    async def look(self, found: Session, grace: float) -> dict[str, int]:
-        """Look at all processes. Returns the dead ones, and their locks."""
+    def stream(self, owner: str) -> str | None:
+        """Return where a process of this machine listens for streams; None if it is elsewhere, or unknown."""
+        place = self._places.get(owner)
+        return place.bell + STREAM if place is not None and place.bell and place.is_here else None
+
+    async def look(self, found: Session, grace: float) -> dict[str, tuple[int, Place]]:
+        """Look at all processes. Returns the dead ones, their locks and places."""
         ((last,),) = await found.rows(SQL["last_owner"], ())  # before the others: those who come later are unknown
         rows = await found.rows(SQL["present"], ())
         now = time.monotonic()
         present, free, dead = {}, {}, {}
-        for owner, lock, place, held in rows:
+        self._places = {owner: place_of(place) for owner, _, place, _ in rows}
+        for owner, lock, _, held in rows:
+            place = self._places[owner]
             if not held and owner != self.owner:
                 free[owner] = self._free.get(owner, now)
-            present[owner] = owner not in free or not (now - free[owner] >= grace or is_gone(place))
+            present[owner] = owner not in free or not (now - free[owner] >= grace or place.is_gone())
             if not present[owner]:
-                dead[owner] = lock
+                dead[owner] = lock, place
         self._present, self._last, self._free = present, last, free
         return dead
+
+
+def _bell(owner: str) -> str:
+    """Return where the sockets of this process are; nothing if it may make none."""
+    with contextlib.suppress(KeepholdError, OSError):
+        return str(directory(owner + STREAM) / owner)
+    return ""
 
 
 class Presence:
@@ -161,7 +201,8 @@ class Presence:
             async with found.connection.transaction():
                 ((number,),) = await found.rows(SQL["next_owner"], ())
                 self.owner = self.table.owner = f"{number:0{_NUMBER}x}{secrets.token_hex(4)}"
-                await found.rows(SQL["add_owner"], (self.owner, self._lock, here()))
+                place = here()._replace(bell=_bell(self.owner))
+                await found.rows(SQL["add_owner"], (self.owner, self._lock, str(place)))
             await self.look()
         except BaseException:
             found.connection.terminate()
@@ -190,11 +231,13 @@ class Presence:
             found = self._session
             if found is None or found.closed:
                 return
-            for owner, lock in (await self.table.look(found, GRACE)).items():
+            for owner, (lock, place) in (await self.table.look(found, GRACE)).items():
                 async with found.connection.transaction():
                     ((free,),) = await found.rows(SQL["take_lock_of"], (lock,))
                     if free:
                         await self._delete(found, owner)
+                if free and place.bell and place.is_gone():
+                    remove_sockets(place.bell)
 
     async def _remove(self, found: Session, owner: str) -> None:
         async with self._looking, found.connection.transaction():

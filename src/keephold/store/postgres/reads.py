@@ -85,6 +85,10 @@ class Reads(SqlReads):
     def alive(self, owner: str) -> bool:
         return self._table.alive(owner)
 
+    def stream(self, owner: str) -> str | None:
+        """Return where the runtime of an owner listens for streams; None if that is not on this machine."""
+        return self._table.stream(owner)
+
     async def used_bytes(self) -> int:
         """An estimate: how much the rows in some pages of each table take. The size of a table does not say it, because
         the server keeps the space of deleted rows."""

@@ -23,9 +23,10 @@ import apsw
 
 from keephold.errors import KeepholdError
 from keephold.forking import leak_in_children
+from keephold.store.sockets import remove_sockets
 from keephold.store.sql.listing import compare
 from keephold.store.sqlite.lock_holders import stopped_writer
-from keephold.store.sqlite.processes import SUFFIXES, Bell, Turnstile, owners_of
+from keephold.store.sqlite.processes import Bell, Turnstile, owners_of
 from keephold.store.sqlite.sql import APPLICATION_ID, SQL, migrations
 from keephold.store.sqlite.write_errors import is_full
 
@@ -371,8 +372,7 @@ class StoreFiles:
         connection.execute(SQL["add_owner"], (self.owners.me,))
         connection.execute("COMMIT")
         for bell in filter(None, swept.values()):
-            for suffix in ("", *SUFFIXES):
-                Path(bell + suffix).unlink(missing_ok=True)
+            remove_sockets(bell)
 
     def reconnect(self) -> None:
         """Replace a connection that failed."""

@@ -21,7 +21,6 @@ import hashlib
 import os
 import secrets
 import socket
-import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,6 +28,7 @@ from pathlib import Path
 from keephold.errors import KeepholdError
 from keephold.forking import Descriptor, close_in_children
 from keephold.store.base import Heard
+from keephold.store.sockets import STREAM, directory
 from keephold.store.sqlite.lock_holders import advice, stopped_holder
 
 _NEW = ".new-"
@@ -153,31 +153,6 @@ _BETWEEN = "\0"
 """A separator: names of conversations may have spaces in them."""
 _SETTLED = 50_000_000
 """Nanoseconds. A directory that changed less long ago may change again without a newer time."""
-_PATH_BYTES = 107
-"""How long the path of a socket may be."""
-STREAM = ".s"
-"""The suffix of a process's second socket, for its streams."""
-HANDOVER = ".h"
-"""The suffix of the socket at which a server can be replaced."""
-SUFFIXES = (STREAM, ".m", HANDOVER)
-"""Those of all sockets of a process but its bell. `.m` is for `keephold mcp` (`mcp/socket.py`)."""
-
-
-def directory(name: str) -> Path:
-    """Return the user's own directory for sockets whose names are as long as this one."""
-    runtime, own = os.environ.get("XDG_RUNTIME_DIR"), f"keephold-{os.getuid()}"
-    places = [Path(runtime) / "keephold"] if runtime else []
-    places += [Path(tempfile.gettempdir()) / own, Path("/tmp") / own]
-    found = next((place for place in places if len(os.fsencode(place / name)) <= _PATH_BYTES), places[-1])
-    found.mkdir(mode=0o700, parents=True, exist_ok=True)
-    facts = found.lstat()
-    if not found.is_dir() or found.is_symlink() or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-        raise KeepholdError(
-            f"`{found}` must be a directory of yours that nobody else can enter (mode 0700); remove it, "
-            "or set XDG_RUNTIME_DIR to a directory that is yours",
-            code="store_unusable",
-        )
-    return found
 
 
 class Bell:

@@ -7,9 +7,10 @@ from typing import Any
 import apsw
 
 from keephold.errors import KeepholdError
+from keephold.store.sockets import STREAM
 from keephold.store.sql.codec import Row
 from keephold.store.sql.reads import SqlReads
-from keephold.store.sqlite.processes import STREAM, Owners
+from keephold.store.sqlite.processes import Owners
 from keephold.store.sqlite.sql import SQL
 from keephold.store.sqlite.threads import Scanner
 

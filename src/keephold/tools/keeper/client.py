@@ -20,7 +20,7 @@ from keephold.errors import KeepholdError, ToolError
 from keephold.forking import close_in_children
 from keephold.handles.output import Layout
 from keephold.private_file import is_ours
-from keephold.store.sqlite.processes import directory as socket_directory
+from keephold.store.sockets import directory as socket_directory
 from keephold.tools import marks
 from keephold.tools.child import not_started
 from keephold.tools.environment import conceal, inherited

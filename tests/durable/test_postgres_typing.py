@@ -1,0 +1,91 @@
+"""A user types into a terminal that another process on the same machine runs, with the store in PostgreSQL."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.patience import PATIENCE
+from tests.turn.calls import spawn
+
+from keephold import KeepholdError, Runtime
+from keephold.config import load_config
+from keephold.control.stored_output import talking
+from keephold.store.base import Record
+from keephold.store.postgres import presence
+from keephold.store.postgres.address import address
+from keephold.store.postgres.connecting import session
+from keephold.store.postgres.sql import SQL
+from keephold.store.postgres.store import ReadOnlyPostgres
+from keephold.turn import attach_protocol as frames
+from keephold.turn.attach_protocol import Want
+
+CONFIG = """
+[conversation.tools.shell]
+source = "terminal"
+description = "A shell."
+command = ["sh"]
+run = "unattended"
+"""
+
+
+@asynccontextmanager
+async def running(directory: Path, url: str) -> AsyncIterator[tuple[Record, ReadOnlyPostgres]]:
+    """A process that runs a terminal, and the store as the command of another one sees it."""
+    (directory / "keephold.toml").write_text(CONFIG)
+    async with Runtime(config=load_config(directory / "keephold.toml"), store=url) as rt, rt.turn("main") as turn:
+        await turn.run([spawn("shell", "s")])
+        (record,) = await rt.registry.store.handles()
+        store = ReadOnlyPostgres(url)
+        await store.open(lambda _: None)
+        try:
+            yield record, store
+        finally:
+            await store.close()
+
+
+async def until(talk: frames.Talk, text: bytes) -> None:
+    seen = b""
+    async with asyncio.timeout(PATIENCE):
+        while text not in seen:
+            kind, payload = await talk.receive()
+            seen += payload if kind == frames.OUTPUT and isinstance(payload, bytes) else b""
+
+
+async def test_M3_a_user_types_into_a_terminal_of_another_process(tmp_path: Path, postgres: str) -> None:
+    async with running(tmp_path, postgres) as (record, store):
+        async with talking(store, record, Want(uid=record.uid, want="attach", rows=20, cols=60)) as talk:
+            talk.send(frames.INPUT, b"echo $((6 * 7))\n")
+            await until(talk, b"42")
+        async with talking(store, record, Want(uid=record.uid, want="send", input="echo $((6 * 9))\n")) as talk:
+            async with asyncio.timeout(PATIENCE):
+                while (received := await talk.receive())[0] != frames.REPLY:
+                    pass
+            assert isinstance(received[1], bytes) and b"54" in received[1]
+
+
+async def test_K5_nothing_is_typed_into_a_terminal_of_another_machine(
+    tmp_path: Path, postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, postgres) as (record, store):
+        monkeypatch.setattr(presence.Place, "is_here", False)
+        with pytest.raises(KeepholdError, match=r"runs on another machine. Nothing was sent: input may be a password"):
+            async with talking(store, record, Want(uid=record.uid, want="attach")):
+                raise AssertionError("nobody types")
+
+
+async def test_E6_the_sockets_of_a_dead_process_are_removed(postgres: str) -> None:
+    async with Runtime(store=postgres) as rt:
+        own = rt.registry.store
+        path = Path(str(getattr(own, "stream")(own.owner)))  # noqa: B009 (not every store has it)
+        assert path.is_socket()
+        dead = path.with_name("dead.s")
+        dead.touch()
+        place = presence.here()._replace(began="1", bell=str(dead).removesuffix(".s"))
+        found = await session(address(postgres))
+        await found.rows(SQL["add_owner"], ("00000000dead", 1, str(place)))
+        await found.close()
+        await own.owners()
+        assert not dead.exists()
+    assert not path.exists()
