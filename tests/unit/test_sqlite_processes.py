@@ -97,11 +97,11 @@ async def test_the_next_to_open_cleans_up_after_the_dead(tmp_path: Path) -> None
     path = tmp_path / "store.db"
     async with child(path, _HOLDS) as process:
         (owner,) = await said(process)
-    sockets = list(processes.directory("x" * 33).glob(f"*-{owner}"))
-    assert len(sockets) == 1 and (path.with_name("store.db-owners") / owner).exists()
+    found = list(sockets.directory("x" * 33).glob(f"*-{owner}"))
+    assert len(found) == 1 and (path.with_name("store.db-owners") / owner).exists()
     async with opened(path) as store:
         assert [file.name for file in path.with_name("store.db-owners").iterdir()] == [store.owner]
-        assert not sockets[0].exists()
+        assert not found[0].exists()
         assert await store.reply("r") is None and await store.requests() == []
         assert [each.uid for each in await store.owned(owner)] == [uid(1), uid(2)], "calls are for recovery"
     assert list(path.with_name("store.db-owners").iterdir()) == []
