@@ -19,6 +19,7 @@ from tests.patience import PATIENCE, until
 from tests.unit.sqlite_stores import commit, end, give, line, opened, registered, uid
 
 from keephold.errors import KeepholdError
+from keephold.store import sockets
 from keephold.store.base import Claimed, Record, Replied, Request, Requested
 from keephold.store.sqlite import SqliteStore, opening, processes
 from keephold.store.sqlite.processes import Owners, Turnstile
