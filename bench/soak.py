@@ -10,8 +10,8 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TypeVar
 
+from tests.crash import clients, races
 from tests.crash import kills as crashes
-from tests.crash import races
 from tests.simulation import interleavings
 
 from bench import kills, serve_load
@@ -22,6 +22,8 @@ INTERLEAVINGS = 10_000
 KILLS = 200
 CRASHES = 1_000
 RACES = 1_000
+CLIENTS = 2_000
+CLIENTS_OF_SERVER, SERVERS = 500, 100
 
 T = TypeVar("T")
 
@@ -33,6 +35,8 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=KILLS, metavar="N", help="of runtimes whose tools fork")
     parser.add_argument("--crashes", type=int, default=CRASHES, metavar="N", help="of runtimes with a store")
     parser.add_argument("--races", type=int, default=RACES, metavar="N", help="for a key")
+    parser.add_argument("--clients", type=int, default=CLIENTS, metavar="N", help="kills of clients of one file")
+    parser.add_argument("--servers", type=int, default=SERVERS, metavar="N", help="of PostgreSQL, 5 clients for each")
     parser.add_argument("--load", type=float, default=serve_load.SECONDS, metavar="S", help="seconds of it on a server")
     given = parser.parse_args()
     machine = facts()
@@ -40,13 +44,18 @@ def main() -> int:
     killed = _timed(lambda: kills.run(given.kills, given.seed))
     crashed = _timed(lambda: crashes.run(given.crashes, given.seed))
     raced = _timed(lambda: races.soak(given.races))
+    shared = _timed(lambda: clients.run(given.clients, given.seed))
+    served = _timed(
+        lambda: clients.run(given.servers * CLIENTS_OF_SERVER // SERVERS, given.seed, server_kills=given.servers)
+    )
     loaded = _timed(lambda: serve_load.run(given.load))
-    full = (INTERLEAVINGS, KILLS, CRASHES, RACES, serve_load.SECONDS)
-    if (given.interleavings, given.kills, given.crashes, given.races, given.load) == full:
-        told = "\n\n".join(str(report) for report in (played, killed, crashed, raced, loaded))
+    reports = (played, killed, crashed, raced, shared, served, loaded)
+    if all(value == parser.get_default(name) for name, value in vars(given).items() if name != "seed"):
+        told = "\n\n".join(map(str, reports))
         keep("Soak", "\n\n".join([bullets(machine), f"```\n{told}\n```"]))
         print(f"kept in bench/{FILE.name}")
-    return 1 if played.differences or killed.left or crashed.wrong or raced.wrong or loaded.wrong else 0
+    wrong = [crashed.wrong, raced.wrong, shared.wrong, served.wrong, loaded.wrong]
+    return 1 if played.differences or killed.left or any(wrong) else 0
 
 
 def _timed(work: Callable[[], T]) -> T:

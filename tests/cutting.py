@@ -21,6 +21,10 @@ class Proxy:
         self.cuts = 0
         self.silent = False
         """Whether everything that is sent is lost, and all connections stay open."""
+        self.ended = 0
+        """Connections that the server has ended."""
+        self.lingers = False
+        """Whether clients are not told that the server has ended their connections."""
         self._left: dict[Way, int] = {}
         """By direction, how many bytes may pass before all connections are cut."""
         self._open: set[asyncio.StreamWriter] = set()
@@ -96,7 +100,9 @@ class Proxy:
         with contextlib.suppress(OSError):
             while (data := await back.read(1 << 16)) and await self._pass("back", data, writer):
                 pass
-        writer.transport.abort()
+        self.ended += 1
+        if not self.lingers:
+            writer.transport.abort()
 
 
 @asynccontextmanager

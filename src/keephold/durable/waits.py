@@ -6,8 +6,9 @@ the bell of another one, and reads the row again; so a lost bell costs at most a
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Literal, TypeVar
 
 from keephold.durable.deferred import ResolveOutcome, resolution_json
 from keephold.durable.keys import Key, genuine, is_key, key_id, make_key, new_secret, present
@@ -29,6 +30,10 @@ from keephold.store.base import (
 )
 
 WaitKind = Literal["completion", "event"]
+T = TypeVar("T")
+
+_READ_AGAIN_SECS = 0.2
+"""Seconds between attempts to read while the store is away."""
 
 
 async def open_keys(store: Store, uid: str) -> dict[str, Key]:
@@ -76,12 +81,13 @@ class Waits:
         """Return the key of a call's wait: the same key each time. Taking it is a commit."""
         wait = kind if kind == "completion" else f"{kind}:{name}"
         id = key_id(conversation, uid, wait)
-        row = await self._registry.store.wait(id)
+        row = await self._read(lambda: self._registry.store.wait(id))
         if row is None:
-            secret_id, secret = await self.newest_secret()
+            secret_id, secret = await self._read(self.newest_secret)
             await self._registry.write((WaitOpened(uid, fence, id, kind, name, secret_id, parking),))
         else:
-            secret_id, secret = row.secret_id, await self._secret(row.secret_id)
+            secret_id = row.secret_id
+            secret = await self._read(lambda: self._secret(secret_id))
         return make_key(conversation, uid, wait, secret_id, secret)
 
     async def opening(self, uid: str, conversation: str) -> WaitOpened:
@@ -196,7 +202,7 @@ class Waits:
 
     async def wait(self, key: str) -> Resolution:
         """Wait until the key is resolved."""
-        row = await self.verify(key)
+        row = await self._read(lambda: self.verify(key))
         while row is not None and not row.revoked:
             if row.resolution is not None:
                 return row.resolution
@@ -211,9 +217,19 @@ class Waits:
                     self._awaited.pop(row.key_id, None)
             if resolution is not None:
                 return resolution
-            row = await self._registry.store.wait(row.key_id)
+            row = await self._read(partial(self._registry.store.wait, row.key_id))
         hint = "" if is_key(key) else "; it is not even a key: `await fx.external_event_key(name)` gives one"
         raise ToolError(f"await-event key is invalid or revoked{hint}", code="await_event_unknown_or_revoked")
+
+    async def _read(self, query: Callable[[], Awaitable[T]]) -> T:
+        """Read for a call that runs. Like its writes, its reads wait while the store is away."""
+        while True:
+            try:
+                return await query()
+            except KeepholdError as error:
+                if error.code != "store_unavailable" or self._registry.closing:
+                    raise
+            await asyncio.sleep(_READ_AGAIN_SECS)
 
     def recheck(self, ids: Iterable[str] | None = None) -> None:
         """Let coroutines that wait for these keys, or for any, read their rows again."""

@@ -36,6 +36,7 @@ _SETTINGS = {
 LOST: tuple[type[BaseException], ...] = (
     OSError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the server has said that it ends the session, and not ended the connection yet
     asyncpg.PostgresConnectionError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
