@@ -47,8 +47,8 @@ from keephold import KeepholdError, Runtime
 
 CLIENTS = 3
 """How many work at a time."""
-LONGEST = 2.0
-"""Seconds that a client lives at most."""
+WORDS, LONGEST = 40, 10.0
+"""What a client reports at most, and the seconds that it lives at most, until it is killed."""
 _AWAY = ("store_unavailable", "store_unusable", "turn_open")
 """Errors that pass: the server is away, or has not noticed that a client is dead."""
 _CONFIG = """
@@ -209,7 +209,8 @@ class Workload:
         told = (
             f"{self.killed} SIGKILLs of {CLIENTS} clients of one store{server} with seed {self.seed}, "
             f"{rounds} rounds, {self.handles} handles, {len(self.told)} acknowledgements compared, "
-            f"{self.lines} steps recorded, {self.again} done again because the first time was not recorded: {len(self.wrong)} wrong"
+            f"{self.lines} steps recorded, {self.again} done again because the first time was not recorded: "
+            f"{len(self.wrong)} wrong"
         )
         return "\n\n".join([told, *self.wrong])
 
@@ -230,21 +231,24 @@ class Workload:
     def _slot(self, nursery: Nursery, slot: int) -> None:
         chance, at = random.Random(f"{self.seed}:{slot}"), 0
         while self._more:
-            at = self._one(nursery, slot, at, chance.uniform(0, LONGEST))
+            at = self._one(nursery, slot, at, chance.randint(0, WORDS))
         self._one(nursery, slot, at, None)
 
-    def _one(self, nursery: Nursery, slot: int, at: int, secs: float | None) -> int:
-        """Start a client and kill it; None: let it finish. Returns the round that it had not finished."""
+    def _one(self, nursery: Nursery, slot: int, at: int, words: int | None) -> int:
+        """Start a client and kill it when it has said so much; None: let it finish. Returns the round that it had not
+        finished."""
         with self._lock:
             number = next(self._runs)
         request = {"directory": str(self.directory), "role": "client", "run": number, "clock": 0.0, "kill": None,
-            "told": [], "slot": slot, "round": at, "last": secs is None}  # fmt: skip
+            "told": [], "slot": slot, "round": at, "last": words is None}  # fmt: skip
         child = nursery.start(self, number, request)
-        if secs is not None:
-            child.hear_for(secs)
+        if words is not None:
+            until = time.monotonic() + LONGEST
+            while child.code is None and len(child.reports) < words and time.monotonic() < until:
+                child.hear_for(0.02)
             child.kill()
         child.ended()
-        self._heard(child, finishes=secs is None)
+        self._heard(child, finishes=words is None)
         finished = [report["round"] for report in child.reports if report["kind"] == "finished"]
         return max(finished, default=at - 1) + 1
 
@@ -259,7 +263,7 @@ class Workload:
     def _kill_server(self) -> None:
         chance = random.Random(f"{self.seed}:server")
         while self.server is not None and self._more:
-            time.sleep(chance.uniform(0.5, 3.0))
+            time.sleep(chance.uniform(0.5, 5.0))
             self.server.kill()
             self.server.start()
             self.crashes += 1
