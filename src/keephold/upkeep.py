@@ -75,10 +75,15 @@ class Upkeep:
         parts.registry.run_soon(self._catch_up(ids))
 
     async def _catch_up(self, ids: frozenset[str] | None) -> None:
-        await self._parts.registry.refresh(ids)
-        await self._parts.registry.facts.refresh(ids)
-        await self._parts.relay.serve()
-        await self._parts.recovery.unowned()
+        try:
+            await self._parts.registry.refresh(ids)
+            await self._parts.registry.facts.refresh(ids)
+            await self._parts.relay.serve()
+            await self._parts.recovery.unowned()
+        except KeepholdError as error:  # the next sweep reads it again
+            if error.code != "store_unavailable":
+                raise
+            _log.info("changes of other processes cannot be read at present: %s", error)
 
     @property
     def jump(self) -> float:

@@ -5,14 +5,17 @@ import gzip
 import json
 import signal
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from tests.durable.lives import START, HandClock, stored_in
+from tests.patience import until
 from tests.trusting import write_trusted
 from tests.unit.sqlite_stores import uid
 
@@ -139,6 +142,7 @@ async def test_S5_a_handle_is_archived_before_it_is_deleted_or_stays(tmp_path: P
 PROGRAM = """
 import asyncio, sys
 from pathlib import Path
+from tests.patience import until
 from tests.durable.lives import START, HandClock
 from keephold import Runtime
 
@@ -269,3 +273,23 @@ async def test_W8_the_lock_ends_with_its_process_and_excludes_others(tmp_path: P
             assert (alone, too) == (True, False)
         async with second.sole() as alone:
             assert alone
+
+
+async def test_S5_cancelling_an_archive_does_not_stop_the_loop(tmp_path: Path) -> None:
+    begun, release = threading.Event(), threading.Event()
+    late = threading.Timer(20, release.set)  # instead of waiting for ever
+    late.start()
+
+    class Slow(Archive):
+        def add(self, records: Sequence[Record]) -> None:
+            begun.set()
+            release.wait()
+
+    archiving = asyncio.create_task(Slow(tmp_path, [tmp_path])([]))
+    await until(begun.is_set)
+    archiving.cancel()
+    await asyncio.wait([archiving])
+    assert archiving.cancelled() and not release.is_set()
+    release.set()
+    late.cancel()
+    late.join()

@@ -16,7 +16,7 @@ from tests.soak import SOAK
 
 import keephold
 from keephold.errors import KeepholdError
-from keephold.store.base import Claimed, Emitted, Journaled, Op, Registered
+from keephold.store.base import Claimed, Emitted, Journaled, Notified, Op, Registered
 from keephold.store.postgres import presence
 from keephold.store.postgres.connecting import session, whose
 from keephold.store.postgres.presence import Table, here, place_of
@@ -299,3 +299,28 @@ def test_E6_a_process_of_this_machine_is_known_by_its_start() -> None:
     assert here()._replace(began="1").is_gone()
     assert place_of(str(here()._replace(bell="/a b"))) == here()._replace(bell="/a b")
     assert not place_of("another machine pid 1").is_gone() and not place_of("").is_gone()
+
+
+async def test_R4_a_commit_that_collides_for_ever_is_refused_and_others_are_written(postgres: str) -> None:
+    """A row that two processes add at the same time is found by the second attempt. This one is never found."""
+
+    def note(kind: str) -> Notified:
+        return Notified("main", kind, "info", "hello", NOON)
+
+    async with opened(postgres) as store:
+        by_hand = await session(store.address)
+        try:
+            await by_hand.run("CREATE UNIQUE INDEX once ON notifications (kind)")
+            await commit(store, note("one"), keep=True)
+            both = [commit(store, note("one"), keep=True), commit(store, note("two"), keep=True)]
+            async with asyncio.timeout(MINUTE):
+                refused, written = await asyncio.gather(*both, return_exceptions=True)
+            assert isinstance(refused, KeepholdError) and refused.code == "not_storable"
+            assert not isinstance(written, BaseException)
+            assert [row[0] for row in await by_hand.rows("SELECT kind FROM notifications ORDER BY number", ())] == [
+                "one",
+                "two",
+            ]
+        finally:
+            await by_hand.run("DROP INDEX once")
+            await by_hand.close()

@@ -11,6 +11,7 @@ from mcp.client.streamable_http import MCP_SESSION_ID
 from tests.interop.shipped import behind_proxy
 from tests.mcp.clients import ERAS, connected
 from tests.patience import PATIENCE, until
+from tests.serve.serving import served
 
 CONFIG = """
 [mcp]
@@ -56,11 +57,15 @@ async def test_M3_a_session_that_was_ended_at_one_server_has_ended_at_all(tmp_pa
         ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
 
         async def pings() -> set[int]:
-            return {(await client.post(proxy.url, json=ping, headers=session | ACCEPT)).status_code for _ in range(2)}
+            posts = [await client.post(proxy.url, json=ping, headers=session | ACCEPT) for _ in proxy.servers]
+            return {post.status_code for post in posts}
 
         assert await pings() == {200}
         assert (await client.delete(proxy.url, headers=session)).status_code == 200
         assert await pings() == {404}
+        with served(tmp_path, CONFIG, "--url", proxy.url.removesuffix("/mcp")) as later:
+            proxy.servers = [later]
+            assert await pings() == {404}, "a server that was started afterwards knows it, too"
 
 
 async def test_M3_a_call_of_one_server_is_cancelled_through_another(tmp_path: Path) -> None:

@@ -214,6 +214,11 @@ class Facts:
         for handle in late.values():
             self.tell(handle)
 
+    def close(self) -> None:
+        """Post nothing more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
     def stopped(self, handle: Handle) -> None:
         """A handle has stopped: ask and tell no more about it, except that it lingers."""
         if handle.uid in self._watches:

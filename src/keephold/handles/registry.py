@@ -488,6 +488,7 @@ class Registry(Cache):
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.facts.close()
         await self.store.close()
         if self.traces is not None:
             self.traces.close()

@@ -22,6 +22,10 @@ _LONGEST, _MOST = 1 << 20, 100
 """Characters of a message that is passed on, and how many may wait for that: each is a row of the store for a while."""
 
 
+_KNOWN = 1000
+"""How many ended sessions a server that is started later learns."""
+
+
 class _Message(msgspec.Struct):
     """A message of a client, for a session; without a body, the session has ended."""
 
@@ -41,14 +45,23 @@ class OtherServers:
         runtime.relay.mailboxes[_MAILBOX] = self._receive
 
     async def begin(self) -> None:
-        """Let other servers know this one."""
+        """Let other servers know this one, and learn from them which sessions have ended."""
+        await self._post()
+        for post in await self._runtime.registry.store.posts("server"):
+            if post.body:
+                self._sessions.note_ended(msgspec.json.decode(post.body, type=list[str]))
+
+    async def _post(self) -> None:
+        """Post this server, and the sessions that have ended, for servers that are started later."""
         registry = self._runtime.registry
-        post = Posted(f"server:{registry.store.owner}", "server", registry.clock.now(), b"")
+        ended = msgspec.json.encode(self._sessions.ended[-_KNOWN:])
+        post = Posted(f"server:{registry.store.owner}", "server", registry.clock.now(), ended)
         await registry.write((post,), keep=False)
 
     async def _forward(self, session: str, body: str | None) -> None:
         if body is None:
             await self._tell_all(session, None)  # then no server takes up the session any more
+            await self._post()
         elif len(body) > _LONGEST or self._waiting >= _MOST:
             _log.warning("a message of a client was not passed on to other servers: it is too long, or one of too many")
         else:

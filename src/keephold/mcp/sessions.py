@@ -10,12 +10,13 @@ have no handle in the store; the ids of their events hold the whole call, which 
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import secrets
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote, unquote
@@ -296,7 +297,7 @@ class Sessions(StreamableHTTPSessionManager):
                 receive = await _opening(scope, receive)
             except ClientDisconnect:
                 return
-        elif id not in self._server_instances and id not in self._ended:
+        elif id not in self._server_instances and _digest(id) not in self._ended:
             user = scope.get("user")
             await self._restore(id, authorization_context(user) if isinstance(user, AuthenticatedUser) else None)
         if id is not None and scope["method"] == "DELETE":
@@ -315,8 +316,17 @@ class Sessions(StreamableHTTPSessionManager):
 
         return told
 
+    @property
+    def ended(self) -> list[str]:
+        """The latest sessions that clients have ended, by digest."""
+        return list(self._ended)
+
+    def note_ended(self, digests: Iterable[str]) -> None:
+        """Know sessions that have ended at other servers."""
+        self._ended.update(dict.fromkeys(digests))
+
     def _note_end(self, id: str) -> None:
-        self._ended[id] = None
+        self._ended[_digest(id)] = None
         while len(self._ended) > _ENDED:
             self._ended.popitem(last=False)
 
@@ -415,6 +425,10 @@ async def _opening(scope: Scope, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again
+
+
+def _digest(id: str) -> str:
+    return hashlib.blake2b(id.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
 def _kept(params: dict[str, Any]) -> dict[str, Any]:

@@ -47,9 +47,13 @@ class Archive:
         self._places = places
 
     async def __call__(self, records: Sequence[Record]) -> None:
-        """Archive these handles. Raises `KeepholdError` if that cannot be done."""
-        with ThreadPoolExecutor(1) as thread:  # a thread of the loop's own pool would stay
+        """Archive these handles. Raises `KeepholdError` if that cannot be done. If it is cancelled, it is done all the
+        same, and nobody waits for it."""
+        thread = ThreadPoolExecutor(1)  # a thread of the loop's own pool would stay
+        try:
             await asyncio.get_running_loop().run_in_executor(thread, self.add, records)
+        finally:
+            thread.shutdown(wait=False)
 
     def add(self, records: Sequence[Record]) -> None:
         """Like calling it, but block until it is done."""
@@ -87,14 +91,23 @@ def _line(record: Record) -> dict[str, Any]:
         "arguments": record.arguments,
         "metadata": record.metadata or {},
     }
-    match state.outcome:
-        case Ok(value):
-            line["result"] = value
-        case Failure(message, code):
-            line |= {"error": message, "code": code}
+    line |= outcome(state)
+    if isinstance(state.outcome, Failure):
+        line["code"] = state.outcome.code
     if output is not None:
         line |= {"output_bytes": output.total, "output": output.data.decode("utf-8", "replace")}
     return line
+
+
+def outcome(state: Stopped) -> dict[str, Any]:
+    """Return the result, or the error, of a handle."""
+    match state.outcome:
+        case Ok(value):
+            return {"result": value}
+        case Failure(message):
+            return {"error": message}
+        case _:
+            return {}
 
 
 def _member(data: bytes) -> bytes:

@@ -63,9 +63,11 @@ STORAGE: tuple[type[BaseException], ...] = (
 AGAIN: tuple[type[BaseException], ...] = (
     asyncpg.SerializationError,
     asyncpg.DeadlockDetectedError,
-    asyncpg.UniqueViolationError,
 )
 """Another process was at the same rows: the transaction is to be done again."""
+COLLIDED: tuple[type[BaseException], ...] = (asyncpg.UniqueViolationError,)
+"""Another process has just added the same row: the transaction is to be done again, and will find it. If it collides
+again and again, the commit itself is wrong."""
 
 
 async def connect(address: Address, **settings: str) -> "asyncpg.Connection[Any]":

@@ -12,7 +12,7 @@ from keephold.store.postgres.connecting import LOST, STORAGE, Session, sentence,
 from keephold.store.postgres.presence import Table
 from keephold.store.postgres.sql import SQL, own_tables
 from keephold.store.sql.codec import Row
-from keephold.store.sql.reads import SqlReads
+from keephold.store.sql.reads import SqlReads, findable
 
 READERS = 4
 """Connections for reading at most."""
@@ -20,8 +20,6 @@ SAMPLE = 1000
 """Pages of a table from which its use is estimated."""
 _ROW = 28
 """Bytes that each row takes besides its values."""
-_NOTHING = "\uffff"
-"""Stands for text with the character NUL, which no row has: nothing is found, as on SQLite."""
 
 
 class Readers:
@@ -108,7 +106,7 @@ class Reads(SqlReads):
     async def _rows(self, query: str, bindings: Iterable[Any]) -> list[Row]:
         if self._readers is None or self._readers.closed:
             raise KeepholdError("the store is not open", code="store_unavailable")
-        given = tuple(_NOTHING if isinstance(each, str) and "\0" in each else each for each in bindings)
+        given = tuple(findable(each, "\0") for each in bindings)
         try:
             return await self._readers.rows(query, given)
         except asyncpg.DataError as error:

@@ -24,7 +24,7 @@ from keephold.store.postgres.presence import Presence, Table
 from keephold.store.postgres.reads import Readers, Reads
 from keephold.store.postgres.sql import SQL, own_tables
 from keephold.store.postgres.writer import Fault, Writer
-from keephold.store.sql.commits import Commit
+from keephold.store.sql.commits import Commit, complain, tell
 
 if TYPE_CHECKING:
     from keephold.store.postgres.housekeeping import PostgresHousekeeping
@@ -156,22 +156,13 @@ class PostgresStore(Reads):
 
     def _tell(self, commits: list[Commit], trouble: str | None) -> None:
         self._unwritten = trouble
-        for commit in commits:
-            try:
-                if commit.error is None:
-                    commit.done(commit.results)
-                else:
-                    commit.failed(commit.error)
-            except Exception as error:  # the callbacks of later commits must run all the same
-                _complain("after a commit to the store", error)
-        if self.on_commit and any(commit.told and commit.error is None for commit in commits):
-            self.on_commit()
+        tell(commits, self.on_commit)
 
     def _no_more(self, written: asyncio.Task[None]) -> None:
         """Report that the writer has ended because of a bug; nobody else would notice."""
         if not written.cancelled() and (error := written.exception()):
             self._unwritten = f"writing `{self.address.name}` has ended ({error!r}); close the store and open it again"
-            _complain(self._unwritten, error)
+            complain(self._unwritten, error)
 
 
 class ReadOnlyPostgres(Reads):
@@ -207,7 +198,3 @@ class ReadOnlyPostgres(Reads):
     def commit(self, ops: Sequence[Op], done: Done, failed: Failed, *, keep: bool = False) -> None:
         error = KeepholdError("the store was opened read-only; nothing was written", code="store_unavailable")
         asyncio.get_running_loop().call_soon(failed, error)
-
-
-def _complain(message: str, error: BaseException) -> None:
-    asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})

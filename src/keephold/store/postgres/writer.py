@@ -21,6 +21,7 @@ from keephold.store.base import Journaled
 from keephold.store.postgres.bridge import bridged
 from keephold.store.postgres.connecting import (
     AGAIN,
+    COLLIDED,
     CONNECT_SECS,
     STORAGE,
     Session,
@@ -49,12 +50,15 @@ MANY = 1000
 """Operations in a group at most."""
 TRIES = 20
 """How often a transaction is begun again because of other processes."""
+COLLISIONS = 5
+"""How often of these because of rows that another process has added."""
 SELDOM = 0.1
 """Seconds between two notifications that are not urgent. If the last one is left out, the sweep of other processes
 finds the change."""
 LONGEST_NOTE = 7900
 """Bytes of a notification; a longer one says only that something has changed."""
 
+Errors = tuple[type[BaseException], ...]
 Fault = Callable[[str], None]
 Tell = Callable[[list[Commit], str | None], None]
 """Receives settled commits, in order, and why the store cannot write, if it cannot."""
@@ -259,14 +263,15 @@ class Writer:
         if ops and all(type(op) is Journaled for op in ops) and await self._only_steps(found, group, ops):
             return
         each = False
-        for _ in range(TRIES):
+        for attempt in range(TRIES):
+            again = (*AGAIN, *COLLIDED) if attempt < COLLISIONS else AGAIN
             try:
                 await found.run("BEGIN")
-                tx = await self._statements(found, group, each)
+                tx = await self._statements(found, group, each, again)
                 if tx is not None:
                     await self._commit(found, tx, len(group))
                     return
-            except AGAIN:
+            except again:
                 await found.run("ROLLBACK")
                 continue
             await found.run("ROLLBACK")
@@ -303,18 +308,18 @@ class Writer:
         self._happened(note)
         return True
 
-    async def _statements(self, found: Session, group: list[Commit], each: bool) -> Transaction | None:
+    async def _statements(self, found: Session, group: list[Commit], each: bool, again: Errors) -> Transaction | None:
         """Run everything of a transaction except its beginning and its end; None: a commit is refused, and if it is not
         the only one, it is to be found out which."""
         statements = PostgresStatements(found, self._address)
         tx = self._transaction(statements)
         if each:
             for commit in group:
-                await self._one(found, statements, tx, commit)
+                await self._one(found, statements, tx, commit, again)
             return tx
         try:
             every = await bridged(write_group, tx, [commit.ops for commit in group])
-        except (*STORAGE, *AGAIN):
+        except (*STORAGE, *again):
             raise
         except Exception as error:
             if is_lost(error, found):
@@ -325,14 +330,16 @@ class Writer:
             commit.results, commit.error, commit.told = results, None, bool(tx.events)
         return tx
 
-    async def _one(self, found: Session, statements: PostgresStatements, whole: Transaction, commit: Commit) -> None:
+    async def _one(
+        self, found: Session, statements: PostgresStatements, whole: Transaction, commit: Commit, again: Errors
+    ) -> None:
         """Write one commit, or note why it cannot be written."""
         tx = self._transaction(statements)
         await found.run("SAVEPOINT commit_")
         try:
             commit.results, commit.error = await bridged(write, tx, commit.ops), None
             commit.told = bool(tx.events)
-        except (*STORAGE, *AGAIN):
+        except (*STORAGE, *again):
             raise
         except Exception as error:
             if is_lost(error, found):

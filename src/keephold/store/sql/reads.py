@@ -54,6 +54,20 @@ from keephold.store.sql.codec import (
 from keephold.store.sql.events import between, event_row
 from keephold.store.sql.listing import conversations, expired, left_turns, listing, scans, totals
 
+_NOTHING = "\uffff"
+"""Stands for text that no row has: nothing is found."""
+
+
+def findable(value: Any, *unknown: str) -> Any:
+    """Return a value to look for. Text with half of a character, or with one of these characters, is never found."""
+    if not isinstance(value, str):
+        return value
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return _NOTHING
+    return _NOTHING if any(each in value for each in unknown) else value
+
 
 class SqlReads:
     """All reads of `Store` and `Browse` but `used_bytes`."""

@@ -9,7 +9,7 @@ import apsw
 from keephold.errors import KeepholdError
 from keephold.store.sockets import STREAM
 from keephold.store.sql.codec import Row
-from keephold.store.sql.reads import SqlReads
+from keephold.store.sql.reads import SqlReads, findable
 from keephold.store.sqlite.processes import Owners
 from keephold.store.sqlite.sql import SQL
 from keephold.store.sqlite.threads import Scanner
@@ -40,8 +40,11 @@ class Reads(SqlReads):
     async def _rows(self, query: str, bindings: Iterable[Any]) -> list[Row]:
         if self._reading is None:
             raise _not_open()
+        given = tuple(bindings)
         try:
-            return self._reading.execute(query, tuple(bindings)).fetchall()
+            return self._reading.execute(query, given).fetchall()
+        except UnicodeEncodeError:
+            return self._reading.execute(query, tuple(map(findable, given))).fetchall()
         except apsw.Error as error:
             raise _unreadable(error) from error
 
@@ -50,7 +53,7 @@ class Reads(SqlReads):
         if self._reading is None:
             raise _not_open()
         try:
-            return await self._scanner.rows(query, bindings)
+            return await self._scanner.rows(query, map(findable, bindings))
         except apsw.Error as error:
             raise _unreadable(error) from error
 

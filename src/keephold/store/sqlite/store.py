@@ -22,7 +22,7 @@ from keephold.errors import KeepholdError
 from keephold.forking import Descriptor
 from keephold.listeners import Listeners
 from keephold.store.base import Done, Failed, Heard, Op
-from keephold.store.sql.commits import Commit
+from keephold.store.sql.commits import Commit, complain, tell
 from keephold.store.sqlite.lock_holders import stopped_holder
 from keephold.store.sqlite.opening import StoreFiles
 from keephold.store.sqlite.reads import Reads
@@ -194,7 +194,7 @@ class SqliteStore(Reads):
             self.trouble = (
                 f"the thread that writes `{self.path}` has ended ({error!r}); close the store and open it again"
             )
-            self._loop.call_exception_handler({"message": self.trouble, "exception": error})
+            complain(self.trouble, error)
 
     def _deliver(self, commits: list[Commit], trouble: str | None) -> None:
         """Have the loop call back. Called in the writer thread."""
@@ -203,22 +203,10 @@ class SqliteStore(Reads):
     def _tell(self, commits: list[Commit], trouble: str | None) -> None:
         self.trouble = trouble
         self._unsettled -= len(commits)
-        for commit in commits:
-            try:
-                if commit.error is None:
-                    commit.done(commit.results)
-                else:
-                    commit.failed(commit.error)
-            except Exception as error:  # the callbacks of later commits must run all the same
-                self._complain(error)
-        if self.on_commit and any(commit.told and commit.error is None for commit in commits):
-            self.on_commit()
+        tell(commits, self.on_commit)
         if self._held:
             self._held = False
             self._flush()
-
-    def _complain(self, error: Exception) -> None:
-        self._loop.call_exception_handler({"message": "after a commit to the store", "exception": error})
 
 
 def _let_go(opened: asyncio.Future[StoreFiles]) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from keephold.errors import KeepholdError
-from keephold.handles.state import Failure, Ok, Reply, Stopped
-from keephold.store.archive import is_within
+from keephold.handles.state import Reply, Stopped
+from keephold.store.archive import is_within, outcome
 from keephold.store.base import WAIT_KINDS, Collected, Kind, Record, Status, status_of
 from keephold.text import instant, to_json
 from keephold.tools.base import Tool
@@ -115,7 +115,7 @@ class WaitArchive:
 def _line(record: Record) -> dict[str, Any]:
     state = record.state
     assert isinstance(state, Stopped)
-    line: dict[str, Any] = {
+    return {
         "id": record.id,
         "uid": record.uid,
         "conversation": record.conversation,
@@ -124,10 +124,5 @@ def _line(record: Record) -> dict[str, Any]:
         "startTime": instant(state.created),
         "endTime": instant(state.stopped),
         "metadata": record.metadata or {},
+        **outcome(state),
     }
-    match state.outcome:
-        case Ok(value):
-            line["result"] = value
-        case Failure(message):
-            line["error"] = message
-    return line
