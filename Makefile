@@ -26,7 +26,7 @@ UNTIL_ENDED := sh -c '"$$@" & server=$$!; trap : INT; trap "kill $$server" TERM;
 	while kill -0 $$server 2>/dev/null; do wait $$server; code=$$?; done; case $$code in 130|143) ;; *) exit $$code; esac' sh
 
 .DEFAULT_GOAL := help
-.PHONY: help setup interop browser run demo docs site lint style types test compiled quick bench soak lock clean
+.PHONY: help setup interop browser run demo docs site lint style types test compiled quick bench soak lock dist clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -148,6 +148,7 @@ soak: setup build/agents/ready ## run the long tests with their full counts
 lock: $(UV) ## write all lock files anew, with the newest versions that are allowed
 	$(COMPILE) --extra dev pyproject.toml -o requirements/dev.txt
 	$(COMPILE) --constraints requirements/dev.txt --extra serve --extra terminal pyproject.toml requirements/run.in -o requirements/run.txt
+	$(COMPILE) --constraints requirements/dev.txt --no-generate-hashes --extra all pyproject.toml -o requirements/constraints.txt
 	$(COMPILE) requirements/lock.in -o requirements/lock.txt
 	$(COMPILE) requirements/site.in -o requirements/site.txt
 	$(COMPILE) $(INTEROP)/mcp1.in -o $(INTEROP)/mcp1.txt
@@ -156,6 +157,20 @@ lock: $(UV) ## write all lock files anew, with the newest versions that are allo
 	$(MAKE) setup
 	for each in $(INTEROP) $(INTEROP)/agents; do \
 		(cd $$each && rm -f package-lock.json && $(NPM) install --package-lock-only --loglevel=error) || exit; done
+
+# Built twice, since the same commit must give the same bytes. PYTHONS: what to try it on; others are named and skipped.
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
+dist: export SOURCE_DATE_EPOCH = $(shell git log -1 --format=%ct)
+dist: build/run/ready ## build the wheel and the sdist in dist, and try the wheel on every Python there is
+	rm -rf dist build/dist
+	$(RUN)/python -m hatchling build --directory dist >/dev/null
+	$(RUN)/python -m hatchling build --directory build/dist >/dev/null
+	diff -r dist build/dist
+	cp requirements/constraints.txt dist
+	cd dist && sha256sum *
+	@for python in $(PYTHONS); do \
+		if "$$python" -c '' 2>/dev/null; then UV=$(abspath $(UV)) "$$python" tests/try_wheel.py dist/*.whl dist/constraints.txt || exit; \
+		else echo "$$python: not here"; fi; done
 
 clean: ## remove everything that the other targets made
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
