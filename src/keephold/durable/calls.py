@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from keephold.durable.deferred import Pending, parking
 from keephold.durable.effects import CallEffects, ProcessEvents
+from keephold.durable.host import Host, Keys
 from keephold.durable.journal import Journal
 from keephold.durable.keys import Key
 from keephold.durable.lineage import caller_of
@@ -17,10 +18,10 @@ from keephold.tools.base import Invocation
 class DurableCall:
     """The durable side of one call in one attempt."""
 
-    __slots__ = ("_effects", "_invocation", "_registry", "_waits", "journal", "key", "process", "taken")
+    __slots__ = ("_effects", "_host", "_invocation", "_waits", "journal", "key", "process", "taken")
 
-    def __init__(self, registry: Registry, waits: Waits, invocation: Invocation, process: str | None) -> None:
-        self._registry = registry
+    def __init__(self, host: Host, waits: Keys, invocation: Invocation, process: str | None) -> None:
+        self._host = host
         self._waits = waits
         self._invocation = invocation
         self._effects: CallEffects | None = None
@@ -31,7 +32,7 @@ class DurableCall:
         self.taken = False
         """Whether the key was requested: from then on it may be in the store."""
         replays = invocation.tool.on_crash == "replay"
-        self.journal = Journal(registry, invocation.uid, invocation.fence, invocation.entries) if replays else None
+        self.journal = Journal(host, invocation.uid, invocation.fence, invocation.entries) if replays else None
 
     async def completion_key(self) -> Key:
         """Return the key that completes this call: the same one each time (D1)."""
@@ -51,7 +52,7 @@ class DurableCall:
         tool = self._invocation.tool
         if tool.on_crash != "external":
             return None
-        return parking(Pending(tool.deadline_secs), self._registry.clock.now(), tool)
+        return parking(Pending(tool.deadline_secs), self._host.clock.now(), tool)
 
     def effects(self) -> CallEffects:
         """The durable effects of the call (E1)."""
@@ -67,7 +68,7 @@ class DurableCall:
             )
         if self._effects is None:
             self._effects = CallEffects(
-                self._registry,
+                self._host,
                 self._waits,
                 self.journal,
                 uid=call.uid,
@@ -78,12 +79,12 @@ class DurableCall:
         return self._effects
 
     def process_events(self) -> ProcessEvents:
-        return ProcessEvents(self._registry, self.process)
+        return ProcessEvents(self._host, self.process)
 
     @property
     def waits_in_effects(self) -> bool:
         """Whether the call waits for an event or sleeps (T1)."""
-        return self._effects is not None and self._effects.waiting > 0
+        return self._effects is not None and bool(self._effects.waits)
 
 
 class Durability:

@@ -5,18 +5,17 @@ implements it with the journal of the call, and waits whose rows outlive it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import msgspec
 
+from keephold.durable.host import Host, Keys
 from keephold.durable.journal import Journal, to_bytes
 from keephold.durable.keys import Key
-from keephold.durable.waits import Waits
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.observing import NOTHING
-from keephold.handles.registry import Registry
 from keephold.store.base import Emitted
 
 
@@ -49,19 +48,19 @@ class CallEffects:
     """The effects of one call in one attempt."""
 
     def __init__(
-        self, registry: Registry, waits: Waits, journal: Journal, *, uid: str, fence: int, conversation: str,
+        self, host: Host, waits: Keys, journal: Journal, *, uid: str, fence: int, conversation: str,
         process: str | None,
     ) -> None:  # fmt: skip
-        self._registry = registry
+        self._host = host
         self._waits = waits
         self._journal = journal
         self._uid = uid
         self._fence = fence
         self._conversation = conversation
         self._process = process
-        self.durable = registry.store.durable
-        self.waiting = 0
-        """How many of its coroutines wait for an event or sleep (T1)."""
+        self.durable = host.store.durable
+        self.waits: dict[asyncio.Task[Any] | None, str | float] = {}
+        """Its coroutines that wait: for the event of a key, or until a time of day (T1)."""
 
     async def run_json(self, step_id: str, input: Any, function: Callable[[Any], Awaitable[Any]]) -> Any:
         self._check_open()
@@ -84,12 +83,8 @@ class CallEffects:
 
     async def await_event_json(self, key: str) -> Any:
         self._check_open()
-        self.waiting += 1
-        try:
-            with self._traced("event"):
-                resolution = await self._waits.wait(key)
-        finally:
-            self.waiting -= 1
+        with self._waiting(key), self._traced("event"):
+            resolution = await self._waits.wait(key)
         await self._woken()
         match resolution.status:
             case "ok":
@@ -103,39 +98,44 @@ class CallEffects:
 
     async def sleep(self, seconds: float) -> None:
         self._check_open()
-        name, now = self._journal.number("sleep"), self._registry.clock.now()
+        name, now = self._journal.number("sleep"), self._host.clock.now()
         entry = self._journal.recorded("sleep", name)
         if entry is None:
             due = now + max(0.0, seconds)
             await self._journal.record("sleep", name, to_bytes(due, "the time to sleep"))
         else:
             due = float(entry.value)
-        self.waiting += 1
-        try:
-            with self._traced("sleep"):
-                while (left := due - self._registry.clock.now()) > 0:  # noqa: ASYNC110 (nobody but time can tell)
-                    await asyncio.sleep(left)  # again if the time of day and the loop's disagree
-        finally:
-            self.waiting -= 1
+        with self._waiting(due), self._traced("sleep"):
+            while (left := due - self._host.clock.now()) > 0:  # noqa: ASYNC110 (nobody but time can tell)
+                await asyncio.sleep(left)  # again if the time of day and the loop's disagree
         await self._woken()
 
     async def emit_process_event(self, type: str, payload: Any = None) -> None:
         self._check_open()
-        event = process_event(self._process, type, payload, self._registry.clock.now())
+        event = process_event(self._process, type, payload, self._host.clock.now())
         name = self._journal.number("event")
         if self._journal.recorded("event", name) is None:
             await self._journal.record("event", name, b"null", also=(event,))
 
+    @contextmanager
+    def _waiting(self, what: str | float) -> Iterator[None]:
+        task = asyncio.current_task()
+        self.waits[task] = what
+        try:
+            yield
+        finally:
+            del self.waits[task]
+
     async def _woken(self) -> None:
-        if self._registry.on_woken is not None:
-            await self._registry.on_woken(self._uid)
+        if self._host.on_woken is not None:
+            await self._host.on_woken(self._uid)
 
     def _traced(self, what: str) -> AbstractContextManager[object]:
-        traces = self._registry.traces
+        traces = self._host.traces
         return NOTHING if traces is None else traces.wait(what)
 
     def _check_open(self) -> None:
-        if self._registry.closing:
+        if self._host.closing:
             raise KeepholdError(
                 "the runtime is being closed; this call goes on where it is in the next one", code="runtime_closing"
             )
@@ -144,13 +144,13 @@ class CallEffects:
 class ProcessEvents:
     """`call.process_events()`: appends without the journal, so at least once (E8)."""
 
-    def __init__(self, registry: Registry, process: str | None) -> None:
-        self._registry = registry
+    def __init__(self, host: Host, process: str | None) -> None:
+        self._host = host
         self._process = process
 
     async def emit(self, type: str, payload: Any = None) -> None:
         """Append an event."""
-        await self._registry.write((process_event(self._process, type, payload, self._registry.clock.now()),))
+        await self._host.write((process_event(self._process, type, payload, self._host.clock.now()),))
 
 
 def process_event(process: str | None, type: str, payload: Any, now: float) -> Emitted:

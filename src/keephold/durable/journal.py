@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
+from keephold.durable.host import Host
 from keephold.durable.keys import masked
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.observing import NOTHING
-from keephold.handles.registry import Registry
 from keephold.handles.state import Failure, error_of
 from keephold.store.base import Entry, EntryKind, Journaled, Op, Wrote
 from keephold.text import as_text, has_no_number
@@ -38,18 +38,18 @@ class Journal:
         "_counts",
         "_entries",
         "_fence",
+        "_host",
         "_idle",
         "_kept",
         "_received",
-        "_registry",
         "_running",
         "_uid",
         "_used",
         "inputs",
     )
 
-    def __init__(self, registry: Registry, uid: str, fence: int, entries: Iterable[Entry] = ()) -> None:
-        self._registry = registry
+    def __init__(self, host: Host, uid: str, fence: int, entries: Iterable[Entry] = ()) -> None:
+        self._host = host
         self._uid = uid
         self._fence = fence
         self._counts: dict[str, int] = {}
@@ -102,21 +102,21 @@ class Journal:
     ) -> Sequence[Any]:
         """Write an entry, and other operations with it, as one commit; return their results."""
         entry = Journaled(self._uid, self._fence, kind, name, digest, value, ok, _shown(given))
-        return await self._registry.write((entry, *also, *self._printed()))
+        return await self._host.write((entry, *also, *self._printed()))
 
     def _printed(self) -> tuple[Wrote, ...]:
         """Write what the call has printed since its last entry with the next one, so that a replay finds it (E10)."""
-        output = self._registry.printed(self._uid)
+        output = self._host.printed(self._uid)
         if output is None or output.total == self._kept:
             return ()
         self._kept = output.total
-        return (Wrote(self._uid, self._fence, output.keep(self._registry.store.inline_output)),)
+        return (Wrote(self._uid, self._fence, output.keep(self._host.store.inline_output)),)
 
     def store_input(self, value: Any, cause: bytes, then: Callable[[], None]) -> None:
         """Write the input that the `apply` of that name sent, then hand it to the tool (E10)."""
         self._received += 1
         op = self.op("input", str(self._received), value, cause)
-        self._registry.commit((op,), lambda _: then(), lambda _: None, keep=True)
+        self._host.commit((op,), lambda _: then(), lambda _: None, keep=True)
 
     async def run(self, step_id: str, given: bytes, function: Any, argument: Any) -> Any:
         """Run one journaled step, whose id has been reserved."""
@@ -141,7 +141,7 @@ class Journal:
 
     async def _do(self, step_id: str, given: bytes, digest: bytes, function: Any, argument: Any) -> Any:
         try:
-            traces = self._registry.traces
+            traces = self._host.traces
             with NOTHING if traces is None else traces.step(step_id):
                 doing = function(argument)
                 if not inspect.isawaitable(doing):
@@ -157,7 +157,7 @@ class Journal:
             raise raised from (None if raised is error else error)
         value = to_bytes(result, f"the result of step `{step_id}`")
         op = Journaled(self._uid, self._fence, "step", step_id, digest, value, True, _shown(given))
-        await self._registry.write((op, *self._printed()))
+        await self._host.write((op, *self._printed()))
         return _decode(value)
 
 

@@ -54,6 +54,21 @@ class Presented(NamedTuple):
     key_id: str
     signed: bytes
     signature: bytes
+    secret_id: str = ""
+    payload: str = ""
+
+    def names(self) -> tuple[str, str, str] | None:
+        """Return conversation, uid and wait as the key says; None if it does not."""
+        try:
+            padded = self.payload + "=" * (-len(self.payload) % 4)
+            return msgspec.json.decode(base64.urlsafe_b64decode(padded), type=tuple[str, str, str])
+        except (ValueError, msgspec.MsgspecError):
+            return None
+
+
+def call_secret(secret: bytes, uid: str) -> bytes:
+    """Return the secret with which a worker of an engine signs the keys of one call, and no others."""
+    return hmac.digest(secret, f"call {uid}".encode(), hashlib.sha256)
 
 
 def key_id(conversation: str, uid: str, wait: str) -> str:
@@ -73,7 +88,9 @@ def present(text: str) -> Presented:
     signed, _, signature = text.rpartition(".")
     parts = signed.split(".")
     payload = parts[2] if len(parts) == 3 and parts[0] == _FORM else ""
-    return Presented(_hash(payload), signed.encode(errors="surrogatepass"), signature.encode(errors="surrogatepass"))
+    secret_id = parts[1] if payload else ""
+    encoded = signed.encode(errors="surrogatepass")
+    return Presented(_hash(payload), encoded, signature.encode(errors="surrogatepass"), secret_id, payload)
 
 
 def is_key(text: str) -> bool:

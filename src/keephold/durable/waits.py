@@ -8,13 +8,15 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from keephold.durable.deferred import ResolveOutcome, resolution_json
-from keephold.durable.keys import Key, genuine, is_key, key_id, make_key, new_secret, present
+from keephold.durable.host import WaitKind
+from keephold.durable.keys import Key, Presented, call_secret, genuine, is_key, key_id, make_key, new_secret, present
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.registry import Registry
+from keephold.handles.state import Stopped
 from keephold.store.base import (
     Op,
     Parking,
@@ -29,7 +31,6 @@ from keephold.store.base import (
     WaitRow,
 )
 
-WaitKind = Literal["completion", "event"]
 T = TypeVar("T")
 
 _READ_AGAIN_SECS = 0.2
@@ -52,6 +53,9 @@ async def open_keys(store: Store, uid: str) -> dict[str, Key]:
         wait = "completion" if completion else f"{row.kind}:{row.name}"
         keys["completion" if completion else row.name] = make_key(row.conversation, row.uid, wait, *found)
     return keys
+
+
+_KINDS: dict[str, WaitKind] = {"completion": "completion", "event": "event"}
 
 
 class _Awaited:
@@ -136,7 +140,28 @@ class Waits:
         awaited = self._awaited.get(presented.key_id)
         row = awaited.row if awaited is not None else await self._registry.store.wait(presented.key_id)
         secret = await self._secret(row.secret_id) if row is not None else None
-        return row if genuine(presented, secret) and row is not None and not row.revoked else None
+        if genuine(presented, secret) and row is not None:
+            return None if row.revoked else row
+        return await self._signed_by_worker(presented, row)
+
+    async def _signed_by_worker(self, presented: Presented, row: WaitRow | None) -> WaitRow | None:
+        """Return the wait of a key that a worker of an engine has made; open the wait if nobody did before."""
+        names = presented.names()
+        found = await self._registry.store.secret(presented.secret_id) if names is not None else None
+        secret = None if found is None or names is None else call_secret(found[1], names[1])
+        if not genuine(presented, secret) or names is None or (row is not None and row.revoked):
+            return None
+        if row is None:
+            conversation, uid, wait = names
+            record = await self._registry.store.handle(uid)
+            if record is None or record.conversation != conversation or isinstance(record.state, Stopped):
+                return None
+            kind, _, name = wait.partition(":")
+            opened = WaitOpened(uid, record.fence, presented.key_id, _KINDS[kind], name, presented.secret_id)
+            with contextlib.suppress(KeepholdError):  # it has just stopped, or another process was first
+                await self._registry.write((opened,), keep=False)
+            row = await self._registry.store.wait(presented.key_id)
+        return row
 
     # Resolving
 

@@ -296,7 +296,7 @@ class Run:
         if retry.policy == "never" or self._failures + 1 >= retry.max_attempts or self.has_key:
             return False
         self._failures += 1
-        self._plan(_delay(retry, self._failures), error)
+        self._plan(retry_delay(retry, self._failures), error)
         return True
 
     def _plan(self, delay: float, error: Failure) -> None:
@@ -782,7 +782,7 @@ def _is_closing(outcome: Outcome) -> bool:
     return isinstance(outcome, Failure) and outcome.code == "runtime_closing"
 
 
-def _delay(retry: RetryPolicy, attempt: int) -> float:
+def retry_delay(retry: RetryPolicy, attempt: int) -> float:
     """Return the seconds to wait after a failed attempt: exponential, less up to half of it at random (R5)."""
     longest = retry.base_delay_ms * 2.0 ** min(attempt - 1, 60)
     if retry.max_delay_ms:

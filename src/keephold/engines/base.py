@@ -1,0 +1,53 @@
+"""The seam: what keephold needs of an engine that runs calls on workers.
+
+Nothing here knows which engine it is. A call is known to its engine by the uid of its handle, so that a front end which
+died is replaced by any other that has the store.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
+
+from keephold.engines.wire import EngineCall, Line, Report
+
+
+class EngineUnavailable(Exception):
+    """The engine does not answer now. The same request may be made again: it counts once."""
+
+
+class Engine(Protocol):
+    """An engine, as a front end uses it. Each method raises `EngineUnavailable`."""
+
+    async def start(self, call: EngineCall) -> None:
+        """Start a call. If it was started before, nothing happens."""
+
+    async def result(self, uid: str) -> Report:
+        """Wait until a call has ended or is parked, and return how."""
+
+    async def resolve(self, uid: str, event: str, resolution: dict[str, Any]) -> None:
+        """Deliver an event. The first resolution of an event counts; a call that has ended ignores it."""
+
+    async def cancel(self, uid: str) -> None:
+        """Let a call end: its tool gets its cancellation."""
+
+    async def closed(self, uids: Collection[str]) -> set[str]:
+        """Return those of these calls that do not run any more."""
+
+    def link(self, uid: str) -> str | None:
+        """Return the address of the engine's own page about a call, if it has one."""
+
+    async def close(self) -> None:
+        """Close the connection."""
+
+
+class Recorder(Protocol):
+    """The engine, as one attempt on a worker uses it."""
+
+    async def record(self, line: Line) -> bool:
+        """Record a line, safely. Return whether the attempt should be suspended soon, because the record is full.
+        Raises `Lost` if the attempt is not the current one."""
+
+    async def events(self, known: int) -> dict[str, Any]:
+        """Wait until there are more than `known` events, and return all by name. Raises `Lost`."""
+
+    async def journal(self) -> Sequence[Line]:
+        """Return the journal that the attempt begins with."""

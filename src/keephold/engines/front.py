@@ -1,0 +1,541 @@
+"""The front end of calls that run on an engine: their tool's runtime here, and the channel of their workers.
+
+A handle of such a call is an ordinary handle. The engine has its steps, its events and its outcome; the store here has
+the handle, its output, its input and the answers to its questions. If this process dies, the call runs on, and the next
+runtime on the store takes it back (`take_back`), by its uid.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from keephold.durable.calls import Durability
+from keephold.durable.deferred import Pending, resolution_json
+from keephold.durable.journal import Journal
+from keephold.durable.keys import Key, call_secret
+from keephold.engines.base import Engine, EngineUnavailable
+from keephold.engines.wire import (
+    Asking,
+    Emitting,
+    Ended,
+    EngineCall,
+    Frame,
+    Parked,
+    Printed,
+    Progressed,
+    Reading,
+    Report,
+    Said,
+    Showing,
+    Suspending,
+    Taking,
+    Talk,
+    Withdrawn,
+    bearer,
+)
+from keephold.errors import KeepholdError, ToolError
+from keephold.handles.handle import Handle
+from keephold.handles.question import Question
+from keephold.handles.registry import Registry
+from keephold.handles.state import Failure, Ok, Outcome, Stopped
+from keephold.store.base import Annotated, Attempted, Emitted, Journaled, Op, Record, Wrote
+from keephold.tools.base import Invocation, KeepingSink, Live, Sink, SupportsKeeping, Tool, ToolRuntime
+from keephold.tools.call import FileDiff
+from keephold.tools.run import Run
+
+_log = logging.getLogger("keephold.engines")
+
+AT = "engine.at"
+"""Metadata of a handle: the attempt and the number of the last frame that the store has, and whether it is
+suspended."""
+_SWEEP_SECS = 15.0
+_AGAIN_SECS, _AGAIN_AT_MOST_SECS = 0.2, 10.0
+_UNREAD_BYTES = 64 * 1024
+_STARTS_AT_ONCE = 16
+T = TypeVar("T")
+
+
+class FrontEnd:
+    """The calls of one runtime that run on engines."""
+
+    def __init__(self, engines: Mapping[str, Engine]) -> None:
+        self.engines = engines
+        self.calls: dict[str, Following] = {}
+        self.url: str | None = None
+        """Where workers reach this front end, or another one of the same store."""
+        self.registry: Registry
+        self.durability: Durability
+        self.starting = asyncio.Semaphore(_STARTS_AT_ONCE)
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    def connect(self, registry: Registry, durability: Durability) -> None:
+        self.registry, self.durability = registry, durability
+
+    def on_engine(self, tool: Tool) -> Tool:
+        """Return the tool with its engine as its runtime. Raises `KeyError` if there is no such engine."""
+        if tool.engine is None:
+            return tool
+        return replace(tool, runtime=EngineRuntime(self, self.engines[tool.engine], tool.runtime))
+
+    async def close(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        for call in tuple(self.calls.values()):
+            call.let_go()
+        for engine in self.engines.values():
+            await engine.close()
+
+    async def talk(self, uid: str, given: str, talk: Talk) -> Said | tuple[int, str]:
+        """Answer a worker: a `Said`, or the status and the reason of a refusal."""
+        secret_id, _, signature = given.partition(".")
+        found = await self.registry.store.secret(secret_id) if secret_id else None
+        expected = bearer(call_secret(found[1] if found is not None else b"", uid))
+        if not hmac.compare_digest(expected.encode(), signature.encode(errors="replace")) or found is None:
+            return 403, "this is not the authority of that call"
+        call = self.calls.get(uid)
+        if call is None:
+            record = await self.registry.store.handle(uid)
+            if record is None or isinstance(record.state, Stopped) or record.parking is not None:
+                return 410, "the call has ended"
+            return 421, "another front end has the call"
+        return await call.talk(talk)
+
+    def sweep_later(self) -> None:
+        """Look now and then for suspended calls that have ended without a word of their worker."""
+        if self._sweeping is None and not self.registry.closing:
+            self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_SECS, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweeping = None
+        self.registry.run_soon(self._look())
+
+    async def _look(self) -> None:
+        for engine in self.engines.values():
+            quiet = {call.uid for call in self.calls.values() if call.engine is engine and call.suspended}
+            with contextlib.suppress(EngineUnavailable):
+                for uid in await engine.closed(quiet) if quiet else ():
+                    if uid in self.calls:
+                        self.calls[uid].wake()
+        if any(call.suspended for call in self.calls.values()):
+            self.sweep_later()
+
+
+class EngineRuntime:
+    """Runs the calls of a tool on an engine."""
+
+    def __init__(self, front: FrontEnd, engine: Engine, inner: ToolRuntime) -> None:
+        self._front = front
+        self._engine = engine
+        self.inner = inner
+
+    def start(self, invocation: Invocation, sink: Sink) -> Live:
+        return Following(self._front, self._engine, invocation, cast(Run, sink), invocation.entries)
+
+    async def take_back(self, invocation: Invocation, sink: KeepingSink) -> SupportsKeeping:
+        entries = await self._front.durability.entries(invocation.uid)
+        return Following(self._front, self._engine, invocation, cast(Run, sink), entries)
+
+    async def cancelled(self, key: Key, arguments: dict[str, Any]) -> None:
+        """D2: the hook of a parked call runs here, where the call was parked."""
+        hook = getattr(self.inner, "cancelled", None)
+        if hook is not None:
+            await hook(key, arguments)
+
+    def link(self, uid: str) -> str | None:
+        """Return the address of the engine's page about a call."""
+        return self._engine.link(uid)
+
+
+class Following:
+    """A call on an engine, as this runtime follows it."""
+
+    kept = True
+
+    def __init__(
+        self, front: FrontEnd, engine: Engine, invocation: Invocation, sink: Run, entries: Sequence[Any]
+    ) -> None:
+        self._front = front
+        self.engine = engine
+        self._invocation = invocation
+        self.uid = invocation.uid
+        self._sink = sink
+        self._handle: Handle = sink.handle
+        at = self._handle.metadata.get(AT) or [0, 0, False]
+        self._attempt, self._received, self.suspended = int(at[0]), int(at[1]), bool(at[2])
+        self.started = self._attempt > 0
+        """Whether the engine has it."""
+        self._epoch = secrets.token_hex(4)
+        self._journal = Journal(front.registry, self.uid, invocation.fence, entries)
+        self._inputs: list[Any] = list(self._journal.inputs)
+        self._taken, self._unread, self._closed = 0, 0, bool(self._inputs) and self._inputs[-1] is None
+        self._number: int | None = None
+        self._answer: tuple[int, Outcome] | None = None
+        self._grace: float | None = None
+        self._news, self._awake = asyncio.Event(), asyncio.Event()
+        self._applying = asyncio.Lock()
+        self._watched: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        front.calls[self.uid] = self
+        if self.suspended:
+            front.sweep_later()
+        self._spawn(self._live())
+
+    # Live
+
+    def write(self, data: Any) -> None:
+        self.write_recorded(data, b"")
+
+    def write_recorded(self, data: Any, cause: bytes) -> None:
+        size = 0 if data is None else len(msgspec.json.encode(data))
+        if self._closed:
+            raise ToolError("the input of this call is closed; nothing was sent", code="input_not_read")
+        if self._front.url is None:
+            raise ToolError("no worker can fetch input: this program serves no HTTP", code="input_not_read")
+        if self._unread + size > _UNREAD_BYTES:
+            raise ToolError(
+                "the worker has not fetched what was sent before: over 64 KiB would be waiting, so nothing was sent; "
+                "wait until it reads",
+                code="input_not_read",
+            )
+        self._unread += size
+        self._closed = data is None
+        self._journal.store_input(data, cause, partial(self._deliver, data))
+
+    def _deliver(self, data: Any) -> None:
+        self._inputs.append(data)
+        self._tell()
+
+    def end(self, grace: float) -> None:
+        self._grace = grace
+        self._tell()
+        self._spawn(self._cancel())
+
+    def let_go(self) -> None:
+        """Forget the call, which runs on: another runtime takes it back."""
+        self._front.calls.pop(self.uid, None)
+        for task in self._tasks:
+            task.cancel()
+
+    records_input = True
+
+    @property
+    def has_key(self) -> bool:
+        return "" in self._watched
+
+    @property
+    def waits_in_effects(self) -> bool:
+        return self.suspended
+
+    # Following
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _live(self) -> None:
+        try:
+            for row in await self._front.registry.store.waits(self.uid):
+                self._watch(row.kind, row.name)
+            if not self.started:
+                async with self._front.starting:
+                    call = await self._call()
+                    await self._patiently(lambda: self.engine.start(call))
+                self.started = True
+            await self._finish(await self._result())
+        except asyncio.CancelledError:
+            raise
+        except _Over:
+            self._gone()
+        except Exception as error:
+            _log.error("call %s cannot be followed", self.uid, exc_info=error)
+            self._sink.stop(Failure(f"The engine refused the call: {type(error).__name__}: {error}", "engine_failed"))
+            self._gone()
+
+    async def _call(self) -> EngineCall:
+        invocation, tool = self._invocation, self._invocation.tool
+        secret_id, secret = await self._front.durability.waits.newest_secret()
+        return EngineCall(
+            uid=self.uid,
+            id=self._handle.id,
+            tool=tool.name,
+            arguments=invocation.arguments,
+            call_id=invocation.call_id,
+            conversation=invocation.conversation,
+            turn=invocation.turn,
+            stateful=invocation.stateful,
+            secret_id=secret_id,
+            secret=call_secret(secret, self.uid).hex(),
+            url=self._front.url,
+            process=self._front.durability.call(invocation).process,
+            retry_of=invocation.retry_of,
+            repeats=tool.on_crash == "replay" or tool.retry.policy == "idempotent",
+        )
+
+    async def _result(self) -> Report:
+        """Wait for the end. While the call is suspended, nothing is asked of the engine."""
+        while True:
+            self._awake.clear()
+            if self.suspended:
+                await self._awake.wait()
+            result = asyncio.ensure_future(self._patiently(lambda: self.engine.result(self.uid)))
+            slept = asyncio.ensure_future(self._suspends())
+            try:
+                done, _ = await asyncio.wait((result, slept), return_when=asyncio.FIRST_COMPLETED)
+                if result in done:
+                    return result.result()
+            finally:
+                for each in (result, slept):
+                    each.cancel()
+
+    async def _suspends(self) -> None:
+        while not self.suspended:
+            await self._news.wait()
+
+    def wake(self) -> None:
+        """It may have ended, or goes on."""
+        self.suspended = False
+        self._awake.set()
+
+    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Repeat until the engine answers. Raises `_Over` if the handle stops before the call was started."""
+        delay, warned = _AGAIN_SECS, False
+        while True:
+            try:
+                return await work()
+            except EngineUnavailable as error:
+                if isinstance(self._handle.decided, Stopped) and not self.started:
+                    raise _Over from None
+                if not warned:
+                    warned = True
+                    _log.warning("the engine of call %s does not answer: %s", self.uid, error)
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, _AGAIN_AT_MOST_SECS)
+
+    async def _cancel(self) -> None:
+        while not self.started:
+            await asyncio.sleep(0.05)
+            if isinstance(self._handle.decided, Stopped):
+                return
+        await self._patiently(lambda: self.engine.cancel(self.uid))
+        self.wake()
+
+    async def _finish(self, report: Report) -> None:
+        async with self._applying:
+            for number, frame in report.unsent:
+                if (report.attempt, number) > (self._attempt, self._received):
+                    self._begin(report.attempt)
+                    await self._apply(msgspec.convert(frame, Frame))  # type: ignore[arg-type]
+                    self._received = number
+        if isinstance(report, Parked):
+            call = self._invocation
+            await self._front.durability.waits.take(call.uid, call.fence, call.conversation, "completion")
+            deadline = report.deadline
+            left = None if deadline is None else max(0.001, deadline - self._front.registry.clock.now())
+            self._sink.park(Pending(left, report.on_timeout, report.on_cancel))
+        else:
+            assert isinstance(report, Ended), "an engine returns only the end"
+            self._sink.stop(report.outcome)
+        self._gone()
+
+    def _gone(self) -> None:
+        self._front.calls.pop(self.uid, None)
+        self._tell()
+        if self._handle.parked or isinstance(self._handle.decided, Stopped):
+            self._sink.released()
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+
+    # Events from outside
+
+    def _watch(self, kind: str, name: str) -> None:
+        """Deliver an event to the engine when its key is resolved."""
+        if kind == "completion":
+            self._watched.add("")
+        elif name not in self._watched:
+            self._watched.add(name)
+            self._spawn(self._pass_on(name))
+
+    async def _pass_on(self, name: str) -> None:
+        call, waits = self._invocation, self._front.durability.waits
+        key = await waits.take(call.uid, call.fence, call.conversation, "event", name)
+        try:
+            resolution = resolution_json(await waits.wait(key))
+        except ToolError:
+            resolution = {"status": "revoked"}
+        await self._patiently(lambda: self.engine.resolve(self.uid, name, resolution))
+        self.wake()
+
+    # The channel
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def talk(self, talk: Talk) -> Said | tuple[int, str]:
+        """Take what a worker says, store it, and answer."""
+        if talk.attempt < self._attempt:
+            return 409, "a later attempt runs this call"
+        if talk.fetch is not None or talk.value is not msgspec.UNSET:
+            return await self._values(talk)
+        async with self._applying:
+            new = self._begin(talk.attempt)
+            for number, frame in enumerate(talk.frames, talk.first):
+                if number == self._received + 1 or (number > self._received and self._received == 0):
+                    await self._apply(frame)
+                    self._received = number
+                    new = True
+            if new:
+                await self._store()
+        self._received_inputs(talk.inputs)
+        said = self._said(talk)
+        if talk.wait and not self._has_news(said):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(talk.wait, 30.0)):
+                    await self._news.wait()
+            said = self._said(talk)
+        return said
+
+    def _has_news(self, said: Said) -> bool:
+        return bool(said.inputs or said.answer is not None or said.end is not None)
+
+    def _said(self, talk: Talk) -> Said:
+        answer = self._answer[1] if self._answer is not None and self._answer[0] == talk.ask else None
+        return Said(self._received, self._epoch, self._inputs[talk.inputs :], answer, self._grace)
+
+    def _received_inputs(self, count: int) -> None:
+        if count > self._taken:
+            self._taken = count
+            waiting = self._inputs[count:]
+            self._unread = sum(len(msgspec.json.encode(each)) for each in waiting if each is not None)
+
+    def _begin(self, attempt: int) -> bool:
+        """Note a new attempt."""
+        if attempt <= self._attempt:
+            return False
+        self._sink.withdraw()
+        self._attempt, self._received, self._answer = attempt, 0, None
+        self.wake()
+        self._handle.attempt = attempt
+        if attempt > 1:
+            self._sink.mark_attempt()
+        return True
+
+    async def _store(self) -> None:
+        """Write output and place together: what is acknowledged is not sent again, and nothing else is missing."""
+        registry, output = self._front.registry, self._handle.output
+        place = [self._attempt, self._received, self.suspended]
+        ops: list[Op] = [Annotated(self.uid, metadata={AT: place})]
+        self._handle.metadata = {**self._handle.metadata, AT: place}
+        if output is not None:
+            ops.append(Wrote(self.uid, self._invocation.fence, output.keep(registry.store.inline_output)))
+        if self._received <= 1:
+            ops.append(Attempted(self.uid, self._invocation.fence, self._attempt, None))
+        await registry.write(ops)
+
+    async def _apply(self, frame: Frame) -> None:
+        sink = self._sink
+        match frame:
+            case Printed(data):
+                sink.output(data)
+            case Progressed(done, total, message):
+                sink.progress(done, total, message)
+            case Reading(yes):
+                sink.reading(yes)
+            case Asking():
+                self._ask(frame)
+            case Withdrawn():
+                sink.withdraw()
+            case Showing(path, old, new):
+                sink.show(FileDiff(path, old, new))
+            case Emitting():
+                await self._emit(frame)
+            case Taking(kind, name):
+                await self._take(kind, name)
+            case Suspending():
+                self.suspended = True
+                self._tell()
+                self._front.sweep_later()
+
+    def _ask(self, asking: Asking) -> None:
+        question = msgspec.convert(asking.question, Question)
+        known = self._journal.recorded("ask", asking.name) if asking.name is not None else None
+        if known is not None:
+            self._answered(asking.number, Ok(msgspec.json.decode(known.value)))
+            return
+        record = None if asking.name is None else partial(self._journal.op, "ask", asking.name, given=question)
+        self._number = asking.number
+        self._sink.ask(question, partial(self._answered, asking.number), record)
+
+    def _answered(self, number: int, outcome: Outcome) -> None:
+        self._answer = (number, outcome)
+        self._tell()
+
+    async def _take(self, kind: Any, name: str) -> None:
+        call = self._invocation
+        await self._front.durability.waits.take(call.uid, call.fence, call.conversation, kind, name)
+        self._watch(kind, name)
+
+    async def _emit(self, frame: Emitting) -> None:
+        registry, call = self._front.registry, self._invocation
+        process = self._front.durability.call(call).process
+        if process is None:
+            return
+        event = Emitted(process, frame.type, frame.payload, registry.clock.now())
+        once = () if frame.name is None else (Journaled(call.uid, call.fence, "event", frame.name, b"", b"null"),)
+        try:
+            await registry.write((*once, event))
+        except KeepholdError as error:
+            if error.code != "durable_effect_duplicate_step_id":
+                raise
+
+    async def _values(self, talk: Talk) -> Said | tuple[int, str]:
+        """Store a large value of a step under its hash, or return one."""
+        registry, call = self._front.registry, self._invocation
+        if talk.fetch is not None:
+            for entry in await registry.store.journal(self.uid):
+                if entry.kind == "step" and entry.name == _stored(talk.fetch):
+                    return Said(self._received, self._epoch, value=msgspec.json.decode(entry.value))
+            return 410, "there is no such value"
+        data = msgspec.json.encode(talk.value)
+        name = hash_of(data)
+        try:
+            await registry.write((Journaled(self.uid, call.fence, "step", _stored(name), b"", data),))
+        except KeepholdError as error:
+            if error.code != "durable_effect_duplicate_step_id":
+                raise
+        return Said(self._received, self._epoch, stored=name)
+
+
+class _Over(Exception):
+    """The handle stopped before the engine had its call."""
+
+
+def _stored(name: str) -> str:
+    return f"value:{name}"
+
+
+def hash_of(data: bytes) -> str:
+    """Return the name of a value that is stored for a worker."""
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()
+
+
+def engine_names(tools: Collection[Tool]) -> set[str]:
+    """Return the engines that tools name."""
+    return {tool.engine for tool in tools if tool.engine is not None}
+
+
+def follows(record: Record) -> bool:
+    """Return whether an engine runs the call of this record."""
+    return AT in record.metadata
