@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     from keephold.agent.conversation import Conversation
     from keephold.agent.conversations import Conversations
     from keephold.config import Config
+    from keephold.engines.base import Engine
+    from keephold.engines.front import FrontEnd
     from keephold.tools.remote.server import McpServer
     from keephold.tools.remote.servers import Servers
     from keephold.tools.terminal.emulator_worker import EmulatorHost
@@ -82,7 +84,8 @@ class Runtime:
     `store` is the URL of the store (default: that of the configuration, else `memory:`); `config` is a `keephold.toml`
     whose tools and settings to use. `servers` are MCP servers whose tools to use: they are connected in the background,
     and `connected` waits for them. `builtins` are the names of wait tools that models are offered. `prompter` asks the
-    user (`turn/prompts.py`), `inquiry` a model (`turn/inquiry.py`). `metrics` counts handles and waits.
+    user (`turn/prompts.py`), `inquiry` a model (`turn/inquiry.py`). `metrics` counts handles and waits. `engines` run
+    the calls of tools that name them; by default, those of the configuration.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class Runtime:
         servers: "Iterable[McpServer]" = (),
         builtins: Iterable[str] = (),
         metrics: Metrics | None = None,
+        engines: "Mapping[str, Engine] | None" = None,
     ) -> None:
         loaded = self._config = self._made_with = _load(config)
         self.limits = loaded.limits.policy() if loaded else Limits()
@@ -110,6 +114,8 @@ class Runtime:
         self.agent_functions = Agents()
         """The agents that `execute_agent_async` runs."""
         self._conversations: Conversations | None = None
+        self.front_end = _front_end(loaded, engines)
+        """The calls that run on engines; None if no engine is configured."""
         _withhold(loaded)
         self._measure = Measure(metrics)
         self._guard = Guard()
@@ -127,7 +133,7 @@ class Runtime:
             retention = _RETENTION_STORED if opened.durable else _RETENTION_MEMORY
         self.replies = Replies(projector or Projector())
         used = [*servers, *(loaded.mcp_servers() if loaded else ())]
-        self._given = [_checked(tool, self._guard) for tool in tools]
+        self._given = [self._on_engine(_checked(tool, self._guard)) for tool in tools]
         self._like = [server.like for server in used]
         self._has_prompter = prompter is not None
         services = ToolServices(self.replies)
@@ -176,6 +182,8 @@ class Runtime:
         self.permission = Permission(detached, self.people, self.approvals)
         questions = Questions(self.registry, self.limits, detached, self.people, self.inquiries, self.approvals)
         self.durability = Durability(self.registry)
+        if self.front_end is not None:
+            self.front_end.connect(self.registry, self.durability)
         self.admission = Admission(self.registry, self.toolbox, questions, self.permission, self.replies, self._guard)
         self.recovery = Recovery(self.registry, self.toolbox, self.durability, self.admission)
         self.relay = Relay(self.registry, self.approvals)
@@ -226,13 +234,22 @@ class Runtime:
         self._emulators: EmulatorHost | None = None
         """The process that terminals' emulators run in, held while this is open."""
 
+    def _on_engine(self, tool: Tool) -> Tool:
+        """Return the tool as its engine runs it, if it names one. Raises `ConfigError` if that is not configured."""
+        if tool.engine is None:
+            return tool
+        if self.front_end is None or tool.engine not in self.front_end.engines:
+            why = f"there is no [engines.{tool.engine}] in the configuration, and no `Runtime(engines=…)`"
+            raise ConfigError([f'tool `{tool.name}`: engine = "{tool.engine}", but {why}'])
+        return self.front_end.on_engine(tool)
+
     def _make_toolbox(self, config: "Config | None", agents: Agents) -> Toolbox:
         """Collect the given tools, those of the configuration, and the built-ins. Raises `ConfigError`."""
         chosen, waiting = list(self._given), self._wait_tools
         if config is not None:
             from keephold.config import build_tools, configure_builtin
 
-            chosen += build_tools(config, self._guard)
+            chosen += map(self._on_engine, build_tools(config, self._guard))
             if config.agents:
                 chosen += _layers_above().agent_tools(self, config, agents, self._guard)
             waiting = [configure_builtin(tool, config) for tool in waiting]
@@ -550,6 +567,8 @@ class Runtime:
             self.expressions.close()
             await self._guard.leave_kept()
             self._guard.close()
+            if self.front_end is not None:
+                await self.front_end.close()
             if self._emulators is not None:
                 self._emulators.release()
             await self.registry.close()
@@ -561,6 +580,18 @@ def _load(config: "str | Path | Config | None") -> "Config | None":
     from keephold.config import Config, load_config
 
     return config if isinstance(config, Config) else load_config(Path(config))
+
+
+def _front_end(config: "Config | None", engines: "Mapping[str, Engine] | None") -> "FrontEnd | None":
+    if engines is None and config is not None and config.engines:
+        from keephold.config.engines import engines_of
+
+        engines = engines_of(config)
+    if not engines:
+        return None
+    from keephold.engines.front import FrontEnd  # only here: most runtimes use no engine
+
+    return FrontEnd(engines)
 
 
 def _withhold(config: "Config | None") -> None:

@@ -28,6 +28,7 @@ GROUPS = {
         "turn": ("keephold.cli.turn:turn", "Run batches of tool calls, one JSON line each."),
         "mcp": ("keephold.cli.mcp:mcp", "Serve the tools to MCP clients."),
         "acp": ("keephold.cli.acp:acp", "Run an agent for editors, over ACP."),
+        "worker": ("keephold.cli.worker:worker", "Run tools for an engine, on this machine."),
     },
     "Inspect": {
         "top": ("keephold.cli.top:top", "Watch handles live, and act on them."),

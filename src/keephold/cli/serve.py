@@ -208,6 +208,8 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
         shown = f"[{host}]" if ":" in host else host
         place = (url or f"http://{shown}:{number}").rstrip("/")
         owner = wanted.token or owner_token(token_file(store))
+        if runtime.front_end is not None and (url is not None or host not in ANY):
+            runtime.front_end.url = place  # before calls are recovered: their workers answer there
         async with runtime:
             await server.open()
             await app.open()

@@ -397,6 +397,8 @@ class TemporalSettings(Table):
     task_queue: Annotated[str, Field(min_length=1)] = "keephold"
     tls: Annotated[TlsSettings | None, BeforeValidator(tls_files)] = None
     api_key_env: str | None = None
+    ui: Annotated[str | None, BeforeValidator(http_url)] = None
+    """The address of Temporal's own pages, for links."""
 
 
 class McpServerSettings(Table):
@@ -551,8 +553,6 @@ _NO_MODEL = "there is no model to ask ([conversation.assistant] names one, or a 
 def _ignored(tool: ToolSettings, has_model: bool) -> Iterator[tuple[KeyPath, str]]:
     if tool.source == "builtin":
         return
-    if tool.engine is not None and tool.source == "python":
-        yield ("engine",), "no engine runs tools yet; the process that is called runs this one"
     if has_model:
         return
     if "on_turn_end" in tool.spawn.lifecycle.model_fields_set and tool.spawn.lifecycle.on_turn_end == "inquire":

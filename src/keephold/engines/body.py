@@ -7,7 +7,6 @@ effects for a while, the attempt ends as suspended, and its worker is free.
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context, ContextVar
@@ -265,9 +264,9 @@ class Body:
             return Parked(terms.deadline, terms.on_timeout, terms.on_cancel, unsent, attempt)
         retry, failures = self._tool.retry, self._given.failures + 1
         taken = self.durable is not None and self.durable.taken
-        if isinstance(outcome, Failure) and outcome.transient and not (self._ending or taken):
-            if retry.policy != "never" and failures < retry.max_attempts:
-                return Again(retry_delay(retry, failures), outcome, unsent, attempt)
+        may = retry.policy != "never" and failures < retry.max_attempts and not (self._ending or taken)
+        if may and isinstance(outcome, Failure) and outcome.transient:
+            return Again(retry_delay(retry, failures), outcome, unsent, attempt)
         return Ended(outcome, unsent, attempt)
 
     # What ends it
@@ -355,8 +354,8 @@ class Body:
                     return Line(kind, name, digest.hex(), None, ok, await self.channel.store(decoded))
         if len(value) > ENGINE_BYTES:
             raise ToolError(
-                f"the result of step `{name}` has {len(value)} bytes; without a front end ([serve] url) an engine keeps "
-                f"up to {ENGINE_BYTES}",
+                f"the result of step `{name}` has {len(value)} bytes; without a front end ([serve] url) an engine "
+                f"keeps up to {ENGINE_BYTES}",
                 code="limit_exceeded",
             )
         return Line(kind, name, digest.hex(), decoded, ok)
@@ -460,8 +459,3 @@ def _chain(work: Any) -> Iterator[Any]:
         work = work.cr_await
         if isinstance(work, CoroutineType):
             yield work
-
-
-def value_hash(value: bytes) -> str:
-    """Return the name of a value that a front end stores."""
-    return hashlib.sha256(value).hexdigest()

@@ -7,10 +7,11 @@ runtime on the store takes it back (`take_back`), by its uid.
 
 import asyncio
 import contextlib
+import hashlib
 import hmac
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -46,7 +47,7 @@ from keephold.handles.handle import Handle
 from keephold.handles.question import Question
 from keephold.handles.registry import Registry
 from keephold.handles.state import Failure, Ok, Outcome, Stopped
-from keephold.store.base import Annotated, Attempted, Emitted, Journaled, Op, Record, Wrote
+from keephold.store.base import Annotated, Attempted, Emitted, Journaled, Op, Wrote
 from keephold.tools.base import Invocation, KeepingSink, Live, Sink, SupportsKeeping, Tool, ToolRuntime
 from keephold.tools.call import FileDiff
 from keephold.tools.run import Run
@@ -168,7 +169,7 @@ class Following:
         self.uid = invocation.uid
         self._sink = sink
         self._handle: Handle = sink.handle
-        at = self._handle.metadata.get(AT) or [0, 0, False]
+        at = (self._handle.metadata or {}).get(AT) or [0, 0, False]
         self._attempt, self._received, self.suspended = int(at[0]), int(at[1]), bool(at[2])
         self.started = self._attempt > 0
         """Whether the engine has it."""
@@ -254,11 +255,10 @@ class Following:
         except asyncio.CancelledError:
             raise
         except _Over:
-            self._gone()
+            self._stop(Failure("Tool execution cancelled.", "cancelled"))
         except Exception as error:
             _log.error("call %s cannot be followed", self.uid, exc_info=error)
-            self._sink.stop(Failure(f"The engine refused the call: {type(error).__name__}: {error}", "engine_failed"))
-            self._gone()
+            self._stop(Failure(f"The engine refused the call: {type(error).__name__}: {error}", "engine_failed"))
 
     async def _call(self) -> EngineCall:
         invocation, tool = self._invocation, self._invocation.tool
@@ -333,7 +333,7 @@ class Following:
             for number, frame in report.unsent:
                 if (report.attempt, number) > (self._attempt, self._received):
                     self._begin(report.attempt)
-                    await self._apply(msgspec.convert(frame, Frame))  # type: ignore[arg-type]
+                    await self._apply(msgspec.convert(frame, Frame))
                     self._received = number
         if isinstance(report, Parked):
             call = self._invocation
@@ -341,16 +341,19 @@ class Following:
             deadline = report.deadline
             left = None if deadline is None else max(0.001, deadline - self._front.registry.clock.now())
             self._sink.park(Pending(left, report.on_timeout, report.on_cancel))
+            self._gone()
         else:
             assert isinstance(report, Ended), "an engine returns only the end"
-            self._sink.stop(report.outcome)
+            self._stop(report.outcome)
+
+    def _stop(self, outcome: Outcome) -> None:
         self._gone()
+        self._sink.stop(outcome)
+        self._sink.released()
 
     def _gone(self) -> None:
         self._front.calls.pop(self.uid, None)
         self._tell()
-        if self._handle.parked or isinstance(self._handle.decided, Stopped):
-            self._sink.released()
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
@@ -435,7 +438,7 @@ class Following:
         registry, output = self._front.registry, self._handle.output
         place = [self._attempt, self._received, self.suspended]
         ops: list[Op] = [Annotated(self.uid, metadata={AT: place})]
-        self._handle.metadata = {**self._handle.metadata, AT: place}
+        self._handle.metadata = {**(self._handle.metadata or {}), AT: place}
         if output is not None:
             ops.append(Wrote(self.uid, self._invocation.fence, output.keep(registry.store.inline_output)))
         if self._received <= 1:
@@ -507,7 +510,7 @@ class Following:
                     return Said(self._received, self._epoch, value=msgspec.json.decode(entry.value))
             return 410, "there is no such value"
         data = msgspec.json.encode(talk.value)
-        name = hash_of(data)
+        name = hashlib.sha256(data).hexdigest()
         try:
             await registry.write((Journaled(self.uid, call.fence, "step", _stored(name), b"", data),))
         except KeepholdError as error:
@@ -522,20 +525,3 @@ class _Over(Exception):
 
 def _stored(name: str) -> str:
     return f"value:{name}"
-
-
-def hash_of(data: bytes) -> str:
-    """Return the name of a value that is stored for a worker."""
-    import hashlib
-
-    return hashlib.sha256(data).hexdigest()
-
-
-def engine_names(tools: Collection[Tool]) -> set[str]:
-    """Return the engines that tools name."""
-    return {tool.engine for tool in tools if tool.engine is not None}
-
-
-def follows(record: Record) -> bool:
-    """Return whether an engine runs the call of this record."""
-    return AT in record.metadata

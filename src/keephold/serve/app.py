@@ -19,6 +19,7 @@ from keephold.mcp.server import Server
 from keephold.serve import api, attach_http
 from keephold.serve.dashboard import pages
 from keephold.serve.door import RAW_HEADERS, ServeDoor
+from keephold.serve.engine_channel import EngineChannel
 from keephold.serve.lasting import Lasting
 from keephold.serve.metrics import Prometheus, Requests
 from keephold.serve.operations import refusal
@@ -122,6 +123,7 @@ class App:
             named=named,
             metrics_open=loopback,
             longest=self.runtime.limits.line_bytes,
+            workers=EngineChannel(self.runtime.front_end),
         )
         self._lasting = Lasting(Requests(traced(guarded), self._metrics))
         return self._lasting

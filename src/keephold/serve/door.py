@@ -1,8 +1,9 @@
 """Who may reach the server (K1, K2, K9): the checks of `mcp/http.py` for hosts and origins, tokens, and sessions.
 
 The owner's token opens everything, as a bearer token or as the session that a browser gets for it. Principals' tokens
-open only `/mcp`, and each principal has its own handles. Three need no token: `/healthz`, the styles of the page that
-asks for the token, and `/complete/<key>`, where the key is the authority.
+open only `/mcp`, and each principal has its own handles. Four need no token: `/healthz`, the styles of the page that
+asks for the token, `/complete/<key>`, where the key is the authority, and `/engines/<uid>`, for the worker of a call,
+which has an authority of its own.
 
 A session's cookie works at one host only: `<name>.localhost`, or the host of `--url`. A browser that logs in at
 `127.0.0.1` is sent there with a ticket. Another port of `127.0.0.1` or `localhost` is then another site, which gets no
@@ -17,11 +18,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keephold.control.webhooks import PATH, Completing
+from keephold.engines.wire import PATH as ENGINES
 from keephold.mcp.http import LOOPBACK, Door
+from keephold.serve.engine_channel import EngineChannel
 from keephold.serve.login import ask_for_token, go_on, name_ended, no_session
 from keephold.serve.operations import is_more, refused
 from keephold.serve.sessions import LASTS_SECS, Session, Sessions
@@ -77,16 +81,19 @@ class ServeDoor(Door):
         named: bool = True,
         metrics_open: bool = True,
         longest: int = 16 << 20,
+        workers: EngineChannel | None = None,
     ) -> None:
         """`completing` takes completions, `app` everything else. `owner` is the owner's token, `principals` maps tokens
         for `/mcp` to their principals. `url` is the public address. `named`: the server has its port on both loopback
         addresses, so that names below `.localhost` lead to it and to no other. `metrics_open`: `/metrics` needs no
-        token, since only this machine can reach it. `longest`: bytes of a body."""
+        token, since only this machine can reach it. `longest`: bytes of a body. `workers` takes the channels of calls on
+        engines."""
         super().__init__(app, dict(principals or {}), hosts, owner=owner)
         public = urlsplit(url or "")
         self._secure = public.scheme == "https"
         self._public = public.hostname if self._secure or public.hostname not in LOOPBACK else None
         self._completing = completing
+        self._workers = workers or EngineChannel(None)
         self._sessions = sessions or Sessions(owner)
         self._port = port
         self._named = named
@@ -108,6 +115,11 @@ class ServeDoor(Door):
                 await self._completing(scope, receive, send)
             else:
                 await strange(scope, receive, _with_headers(send))
+            return
+        if scope["path"].startswith(ENGINES):
+            scope["route"] = self._workers
+            strange = self._strange(scope, headers) or await self._workers.answer(Request(scope, receive), headers)
+            await strange(scope, receive, _with_headers(send))
             return
         answer = await self._answer(scope, receive, headers)
         if answer is not None:

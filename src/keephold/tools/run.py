@@ -293,6 +293,8 @@ class Run:
             return False
         if self._ending is not None and self._ending[1] != "timeout":
             return False
+        if handle.tool.engine is not None:
+            return False  # its engine has begun the attempts that there may be
         if retry.policy == "never" or self._failures + 1 >= retry.max_attempts or self.has_key:
             return False
         self._failures += 1

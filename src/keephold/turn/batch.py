@@ -582,6 +582,7 @@ def _may_be_over_at_once(handle: Handle) -> bool:
     Most have ended by then, and cost one commit instead of two. No other process can know of such a call before."""
     tool = handle.tool
     lost_with_us = tool.on_crash == "fail" and tool.retry.policy == "never" and tool.source in ("python", "builtin")
+    lost_with_us = lost_with_us and tool.engine is None
     return not handle.stateful and isinstance(handle.state, Running) and lost_with_us and tool.result == "unattended"
 
 

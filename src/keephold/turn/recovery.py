@@ -86,7 +86,7 @@ def survives_crash(handle: Handle) -> bool:
     run, tool = handle.run, handle.tool
     # A one-shot call that became a handle (D10) has a process that is not kept.
     keeps = tool.on_crash == "keep" and handle.stateful and (run is None or run.live is None or run.kept)
-    if tool.on_crash == "replay" or keeps:
+    if tool.on_crash == "replay" or keeps or tool.engine is not None:
         return True
     if handle.parked or handle.next_attempt_at is not None or (run is not None and run.is_parking):
         return True
@@ -290,9 +290,13 @@ class Recovery:
         if isinstance(record.state, Stopped):
             self._call_hook(record)
             return None
-        if tool.on_crash == "keep" and record.stateful and not isinstance(record.state, Pending):
-            await self._take_back(record, tool)
-            return None
+        if not isinstance(record.state, Pending) and record.parking is None:
+            if tool.engine is not None:
+                await self._follow(record, tool)
+                return None
+            if tool.on_crash == "keep" and record.stateful:
+                await self._take_back(record, tool)
+                return None
         was_alone = record.standing == "alone"
         claimed = await self.claim(record, queued=True)
         if claimed is None:
@@ -301,7 +305,8 @@ class Recovery:
             await self._release(claimed)
             return None
         # R5: if repeating is harmless, a crash does not end it. R8 ends crash loops, not `max_attempts`.
-        repeats = tool.retry.policy == "idempotent" or (tool.on_crash == "keep" and record.stateful)  # not started yet
+        repeats = tool.retry.policy == "idempotent" or tool.engine is not None
+        repeats = repeats or (tool.on_crash == "keep" and record.stateful)  # not started yet
         if tool.on_crash != "replay" and claimed.next_attempt_at is None and not repeats:
             await self._end(claimed, record.attempt)
         elif was_alone:
@@ -324,6 +329,14 @@ class Recovery:
         handle = self._registry.take_over(claimed)
         handle.tool = tool
         await self._admission.take_back(handle, self._invocation(claimed, tool))
+
+    async def _follow(self, record: Record, tool: Tool) -> None:
+        """Follow a call that an engine runs: it has run on."""
+        claimed = await self.claim(record, kept=True)
+        if claimed is not None:
+            handle = self._registry.take_over(claimed)
+            handle.tool = tool
+            await self._admission.take_back(handle, self._invocation(claimed, tool))
 
     async def end_left(self, uid: str, owner: str, error: Failure) -> None:
         """End a dead owner's call although its tool is not here, because it is aborted (C7)."""

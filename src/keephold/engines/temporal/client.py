@@ -1,0 +1,167 @@
+"""The front end's side of Temporal: `Engine` of `engines/base.py`."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Collection
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from temporalio.client import Client, TLSConfig, WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.exceptions import TerminatedError, WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from keephold.engines.base import EngineUnavailable
+from keephold.engines.temporal.workflow import WORKFLOW
+from keephold.engines.wire import Ended, EngineCall, Report
+from keephold.errors import ConfigError
+from keephold.handles.state import Failure
+
+_AGAIN = (
+    RPCStatusCode.UNAVAILABLE,
+    RPCStatusCode.DEADLINE_EXCEEDED,
+    RPCStatusCode.RESOURCE_EXHAUSTED,
+    RPCStatusCode.ABORTED,
+    RPCStatusCode.CANCELLED,
+    RPCStatusCode.INTERNAL,
+    RPCStatusCode.UNKNOWN,
+)
+_RPC = timedelta(seconds=10)
+_CHECKS_AT_ONCE = 8
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where Temporal is."""
+
+    address: str = "127.0.0.1:7233"
+    namespace: str = "default"
+    task_queue: str = "keephold"
+    tls: bool = False
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    api_key_env: str | None = None
+    ui: str | None = None
+    """The address of Temporal's own pages."""
+
+    async def connect(self) -> Client:
+        """Connect. Raises `EngineUnavailable`, or `ConfigError` for a key that is not set."""
+        key = None
+        if self.api_key_env is not None:
+            key = os.environ.get(self.api_key_env)
+            if not key:
+                raise ConfigError([f"[engines.temporal] api_key_env: ${self.api_key_env} is not set"])
+        tls = TLSConfig(_read(self.ca_file), client_cert=_read(self.cert_file), client_private_key=_read(self.key_file))
+        try:
+            return await Client.connect(
+                self.address, namespace=self.namespace, api_key=key, tls=tls if self.tls else False
+            )
+        except RuntimeError as error:  # the SDK has no better one
+            raise EngineUnavailable(f"Temporal at {self.address}: {error}") from None
+
+
+def _read(path: Path | None) -> bytes | None:
+    return None if path is None else path.read_bytes()
+
+
+class Temporal:
+    """Temporal, for a front end. It connects when it is first used."""
+
+    def __init__(self, place: Place | None = None) -> None:
+        self.place = place or Place()
+        self._client: Client | None = None
+        self._connecting = asyncio.Lock()
+
+    async def _connected(self) -> Client:
+        async with self._connecting:
+            if self._client is None:
+                self._client = await self.place.connect()
+            return self._client
+
+    async def start(self, call: EngineCall) -> None:
+        client = await self._connected()
+        with contextlib.suppress(WorkflowAlreadyStartedError):
+            await asked(
+                client.start_workflow(
+                    WORKFLOW,
+                    args=[msgspec.to_builtins(call), None],
+                    id=call.uid,
+                    task_queue=self.place.task_queue,
+                    id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+                    id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+                    memo={"tool": call.tool, "id": call.id, "conversation": call.conversation},
+                    static_summary=f"{call.tool} `{call.id}` of {call.conversation}"[:200],
+                    rpc_timeout=_RPC,
+                )
+            )
+
+    async def result(self, uid: str) -> Report:
+        client = await self._connected()
+        try:
+            report: Report = msgspec.convert(await asked(client.get_workflow_handle(uid).result()), Report)
+            return report
+        except WorkflowFailureError as error:
+            cause = error.cause
+            if isinstance(cause, TerminatedError):
+                return Ended(Failure("The workflow of this call was terminated in Temporal.", "cancelled"))
+            return Ended(Failure(f"The workflow of this call failed in Temporal: {cause}", "engine_failed"))
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+            return Ended(Failure("Temporal knows nothing of this call any more.", "crashed", transient=True))
+
+    async def resolve(self, uid: str, event: str, resolution: dict[str, Any]) -> None:
+        client = await self._connected()
+        handle = client.get_workflow_handle(uid)
+        await _unless_gone(handle.signal("resolve", args=[event, resolution], rpc_timeout=_RPC))
+
+    async def cancel(self, uid: str) -> None:
+        client = await self._connected()
+        await _unless_gone(client.get_workflow_handle(uid).cancel(rpc_timeout=_RPC))
+
+    async def closed(self, uids: Collection[str]) -> set[str]:
+        client, limit = await self._connected(), asyncio.Semaphore(_CHECKS_AT_ONCE)
+
+        async def is_closed(uid: str) -> bool:
+            async with limit:
+                try:
+                    described = await asked(client.get_workflow_handle(uid).describe(rpc_timeout=_RPC))
+                except RPCError as error:
+                    if error.status is not RPCStatusCode.NOT_FOUND:
+                        raise
+                    return True
+                return described.status is not WorkflowExecutionStatus.RUNNING
+
+        answers = await asyncio.gather(*map(is_closed, uids))
+        return {uid for uid, closed in zip(uids, answers, strict=True) if closed}
+
+    def link(self, uid: str) -> str | None:
+        ui = self.place.ui
+        return None if ui is None else f"{ui.rstrip('/')}/namespaces/{self.place.namespace}/workflows/{uid}"
+
+    async def close(self) -> None:
+        self._client = None  # the SDK closes a connection when nothing refers to it
+
+
+async def asked(asking: Awaitable[T]) -> T:
+    """Return the server's answer. Raises `EngineUnavailable` if it has none now."""
+    try:
+        return await asking
+    except RPCError as error:
+        if error.status in _AGAIN:
+            raise EngineUnavailable(error.message) from None
+        raise
+
+
+async def _unless_gone(asking: Awaitable[object]) -> None:
+    try:
+        await asked(asking)
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise

@@ -1,0 +1,186 @@
+"""A worker of Temporal: runs the workflows of calls, and the tools of a configuration in their activities."""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import httpx2
+import msgspec
+from temporalio import activity
+from temporalio.client import (
+    Client,
+    WorkflowHandle,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+
+from keephold.engines.base import EngineUnavailable
+from keephold.engines.body import SUSPEND_SECS, Body, task_factory
+from keephold.engines.channel import Channel
+from keephold.engines.temporal.client import Place, asked
+from keephold.engines.temporal.workflow import ACTIVITY, LOST, UNKNOWN, CallWorkflow
+from keephold.engines.wire import EngineCall, Given, Line, Lost
+from keephold.tools.base import Tool
+from keephold.tools.guard import Guard
+
+_log = logging.getLogger("keephold.engines")
+
+AT_ONCE = 8
+"""Updates of one call that are in flight; the server refuses more than ten."""
+MAX_RUNNING = 100
+_BEAT_SECS = 1.0
+_AGAIN_SECS, _AGAIN_AT_MOST_SECS = 0.1, 5.0
+
+
+class TemporalRecorder:
+    """Records the steps of one attempt as updates of its workflow (`engines/base.py`)."""
+
+    def __init__(self, handle: "WorkflowHandle[Any, Any]", attempt: int) -> None:
+        self._handle = handle
+        self._attempt = attempt
+        self._flight = asyncio.Semaphore(AT_ONCE - 1)  # one is for the events
+
+    async def record(self, line: Line) -> bool:
+        async with self._flight:
+            id = f"{self._attempt}:{line.kind}:{line.name}"  # sent twice, it counts once
+            return bool(await self._update("record", [self._attempt, msgspec.to_builtins(line)], id))
+
+    async def events(self, known: int) -> dict[str, Any]:
+        found = await self._update("events", [self._attempt, known], f"{self._attempt}:events:{known}")
+        if found is None:
+            raise Lost("the attempt is over")
+        events: dict[str, Any] = found
+        return events
+
+    async def journal(self) -> Sequence[Line]:
+        lines: list[Line] = []
+        while page := await _patiently(partial(self._handle.query, "journal", len(lines))):
+            lines += msgspec.convert(page, list[Line])
+        return lines
+
+    async def _update(self, name: str, args: list[Any], id: str) -> Any:
+        try:
+            return await _patiently(lambda: self._handle.execute_update(name, args=args, id=id[:200]))
+        except WorkflowUpdateFailedError as error:
+            if isinstance(error.cause, ApplicationError) and error.cause.type == LOST:
+                raise Lost(str(error.cause)) from None
+            raise
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:  # the workflow has ended
+                raise Lost(error.message) from None
+            raise
+
+
+async def _patiently(work: Any) -> Any:
+    """Repeat until the server answers."""
+    delay = _AGAIN_SECS
+    while True:
+        try:
+            return await asked(work())
+        except (EngineUnavailable, WorkflowUpdateRPCTimeoutOrCancelledError):
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _AGAIN_AT_MOST_SECS)
+
+
+class TemporalWorker:
+    """Runs calls of these tools that come by a task queue."""
+
+    def __init__(
+        self,
+        place: Place,
+        tools: Iterable[Tool],
+        *,
+        max_running: int | None = None,
+        drain_secs: float = 30.0,
+        suspend_secs: float = SUSPEND_SECS,
+    ) -> None:
+        self._place = place
+        self._tools = {tool.name: tool for tool in tools if tool.engine == "temporal"}
+        self._max_running = max_running or MAX_RUNNING
+        self._drain_secs = drain_secs
+        self._suspend_secs = suspend_secs
+        self._guard = Guard()
+        self._client: Client
+        self._http: httpx2.AsyncClient
+        self._bodies: set[Body] = set()
+        self.finished = 0
+        """How many attempts have ended."""
+
+    @property
+    def running(self) -> int:
+        """How many attempts run now."""
+        return len(self._bodies)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until told to stop; then let calls end for a while, and release those that can go on elsewhere."""
+        asyncio.get_running_loop().set_task_factory(task_factory)
+        self._client = await self._place.connect()
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
+        async with httpx2.AsyncClient(limits=limits, trust_env=False) as self._http:
+            worker = Worker(
+                self._client,
+                task_queue=self._place.task_queue,
+                workflows=[CallWorkflow],
+                activities=[self._attempt],
+                workflow_runner=UnsandboxedWorkflowRunner(),
+                max_concurrent_activities=self._max_running,
+                max_heartbeat_throttle_interval=timedelta(seconds=_BEAT_SECS),
+                graceful_shutdown_timeout=timedelta(seconds=self._drain_secs),
+            )
+            async with worker:
+                await stop.wait()
+                for body in tuple(self._bodies):  # waiting calls go at once, others when their step is recorded
+                    await body.suspend()
+        self._guard.close()
+
+    @activity.defn(name=ACTIVITY)
+    async def _attempt(self, given_call: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        call, begin = msgspec.convert(given_call, EngineCall), msgspec.convert(given, Given)
+        tool = self._tools.get(call.tool)
+        if tool is None:
+            _log.warning("call %s needs the tool `%s`, which this worker does not have", call.uid, call.tool)
+            raise ApplicationError(f"this worker has no tool `{call.tool}`", type=UNKNOWN, non_retryable=True)
+        recorder = TemporalRecorder(self._client.get_workflow_handle(call.uid), begin.attempt)
+        channel = Channel(self._http, call, begin.attempt)
+        body = Body(tool, call, begin, recorder, channel, self._guard, suspend_secs=self._suspend_secs)
+        self._bodies.add(body)
+        beating = asyncio.get_running_loop().create_task(_beat())
+        work = asyncio.ensure_future(body.run())
+        try:
+            report = await self._outlast(body, work, tool)
+            return dict(msgspec.to_builtins(report))
+        except Lost as error:
+            raise ApplicationError(str(error), type=LOST, non_retryable=True) from None
+        finally:
+            self._bodies.discard(body)
+            self.finished += 1
+            beating.cancel()
+
+    async def _outlast(self, body: Body, work: "asyncio.Future[Any]", tool: Tool) -> Any:
+        """Wait for the attempt. A cancellation of the activity ends the tool, or releases the call for another
+        worker."""
+        while True:
+            try:
+                return await asyncio.shield(work)
+            except asyncio.CancelledError:
+                if work.done():
+                    raise
+                details = activity.cancellation_details()
+                if details is not None and (details.not_found or details.timed_out):
+                    body.lost()
+                elif details is not None and details.worker_shutdown and body.can_move:
+                    await body.suspend()
+                else:
+                    body.end(tool.spawn.abort_grace_ms / 1000)
+
+
+async def _beat() -> None:
+    while True:
+        activity.heartbeat()
+        await asyncio.sleep(_BEAT_SECS)

@@ -1,0 +1,219 @@
+"""The workflow of a call. Its id is the uid of the handle, its state is the journal, its activities are the attempts.
+
+It imports nothing but the SDK, and does nothing that could differ in a replay of its history. A step is an update: it
+counts when the workflow has answered. An update names its attempt, and the workflow refuses those of an earlier one, so
+that a worker which was cut off records nothing. Before the server's limit of updates, and of history, the attempt is
+suspended, and the workflow continues as new with the journal.
+"""
+
+import asyncio
+import base64
+import builtins
+import json
+import zlib
+from datetime import timedelta
+from typing import Any
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, TimeoutError, is_cancelled_exception
+
+WORKFLOW = "keephold-call"
+ACTIVITY = "keephold-attempt"
+LOST = "keephold-lost"
+"""Type of the error of an update whose attempt is not the current one."""
+UNKNOWN = "keephold-unknown-tool"
+UPDATES = 1500
+"""Updates after which the workflow continues as new; the server refuses more than 2,000."""
+INLINE_BYTES = 32 << 10
+"""A journal up to this travels with the attempt; a larger one is read in pages."""
+PAGE_BYTES = 512 << 10
+HEARTBEAT_SECS = 15
+DEATHS = 3
+"""How many workers in a row may die before a call that has recorded nothing is stopped (R8)."""
+_FOREVER = timedelta(days=3650)
+_UNKNOWN_SECS = 10
+
+Json = dict[str, Any]
+
+
+@workflow.defn(name=WORKFLOW, sandboxed=False)
+class CallWorkflow:
+    """One call."""
+
+    @workflow.init
+    def __init__(self, call: Json, carried: str | None = None) -> None:
+        before: Json = {} if carried is None else _unpacked(carried)
+        self._attempt: int = before.get("attempt", 0)
+        self._lines: list[Json] = before.get("lines", [])
+        self._names = {(line["kind"], line["name"]) for line in self._lines}
+        self._events: Json = before.get("events", {})
+        self._unsent: list[Any] = before.get("unsent", [])
+        self._failures: int = before.get("failures", 0)
+        self._deaths: int = before.get("deaths", 0)
+        self._updates = 0
+        self._running = False
+
+    @workflow.run
+    async def run(self, call: Json, carried: str | None = None) -> Json:
+        while True:
+            report = await self._perform(call)
+            kind = report["report"]
+            if kind in ("ended", "parked"):
+                return report
+            try:
+                if kind == "suspended":
+                    await self._suspended(report)
+                elif kind == "again":
+                    self._failures += 1
+                    self._lines = [line for line in self._lines if line.get("ok", True)]  # a retry forgets errors (R5)
+                    self._names = {(line["kind"], line["name"]) for line in self._lines}
+                    await workflow.sleep(report["delay"])
+                elif kind == "died":
+                    self._deaths += 1
+                    if not call.get("repeats"):
+                        return _failed("The worker that ran this call ended before the call did.", "crashed", True)
+                    if self._deaths >= DEATHS:
+                        return _failed(f"{DEATHS} workers in a row died while they ran this call.", "crash_loop")
+                elif kind == "unknown":
+                    await workflow.sleep(_UNKNOWN_SECS)
+                if self._updates >= UPDATES or workflow.info().is_continue_as_new_suggested():
+                    await workflow.wait_condition(workflow.all_handlers_finished)
+                    workflow.continue_as_new(args=[call, self._packed()])
+            except asyncio.CancelledError:  # it waited: its tool gets its cancellation in one more attempt
+                return await self._last(call) if kind == "suspended" else _cancelled()
+
+    async def _last(self, call: Json) -> Json:
+        report = await self._perform(call, cancelled=True)
+        return report if report["report"] in ("ended", "parked") else _cancelled()
+
+    async def _suspended(self, report: Json) -> None:
+        awaiting, due = report.get("awaiting", []), report.get("due")
+        left = None if due is None else max(0.0, due - workflow.time())
+        if left == 0 or self._updates >= UPDATES:
+            return
+        try:
+            await workflow.wait_condition(
+                lambda: any(name in self._events for name in awaiting),
+                timeout=None if left is None else timedelta(seconds=left),
+            )
+        except builtins.TimeoutError:
+            return  # its sleep is over
+
+    async def _perform(self, call: Json, *, cancelled: bool = False) -> Json:
+        """Run one attempt, and return its report; `died` and `unknown` are those of the workflow itself."""
+        self._attempt += 1
+        self._running = True
+        given: Json = {"attempt": self._attempt, "events": self._events, "failures": self._failures}
+        given["lines"] = self._lines if _size([self._lines, self._events]) <= INLINE_BYTES else None
+        if cancelled:
+            given["cancelled"] = True
+        try:
+            report: Json = await workflow.execute_activity(
+                ACTIVITY,
+                args=[call, given],
+                start_to_close_timeout=_FOREVER,
+                heartbeat_timeout=timedelta(seconds=HEARTBEAT_SECS),
+                retry_policy=RetryPolicy(maximum_attempts=1),
+                cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+            )
+        except ActivityError as error:
+            return self._broken(error)
+        finally:
+            self._running = False
+        self._unsent += report.get("unsent", [])
+        if report["report"] in ("ended", "parked"):
+            report["unsent"] = self._unsent
+        return report
+
+    def _broken(self, error: ActivityError) -> Json:
+        cause = error.cause
+        if is_cancelled_exception(error) or isinstance(cause, CancelledError) or workflow.cancellation_reason():
+            return _cancelled()
+        if isinstance(cause, TimeoutError):
+            return {"report": "died"}
+        if isinstance(cause, ApplicationError) and cause.type == UNKNOWN:
+            return {"report": "unknown"}
+        if isinstance(cause, ApplicationError) and cause.type == LOST:
+            return {"report": "died"}
+        return _failed(f"The worker failed: {cause or error}", "engine_failed")
+
+    # The journal
+
+    @workflow.update
+    def record(self, attempt: int, line: Json) -> bool:
+        """Record a line; the answer says whether the attempt should be suspended."""
+        self._updates += 1
+        self._deaths = 0
+        name = (line["kind"], line["name"])
+        if name not in self._names:
+            self._names.add(name)
+            self._lines.append(line)
+        return self._updates >= UPDATES or workflow.info().is_continue_as_new_suggested()
+
+    @record.validator
+    def _may_record(self, attempt: int, line: Json) -> None:
+        self._check(attempt)
+
+    @workflow.update
+    async def events(self, attempt: int, known: int) -> Json | None:
+        """Return all events when there are more than `known`; None when the attempt is over."""
+        self._updates += 1
+        await workflow.wait_condition(lambda: len(self._events) > known or not self._is(attempt))
+        return self._events if self._is(attempt) else None
+
+    @events.validator
+    def _may_follow(self, attempt: int, known: int) -> None:
+        self._check(attempt)
+
+    @workflow.signal
+    def resolve(self, event: str, resolution: Json) -> None:
+        """Deliver an event; the first resolution counts."""
+        self._events.setdefault(event, resolution)
+
+    @workflow.query
+    def journal(self, start: int) -> list[Json]:
+        """Return a page of the journal, beginning with the line of that number."""
+        page, size = list[Json](), 0
+        for line in self._lines[start:]:
+            size += _size(line)
+            if page and size > PAGE_BYTES:
+                break
+            page.append(line)
+        return page
+
+    def _is(self, attempt: int) -> bool:
+        return self._running and attempt == self._attempt
+
+    def _check(self, attempt: int) -> None:
+        if not self._is(attempt):
+            raise ApplicationError("another attempt runs this call", type=LOST)
+
+    def _packed(self) -> str:
+        state = {
+            "attempt": self._attempt,
+            "lines": self._lines,
+            "events": self._events,
+            "unsent": self._unsent,
+            "failures": self._failures,
+            "deaths": self._deaths,
+        }
+        return base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()
+
+
+def _unpacked(carried: str) -> Json:
+    state: Json = json.loads(zlib.decompress(base64.b64decode(carried)))
+    return state
+
+
+def _size(value: Any) -> int:
+    return len(json.dumps(value))
+
+
+def _failed(message: str, code: str, transient: bool = False) -> Json:
+    outcome = {"type": "error", "message": message, "code": code, "transient": transient}
+    return {"report": "ended", "outcome": outcome}
+
+
+def _cancelled() -> Json:
+    return _failed("Tool execution cancelled.", "cancelled")
