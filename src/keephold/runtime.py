@@ -228,6 +228,9 @@ class Runtime:
         self.registry.on_cancelled.add(self.recovery.cancelled)
         self.registry.on_held.add(self.recovery.held)
         self.registry.on_deadline.add(self.deadlines.expect)
+        if self.front_end is not None:
+            self.registry.on_held.add(self.front_end.resolved)
+            self.upkeep.on_heard.add(self.front_end.heard)
         self._servers = self._use(used)
         self._brought: dict[str, tuple[Toolbox, Servers]] = {}
         """By conversation: the MCP servers that it brought, and the toolbox with their tools (X6)."""

@@ -148,7 +148,7 @@ class Channel:
         half, total = UNSENT_BYTES // 2, 0
         out = b"".join(frame.data for frame in self._frames if isinstance(frame, Printed))
         note = f"\n[{len(out) - 2 * half} bytes are missing: no front end took them]\n".encode()
-        others = [each for each in numbered if each[1]["type"] != "out"]
+        others = [each for each in numbered if each[1]["frame"] != "out"]
         total = self._first + len(self._frames)
         return [*others, [total, msgspec.to_builtins(Printed(out[:half] + note + out[-half:]))]]
 

@@ -109,6 +109,16 @@ class FrontEnd:
             return 421, "another front end has the call"
         return await call.talk(talk)
 
+    def resolved(self, uid: str) -> None:
+        """A key of a call was resolved here. Its worker may not have said that it made one."""
+        if uid in self.calls:
+            self.calls[uid].look_for_keys()
+
+    def heard(self) -> None:
+        """Another process has changed something."""
+        for call in self.calls.values() if self.url is None else ():
+            call.look_for_keys()
+
     def sweep_later(self) -> None:
         """Look now and then for suspended calls that have ended without a word of their worker."""
         if self._sweeping is None and not self.registry.closing:
@@ -244,8 +254,7 @@ class Following:
 
     async def _live(self) -> None:
         try:
-            for row in await self._front.registry.store.waits(self.uid):
-                self._watch(row.kind, row.name)
+            await self._look_for_keys()
             if not self.started:
                 async with self._front.starting:
                     call = await self._call()
@@ -259,6 +268,13 @@ class Following:
         except Exception as error:
             _log.error("call %s cannot be followed", self.uid, exc_info=error)
             self._stop(Failure(f"The engine refused the call: {type(error).__name__}: {error}", "engine_failed"))
+
+    def look_for_keys(self) -> None:
+        self._spawn(self._look_for_keys())
+
+    async def _look_for_keys(self) -> None:
+        for row in await self._front.registry.store.waits(self.uid):
+            self._watch(row.kind, row.name)
 
     async def _call(self) -> EngineCall:
         invocation, tool = self._invocation, self._invocation.tool

@@ -120,21 +120,21 @@ Report = Ended | Parked | Suspended | Again
 # Frames of the channel
 
 
-class Printed(msgspec.Struct, frozen=True, tag="out"):
+class Printed(msgspec.Struct, frozen=True, tag_field="frame", tag="out"):
     data: bytes
 
 
-class Progressed(msgspec.Struct, frozen=True, tag="progress"):
+class Progressed(msgspec.Struct, frozen=True, tag_field="frame", tag="progress"):
     done: float
     total: float | None = None
     message: str | None = None
 
 
-class Reading(msgspec.Struct, frozen=True, tag="reading"):
+class Reading(msgspec.Struct, frozen=True, tag_field="frame", tag="reading"):
     yes: bool
 
 
-class Asking(msgspec.Struct, frozen=True, tag="ask"):
+class Asking(msgspec.Struct, frozen=True, tag_field="frame", tag="ask"):
     """A question. `name` is that of its record; None if the answer is not recorded."""
 
     number: int
@@ -142,17 +142,17 @@ class Asking(msgspec.Struct, frozen=True, tag="ask"):
     question: dict[str, Any]
 
 
-class Withdrawn(msgspec.Struct, frozen=True, tag="withdraw"):
+class Withdrawn(msgspec.Struct, frozen=True, tag_field="frame", tag="withdraw"):
     """The open question is withdrawn."""
 
 
-class Showing(msgspec.Struct, frozen=True, tag="show"):
+class Showing(msgspec.Struct, frozen=True, tag_field="frame", tag="show"):
     path: str
     old: str | None
     new: str
 
 
-class Emitting(msgspec.Struct, frozen=True, tag="emit"):
+class Emitting(msgspec.Struct, frozen=True, tag_field="frame", tag="emit"):
     """An event of the call's process. One with a name counts once in all attempts (E8)."""
 
     name: str | None
@@ -160,14 +160,14 @@ class Emitting(msgspec.Struct, frozen=True, tag="emit"):
     payload: Any = None
 
 
-class Taking(msgspec.Struct, frozen=True, tag="take"):
+class Taking(msgspec.Struct, frozen=True, tag_field="frame", tag="take"):
     """The call has made a key for itself."""
 
     kind: Literal["completion", "event"]
     name: str = ""
 
 
-class Suspending(msgspec.Struct, frozen=True, tag="suspend"):
+class Suspending(msgspec.Struct, frozen=True, tag_field="frame", tag="suspend"):
     """Nothing of the call runs until it is woken."""
 
 

@@ -86,8 +86,8 @@ class ServeDoor(Door):
         """`completing` takes completions, `app` everything else. `owner` is the owner's token, `principals` maps tokens
         for `/mcp` to their principals. `url` is the public address. `named`: the server has its port on both loopback
         addresses, so that names below `.localhost` lead to it and to no other. `metrics_open`: `/metrics` needs no
-        token, since only this machine can reach it. `longest`: bytes of a body. `workers` takes the channels of calls on
-        engines."""
+        token, since only this machine can reach it. `longest`: bytes of a body. `workers` takes the channels of calls
+        on engines."""
         super().__init__(app, dict(principals or {}), hosts, owner=owner)
         public = urlsplit(url or "")
         self._secure = public.scheme == "https"

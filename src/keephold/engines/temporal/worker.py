@@ -84,6 +84,9 @@ async def _patiently(work: Any) -> Any:
         try:
             return await asked(work())
         except (EngineUnavailable, WorkflowUpdateRPCTimeoutOrCancelledError):
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # the SDK makes an error of its own of a cancellation
+                raise asyncio.CancelledError from None
             await asyncio.sleep(delay)
             delay = min(2 * delay, _AGAIN_AT_MOST_SECS)
 

@@ -56,6 +56,11 @@ class CallWorkflow:
 
     @workflow.run
     async def run(self, call: Json, carried: str | None = None) -> Json:
+        report = await self._call(call)
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        return report
+
+    async def _call(self, call: Json) -> Json:
         while True:
             report = await self._perform(call)
             kind = report["report"]
