@@ -462,6 +462,17 @@ class Following:
         await registry.write(ops)
 
     async def _apply(self, frame: Frame) -> None:
+        """Take a frame. One that cannot be taken is logged, and does not hold up those behind it."""
+        try:
+            await self._take_frame(frame)
+        except KeepholdError as error:
+            if error.code in ("lease_lost", "already_stopped", "store_unavailable"):
+                raise
+            _log.warning("a frame of call %s is refused: %s", self.uid, error)
+        except Exception as error:
+            _log.error("a frame of call %s cannot be taken", self.uid, exc_info=error)
+
+    async def _take_frame(self, frame: Frame) -> None:
         sink = self._sink
         match frame:
             case Printed(data):

@@ -122,7 +122,7 @@ class TemporalWorker:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until told to stop; then let calls end for a while, and release those that can go on elsewhere."""
-        asyncio.get_running_loop().set_task_factory(task_factory)
+        asyncio.get_running_loop().set_task_factory(task_factory)  # to know which tasks are those of a call
         self._client = await self._place.connect()
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
         async with httpx2.AsyncClient(limits=limits, trust_env=False) as self._http:
