@@ -38,6 +38,8 @@ CODES: dict[str, str] = {
     "durable_effects_missing_call_id": "durable effects need a call with an id",
     "durable_effects_unavailable": 'durable effects need an async function tool with on_crash="replay"',
     "emulator_crashed": "a program's output crashed the terminal emulator, and the program was ended",
+    "engine_failed": "the engine refused or lost the call; the message says why",
+    "engine_unsupported": "a call on an engine runs on another machine, where this cannot be done",
     "handle_expired": "the handle stopped so long ago that only its tombstone is left",
     "handle_not_found": "no handle of that id in this conversation",
     "handle_of_another_tool": "the handle belongs to another tool, named in the message",

@@ -11,8 +11,9 @@ from tests.temporal import Place
 from keephold import Call, Pending, Question, Runtime, ToolCall, tool
 from keephold.errors import ToolError
 from keephold.policies import QuestionPolicy
+from keephold.tools.base import Action
 
-ALL = ("spawn", "fetch", "apply", "abort")
+ALL: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
 
 
 async def _ended(turn: Any, id: str) -> dict[str, Any]:
@@ -68,7 +69,8 @@ async def test_output_progress_questions_and_input_take_the_channel(temporal: Pl
     async with working(temporal, [talks]), front_end(temporal, [talks]) as rt, rt.turn() as turn:
         await turn.run([spawn("talks", "t")])
         await until(lambda: _prints(turn, "t", "one\n"))
-        assert (await turn.handle("t")).progress.message == "begun"
+        progress = (await turn.handle("t")).progress
+        assert progress is not None and progress.message == "begun"
         waited = await turn.wait(all=["t"], timeout=PATIENCE)
         assert waited["pending"][0]["id"] == "t", "it is blocked on the caller: it reads (A6)"
         await turn.send("t", "bob")
@@ -79,7 +81,7 @@ async def test_output_progress_questions_and_input_take_the_channel(temporal: Pl
 
 
 async def _prints(turn: Any, id: str, text: str) -> bool:
-    return (await turn.handle(id)).output_bytes >= len(text)
+    return bool((await turn.handle(id)).output_bytes >= len(text))
 
 
 async def _is(turn: Any, id: str, state: str) -> bool:

@@ -124,8 +124,3 @@ def test_F_a_command_that_code_made_has_no_engine_either() -> None:
         with pytest.raises(ConfigError) as caught:
             make("true", name="x", engine="temporal")  # type: ignore[call-arg]
         assert caught.value.problems == (f"tool `x`: {COMMANDS}",)
-
-
-def test_L1_an_engine_is_said_to_have_no_effect_yet() -> None:
-    (note,) = load(TABLE + python("plain", "engine = 'temporal'")).ignored_settings()
-    assert note.startswith("keephold.toml:5: conversation.tools.t.engine: no engine runs tools yet")

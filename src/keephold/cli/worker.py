@@ -26,7 +26,7 @@ from keephold.errors import KeepholdError
     default=30.0,
     show_default=True,
     metavar="SECS",
-    help="Let calls end for this long after TERM or INT. Then those that can go on elsewhere are released, and the "
+    help="Let calls end for this long after TERM or INT. Then those that can continue elsewhere are released, and the "
     "others end.",
 )
 @click.option("--metrics", metavar="ADDR", help="Serve Prometheus metrics at HOST:PORT.")
@@ -34,7 +34,7 @@ def worker(config: Path | None, engine: str, max_running: int | None, drain: flo
     """Run the functions that a configuration gives to an engine, on this machine.
 
     The front end (`keephold serve`) and its workers use the same configuration, or at least the same tools and the same
-    [engines.temporal]. Start as many workers as you like, on any machines; a call of a worker that dies goes on in
+    [engines.temporal]. Start as many workers as you like, on any machines; a call of a worker that dies continues in
     another one. Workers need no store. They reach the front end by [serve] url.
     """
     log_to_stderr()

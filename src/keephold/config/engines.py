@@ -27,7 +27,7 @@ def temporal_place(config: Config) -> "Place":
     from keephold.engines.temporal.client import Place
 
     settings = config.engines["temporal"]
-    directory = Path() if config.source is None else config.source.path.parent
+    directory = config.root
     tls = settings.tls
 
     def file(name: str | None) -> Path | None:

@@ -1,4 +1,4 @@
-"""What the durable side of a call needs around it: of a runtime that keeps a store, or of a worker of an engine."""
+"""The surroundings of the durable side of a call: of a runtime that keeps a store, or of a worker of an engine."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, Protocol
@@ -38,11 +38,11 @@ class Host(Protocol):
 
     @property
     def on_woken(self) -> Callable[[str], Awaitable[None]] | None:
-        """Called with the uid of a call that has waited in its effects, before its tool goes on."""
+        """Called with the uid of a call that has waited in its effects, before its tool continues."""
 
     @property
     def closing(self) -> bool:
-        """Whether effects are refused, because the call goes on in another process (R6)."""
+        """Whether effects are refused, because the call continues in another process (R6)."""
 
     def write(self, ops: Sequence[Op]) -> Awaitable[Sequence[Any]]:
         """Write operations together, and return their results when they are safe."""

@@ -1,8 +1,8 @@
 """One attempt of a call on a worker: the tool's own code, with the engine as its journal.
 
-The tool runs as in a runtime, by the same `Function`, `Call`, `Journal` and `CallEffects`. What differs is the host
-below: records go to the engine, output and questions to the channel. When every coroutine of the call has waited in its
-effects for a while, the attempt ends as suspended, and its worker is free.
+The tool runs as in a runtime, by the same `Function`, `Call`, `Journal` and `CallEffects`. Only the host below
+differs: records go to the engine, output and questions to the channel. When every coroutine of the call has waited
+in its effects for a while, the attempt ends as suspended, and its worker is free.
 """
 
 import asyncio
@@ -269,7 +269,7 @@ class Body:
             return Again(retry_delay(retry, failures), outcome, unsent, attempt)
         return Ended(outcome, unsent, attempt)
 
-    # What ends it
+    # Its end
 
     def end(self, grace: float) -> None:
         """End the tool (C7): its coroutine is cancelled."""
@@ -283,7 +283,7 @@ class Body:
         self._release()
 
     async def suspend(self) -> None:
-        """Stop in order, so that another attempt goes on: running steps are recorded first (R6)."""
+        """Stop in order, so that another attempt continues: running steps are recorded first (R6)."""
         if self._suspended is None and not self._over.done() and self.can_move:
             self._suspended = Suspended([], self.host.clock.now())
             self.host.closing = True
@@ -295,7 +295,7 @@ class Body:
 
     @property
     def can_move(self) -> bool:
-        """Whether nothing is lost if another attempt goes on."""
+        """Whether nothing is lost if another attempt continues."""
         return self._tool.on_crash == "replay"
 
     def _release(self) -> None:

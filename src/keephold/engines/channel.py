@@ -132,7 +132,7 @@ class Channel:
         return (await self._talk(Talk(self._attempt, fetch=stored))).value
 
     async def flush(self, secs: float) -> None:
-        """Wait until a front end has everything, for at most so many seconds if what is left can travel otherwise."""
+        """Wait until a front end has everything, for at most that many seconds if the rest can travel otherwise."""
         while self.connected and self._frames:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(secs):
@@ -141,7 +141,7 @@ class Channel:
                 return
 
     def unsent(self) -> list[Any]:
-        """Return what no front end has, each frame with its number. What does not fit is dropped from the middle."""
+        """Return what no front end has, each frame with its number. Output that does not fit loses its middle."""
         numbered = [[self._first + at, msgspec.to_builtins(frame)] for at, frame in enumerate(self._frames)]
         if self._size <= UNSENT_BYTES:
             return numbered

@@ -120,7 +120,7 @@ class FrontEnd:
             call.look_for_keys()
 
     def sweep_later(self) -> None:
-        """Look now and then for suspended calls that have ended without a word of their worker."""
+        """Look now and then for suspended calls that have ended without a message of their worker."""
         if self._sweeping is None and not self.registry.closing:
             self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_SECS, self._sweep)
 
@@ -317,7 +317,7 @@ class Following:
             await self._news.wait()
 
     def wake(self) -> None:
-        """It may have ended, or goes on."""
+        """It may have ended, or continues."""
         self.suspended = False
         self._awake.set()
 

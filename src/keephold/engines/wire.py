@@ -1,4 +1,4 @@
-"""What travels between front end, engine and worker.
+"""Messages between front end, engine and worker.
 
 The engine carries the call to a worker (`EngineCall`), what its attempts find (`Given`) and how they end (`Report`).
 Output, progress, questions and input take the channel, which is HTTP from the worker to the front end: `Talk` and
@@ -61,7 +61,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Given(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an attempt begins with."""
+    """The state in which an attempt begins."""
 
     attempt: int
     lines: list[Line] | None = []
@@ -97,7 +97,7 @@ class Parked(msgspec.Struct, frozen=True, tag_field="report", tag="parked", omit
 
 
 class Suspended(msgspec.Struct, frozen=True, tag_field="report", tag="suspended", omit_defaults=True):
-    """The call only waits: it goes on when one of the events has come, or at the time of day `due`."""
+    """The call only waits: it continues when one of the events has come, or at the time of day `due`."""
 
     awaiting: list[str] = []
     due: float | None = None
@@ -175,7 +175,7 @@ Frame = Printed | Progressed | Reading | Asking | Withdrawn | Showing | Emitting
 
 
 class Talk(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a worker says, and what it knows already."""
+    """Frames of a worker, and how much it knows already."""
 
     attempt: int
     first: int = 1
@@ -203,7 +203,7 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
     inputs: list[Any] = []
     answer: Outcome | None = None
     end: float | None = None
-    """The call is being ended, with so many seconds of grace."""
+    """The call is being ended, with that many seconds of grace."""
     stored: str | None = None
     value: Any = None
 

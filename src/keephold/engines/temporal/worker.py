@@ -121,7 +121,7 @@ class TemporalWorker:
         return len(self._bodies)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until told to stop; then let calls end for a while, and release those that can go on elsewhere."""
+        """Work until told to stop; then let calls end for a while, and release those that can continue elsewhere."""
         asyncio.get_running_loop().set_task_factory(task_factory)  # to know which tasks are those of a call
         self._client = await self._place.connect()
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
