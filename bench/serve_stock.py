@@ -10,15 +10,17 @@ from typing import Any
 from keephold.durable.keys import key_id, make_key, new_secret
 from keephold.handles.state import Failure, Ok, Running, Stopped
 from keephold.store.base import Op, Parking, Record, Registered, SecretAdded, WaitOpened
+from keephold.store.postgres.store import PostgresStore
 from keephold.store.sqlite import SqliteStore
 
 _CHUNK = 1000
 _CONVERSATIONS, _TOOLS = 20, ("build", "deploy", "test", "fetch_page", "summarise")
 
 
-async def stock(path: Path, *, stopped: int = 0, parked: int = 0) -> list[str]:
-    """Put handles into a store, oldest first. Return the completion keys of those that are parked."""
-    store = SqliteStore(path)
+async def stock(place: Path | str, *, stopped: int = 0, parked: int = 0) -> list[str]:
+    """Put handles into a file, or the PostgreSQL store of that URL, oldest first. Return the completion keys of those
+    that are parked."""
+    store = SqliteStore(place) if isinstance(place, Path) else PostgresStore(place)
     await store.open(lambda _: None)
     try:
         secret_id, secret = await _secret(store)
@@ -38,7 +40,7 @@ async def stock(path: Path, *, stopped: int = 0, parked: int = 0) -> list[str]:
         await store.close()
 
 
-async def _secret(store: SqliteStore) -> tuple[str, bytes]:
+async def _secret(store: SqliteStore | PostgresStore) -> tuple[str, bytes]:
     found = await store.secret()
     if found is None:
         found = new_secret()
@@ -84,7 +86,7 @@ def _with_key(record: Record, secret_id: str) -> tuple[Op, Op]:
     return Registered(record), WaitOpened(record.uid, 1, id, "completion", "", secret_id)
 
 
-async def _commit(store: SqliteStore, ops: Sequence[Op]) -> None:
+async def _commit(store: SqliteStore | PostgresStore, ops: Sequence[Op]) -> None:
     done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     store.commit(ops, done.set_result, done.set_exception)
     await done

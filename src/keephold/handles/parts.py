@@ -6,7 +6,7 @@ parts at most.
 
 import asyncio
 
-_SECS = 0.015
+_SECS = 0.01
 """How long a part should take."""
 _LEAST, _MOST = 20, 500
 

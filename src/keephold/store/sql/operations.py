@@ -401,11 +401,6 @@ def take_back(tx: Transaction, conversation: str, shown: Iterable[tuple[str, Sho
                 _remove(tx, "shown", "take_back_kind", uid, kind, conversation)
 
 
-def expire(tx: Transaction, uid: str) -> None:
-    """Remove the notifications of a deleted handle (S5)."""
-    _remove(tx, "expired", "remove_notifications", uid)
-
-
 def _remove(
     tx: Transaction, by: Literal["shown", "dropped", "expired"], query: str, *bindings: Any
 ) -> list[QueuedNotification]:
@@ -591,13 +586,13 @@ def collected(tx: Transaction, op: base.Collected) -> int:
     left = _left_turns(tx, op)
     gone = tx.rows(*expired(tx.sql, op, left))
     tx.forgetful = True
-    for number, uid, id, conversation, file in gone:
-        tx.run(tx.sql["add_tombstone"], (uid, id, conversation, op.at))
-        tx.run(tx.sql["remove_journal"], (number,))
-        tx.run(tx.sql["remove_output"], (number,))
-        tx.run(tx.sql["remove_process_events"], (uid,))
-        expire(tx, uid)
-        tx.run(tx.sql["remove_handle"], (number,))
+    if gone:
+        uids = encode([uid for _, uid, *_ in gone]).decode()
+        tx.run(tx.sql["add_tombstones"], (op.at, uids))
+        _remove(tx, "expired", "remove_notifications", uids)
+        for query in ("remove_journals", "remove_outputs", "remove_process_events", "remove_handles"):
+            tx.run(tx.sql[query], (uids,))
+    for _, uid, _, _, file in gone:
         if file is not None:
             tx.run(tx.sql["add_litter"], (file,))
             tx.litter.append(file)
@@ -606,8 +601,8 @@ def collected(tx: Transaction, op: base.Collected) -> int:
     more = op.limit in (len(gone), len(forgotten))
     for conversation in {row[3] for row in gone}:
         forgotten += tx.rows(tx.sql["remove_surplus_tombstones"], (conversation, TOMBSTONES))
-    for (uid,) in forgotten:
-        tx.run(tx.sql["remove_waits"], (uid,))
+    if forgotten:
+        tx.run(tx.sql["remove_waits"], (encode([uid for (uid,) in forgotten]).decode(),))
     for conversation, turn in left.items():
         tx.run(tx.sql["end_turn"], (op.at, conversation, turn))
     if not op.partial:

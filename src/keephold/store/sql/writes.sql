@@ -273,8 +273,8 @@ DELETE FROM notifications WHERE uid = ? AND kind = ? AND conversation = ?
 RETURNING number, conversation, kind, level, message, at, uid, carriers;
 
 -- name: remove_notifications
--- Remove the notifications of a deleted handle.
-DELETE FROM notifications WHERE uid = ? RETURNING number, conversation, kind, level, message, at, uid, carriers;
+-- Remove the notifications of deleted handles.
+DELETE FROM notifications WHERE uid {among} RETURNING number, conversation, kind, level, message, at, uid, carriers;
 
 -- name: queue
 -- Whether a conversation has notifications, and how many were dropped.
@@ -345,26 +345,28 @@ SELECT t.conversation, t.turn, t.owner FROM turns t WHERE t.ended_at IS NULL AND
     SELECT 1 FROM handles h WHERE h.conversation = t.conversation AND (h.stopped_at IS NULL OR h.stopped_at >= ?1)
   );
 
--- name: add_tombstone
--- Add the tombstone of a handle that could be named, or whose keys may still be used.
-INSERT INTO tombstones (uid, id, conversation, at) SELECT ?1, ?2, ?3, ?4
-WHERE CAST(?2 AS TEXT) IS NOT NULL OR EXISTS (SELECT 1 FROM waits WHERE uid = ?1);
+-- name: add_tombstones
+-- Add the tombstones of those handles that could be named, or whose keys may still be used.
+INSERT INTO tombstones (uid, id, conversation, at)
+SELECT h.uid, CASE WHEN h.stateful THEN h.id END, h.conversation, ?1 FROM handles h
+WHERE h.uid {among} AND (h.stateful OR EXISTS (SELECT 1 FROM waits w WHERE w.uid = h.uid))
+ORDER BY h.stopped_at, h.number;
 
--- name: remove_handle
--- Delete an expired handle.
-DELETE FROM handles WHERE number = ?;
+-- name: remove_handles
+-- Delete expired handles.
+DELETE FROM handles WHERE uid {among};
 
--- name: remove_output
--- Delete the output of an expired handle.
-DELETE FROM outputs WHERE handle = ?;
+-- name: remove_outputs
+-- Delete the outputs of expired handles.
+DELETE FROM outputs WHERE handle IN (SELECT h.number FROM handles h WHERE h.uid {among});
 
--- name: remove_journal
--- Delete the journal of an expired handle.
-DELETE FROM journal WHERE handle = ?;
+-- name: remove_journals
+-- Delete the journals of expired handles.
+DELETE FROM journal WHERE handle IN (SELECT h.number FROM handles h WHERE h.uid {among});
 
 -- name: remove_process_events
--- Delete the process events of an expired handle.
-DELETE FROM process_events WHERE process = ?;
+-- Delete the process events of expired handles.
+DELETE FROM process_events WHERE process {among};
 
 -- name: add_litter
 -- Add a file to be removed after the commit.
@@ -389,8 +391,8 @@ DELETE FROM tombstones WHERE conversation = ?1 AND number <= (
 ) RETURNING uid;
 
 -- name: remove_waits
--- Delete the keys of a deleted tombstone (D5).
-DELETE FROM waits WHERE uid = ?;
+-- Delete the keys of deleted tombstones (D5).
+DELETE FROM waits WHERE uid {among};
 
 -- name: remove_old_turns
 -- Delete turns that ended longer than the retention ago.
