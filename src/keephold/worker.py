@@ -24,10 +24,11 @@ from typing import Any
 
 import msgspec
 
+from keephold.platforms import VARIABLE
 from keephold.worker_process import HEADER, LAST, OUT_OF_MEMORY
 
-_INHERITED = ("LD_LIBRARY_PATH", "PYTHONHOME")
-"""Variables without which some interpreters do not start. The worker gets no others."""
+_INHERITED = ("LD_LIBRARY_PATH", "PYTHONHOME", VARIABLE)
+"""Variables without which some interpreters do not start, and ours. The worker gets no others."""
 _START_SECS, _STUCK_SECS = 60.0, 30.0
 """How long a process may take to start, and how long it may be silent while it owes a reply. Only a stopped or starved
 one takes so long: the limit of processor time is the kernel's."""

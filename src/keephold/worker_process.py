@@ -22,6 +22,8 @@ from time import perf_counter
 
 import msgspec
 
+from keephold.platforms import machine
+
 HEADER = struct.Struct(">I")
 """The length of what follows; a reply may have `LAST` in it."""
 LAST = 1 << 31
@@ -48,8 +50,7 @@ def main() -> None:
         return
     _send(connection, b"")
     gc.freeze()
-    enough = int(memory) // resource.getpagesize() // 2
-    statm = os.open("/proc/self/statm", os.O_RDONLY)
+    enough, used = int(memory) // 2, machine.memory_reader()
     receive = _Receiving(connection, int(parent))
     if answer is None:
         module.serve(receive, partial(_send, connection))
@@ -64,7 +65,7 @@ def main() -> None:
             os._exit(OUT_OF_MEMORY)
         last = False
         if perf_counter() - began > _LONG_SECS:
-            last = int(os.pread(statm, 32, 0).split(maxsplit=1)[0]) > enough  # pages of its address space
+            last = used() > enough
         _send(connection, reply, LAST if last else 0)
         if last:
             return
@@ -72,7 +73,7 @@ def main() -> None:
 
 def _limit(memory: int) -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    machine.limit_memory(memory)
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):  # no core dumps, no files
         resource.setrlimit(kind, (0, 0))
 

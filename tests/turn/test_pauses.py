@@ -15,6 +15,7 @@ from tests.turn.calls import STATEFUL, call, spawn
 import keephold
 from keephold.handles import pace
 from keephold.outcomes import Ok
+from keephold.platforms import machine
 from keephold.tools import marks
 from keephold.tools.function import Function
 from keephold.tools.run import Run
@@ -96,7 +97,7 @@ async def test_C7_many_searches_read_every_process_once(monkeypatch: pytest.Monk
         read.append(pid)
         return []
 
-    monkeypatch.setattr(marks, "pids", lambda: crowd)
+    monkeypatch.setattr(machine, "pids", lambda: crowd)
     monkeypatch.setattr(marks, "marks_of", marks_of)
     found = await asyncio.gather(*(find(Seek(lambda: 0, mark=f"1-2-3-4/{i}")) for i in range(50)))
     assert found == [[]] * 50

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from tests.patience import until
 
-from keephold.tools import cgroups, marks
+from keephold.platforms import cgroups, machine
+from keephold.tools import marks
 from keephold.tools.guard import Guard, reap
 from keephold.tools.process import Exit, Process
 
@@ -58,8 +59,7 @@ def members(guard: Guard, uid: str = "u") -> list[int]:
 
 
 def runs(pid: int) -> bool:
-    stat = marks._stat(pid)
-    return stat is not None and stat[0] not in (b"Z", b"X")
+    return machine.group_of(pid) != 0
 
 
 async def started(guard: Guard, *words: str) -> tuple[Process, int, "asyncio.Future[Exit]"]:

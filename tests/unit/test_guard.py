@@ -12,6 +12,8 @@ import pytest
 from tests.e2e.driver import until
 from tests.leaks import children
 
+from keephold.platforms import machine
+from keephold.platforms.reading import read
 from keephold.tools import marks
 from keephold.tools.environment import inherited
 from keephold.tools.guard import Guard, adopt, release
@@ -77,9 +79,9 @@ def guard() -> Iterator[Guard]:
 
 def naming(mark: str) -> Iterator[int]:
     """Processes with the mark in their arguments: guards."""
-    for pid in marks.pids():
+    for pid in machine.pids():
         try:
-            if mark.encode() in marks.read(f"/proc/{pid}/cmdline"):
+            if mark.encode() in read(f"/proc/{pid}/cmdline"):
                 yield pid
         except OSError:
             continue
@@ -95,7 +97,7 @@ def program(guard: Guard) -> int:
 def armed(guard: Guard) -> int:
     """The pid of the guard's program once it waits for the end of the pipe."""
     pid = program(guard)
-    until(lambda: b"poll" in marks.read(f"/proc/{pid}/wchan"))
+    until(lambda: b"poll" in read(f"/proc/{pid}/wchan"))
     return pid
 
 
@@ -253,7 +255,7 @@ def test_R2_closing_kills_what_is_left_and_leaves_no_guard(guard: Guard) -> None
 
 
 def test_R2_closing_a_guard_that_was_never_needed_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marks, "pids", lambda: pytest.fail("searched all processes"))
+    monkeypatch.setattr(machine, "pids", lambda: pytest.fail("searched all processes"))
     Guard().close()
 
 

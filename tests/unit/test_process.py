@@ -13,6 +13,7 @@ import pytest
 from tests.patience import PATIENCE, until
 
 from keephold.errors import ToolError
+from keephold.platforms import machine
 from keephold.tools import marks, session
 from keephold.tools.process import UNREAD_LIMIT, Exit, Process
 
@@ -78,7 +79,7 @@ class Run:
 
     def left(self) -> list[int]:
         """What runs of the call: bearers of its mark, and members of its group."""
-        group = [pid for pid in marks.pids() if marks.in_group(pid, self.process.pid)]
+        group = [pid for pid in machine.pids() if machine.group_of(pid) == self.process.pid]
         return sorted({*marks.find(self.mark), *group})
 
 
@@ -223,14 +224,14 @@ async def test_F3_what_is_just_changing_its_program_is_found() -> None:
 
 async def test_F3_a_young_command_without_a_rest_usually_ends_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking at every process of the machine is for those that need it, or whose neighbours are just starting."""
-    all_pids, searches = marks.pids, 0
+    all_pids, searches = machine.pids, 0
 
     def pids() -> Iterable[int]:
         nonlocal searches
         searches += 1
         return all_pids()
 
-    monkeypatch.setattr(marks, "pids", pids)
+    monkeypatch.setattr(machine, "pids", pids)
     for _ in range(10):
         assert await Run("sh", "-c", "true; /bin/true").ended() == Exit(code=0, signal=None)
     assert searches < 10
@@ -239,22 +240,22 @@ async def test_F3_a_young_command_without_a_rest_usually_ends_without_a_search(m
 async def test_F3_a_command_that_ran_long_is_searched_for_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pids may have gone round: what it left may have a smaller one than its own."""
     monkeypatch.setattr("keephold.tools.session._YOUNG", 0.0)
-    monkeypatch.setattr(marks, "last_pid", lambda: pytest.fail("trusted the order of pids"))
+    monkeypatch.setattr(machine, "last_pid", lambda: pytest.fail("trusted the order of pids"))
     run = Run("sh", "-c", f'setsid sh -c "{STUBBORN}" & true')
     await run.ended()
     assert run.left() == []
 
 
 async def test_F3_when_pids_went_round_they_are_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marks, "last_pid", lambda: 2)
+    monkeypatch.setattr(machine, "last_pid", lambda: 2)
     run = Run("sh", "-c", f'setsid sh -c "{STUBBORN}" & true')
     await run.ended()
     assert run.left() == []
 
 
 async def test_F3_a_search_among_many_processes_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    crowd = [*marks.pids(), *range(5_000_000, 5_010_000)]
-    monkeypatch.setattr(marks, "pids", lambda: crowd)
+    crowd = [*machine.pids(), *range(5_000_000, 5_010_000)]
+    monkeypatch.setattr(machine, "pids", lambda: crowd)
     monkeypatch.setattr("keephold.tools.session._YOUNG", 0.0)
     run = Run("true")
     os.waitid(os.P_PID, run.process.pid, os.WEXITED | os.WNOWAIT)
@@ -487,7 +488,7 @@ async def test_C4_the_probe_says_no_while_input_is_unread() -> None:
 async def test_C4_the_probe_says_unknown_where_system_calls_are_numbered_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("keephold.tools.process._BLOCKED", {})
+    monkeypatch.setattr("keephold.platforms.linux_probe._BLOCKED", {})
     run = Run("cat", stdin=True)
     assert run.process.probe() is None
     run.process.close_stdin()

@@ -115,7 +115,7 @@ def test_no_file_names_a_registry_or_a_path_of_a_machine() -> None:
 
 
 LAYERS = (
-    "characters content errors extras forking ids limits listeners private_file text worker worker_process",
+    "characters content errors extras forking ids limits listeners platforms private_file text worker worker_process",
     "store handles", "tools.base", "durable", "schema", "tools", "engines", "turn",
     "config tracing upkeep runtime", "agent", "control", "testing cli",
 )  # fmt: skip

@@ -14,6 +14,7 @@ from tests.patience import PATIENCE
 from tests.unit.sqlite_stores import commit, opened, record, registered
 
 from keephold.errors import KeepholdError
+from keephold.platforms import machine
 from keephold.store.base import SecretAdded
 from keephold.store.sqlite import SqliteStore, opening, sql, store
 
@@ -165,7 +166,7 @@ async def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path, monkeypa
 
 
 async def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "_REMOTE", frozenset({opening._file_system(tmp_path)}))
+    monkeypatch.setattr(opening, "_REMOTE", frozenset({machine.file_system(tmp_path)}))
     await refused(tmp_path / "store.db", "network file system", "local disk")
 
 

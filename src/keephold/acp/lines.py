@@ -13,10 +13,13 @@ import socket
 import stat
 from collections.abc import Callable
 
+from keephold.platforms import machine
+
 _PIECE = 256 * 1024
 """Bytes that are read or written at once."""
 _REST = 64
 """Pieces that are read after writing has failed: more than a pipe or a socket holds."""
+_FLAGS = int(socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0))  # macOS does not have the second
 HEAD = 1024
 """Bytes of an overlong line that are reported."""
 LOW = 256 * 1024
@@ -153,8 +156,8 @@ class LineWriter:
             return fd
         try:
             flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-            self._own = os.open(f"/proc/self/fd/{fd}", flags)
-        except OSError:  # another user's file, no /proc, or no reader: the first write reports it
+            self._own = machine.reopen(fd, flags)
+        except OSError:  # another user's file, or no reader, or this machine cannot: the first write reports it
             os.set_blocking(fd, False)
             self._made_nonblocking = True
             return fd
@@ -211,7 +214,7 @@ class LineWriter:
 
     def _write(self, data: bytearray) -> int:
         if self._socket is not None:
-            return self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            return self._socket.send(data, _FLAGS)
         return os.write(self._fd, data)
 
     def _poll(self, wanted: bool) -> None:

@@ -7,7 +7,6 @@ Raw is the library alone: apsw in WAL mode with `synchronous=FULL`, a bare futur
 import asyncio
 import itertools
 import json
-import os
 import shutil
 import signal
 import statistics
@@ -28,6 +27,7 @@ from keephold.cli.store import place_of, store_option
 from keephold.durable.effects import Effects
 from keephold.errors import KeepholdError
 from keephold.handles.view import Handles
+from keephold.platforms import machine
 
 SECONDS = 5.0
 """About how long the whole run takes."""
@@ -121,7 +121,7 @@ def _synced_writes(path: Path) -> Slice:
 
             async def write() -> None:
                 file.write(_PAGE)
-                os.fdatasync(file.fileno())
+                machine.sync_data(file.fileno())
 
             return await _p50(length, _timed(write))
 

@@ -4,7 +4,6 @@ Nothing is started or changed, but the modules of Python tools are imported. If 
 are only looked for, and no port is tried (K7). Notes are worth knowing, not wrong.
 """
 
-import contextlib
 import errno
 import json
 import os
@@ -20,14 +19,13 @@ import click
 from keephold.characters import readable
 from keephold.cli.parameters import json_option, no_config
 from keephold.cli.printing import counted
+from keephold.platforms import machine
 
 if TYPE_CHECKING:
     from keephold.config import Config
     from keephold.config.source import KeyPath
 
 
-_LISTENING = "0A"
-_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _SHOWN = 80
 """Characters of another program's command line."""
 
@@ -90,31 +88,13 @@ def port_trouble(host: str, port: int, *, if_there: bool = False) -> tuple[str, 
 
 def _listener(port: int) -> tuple[str, bool]:
     """Return who listens on the port, as the end of a sentence, and whether it is a keephold."""
-    inodes = set(_inodes(port))
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit() and _holds(process, inodes):
-            words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            line = " ".join(word for word in words if word)
-            shown = readable(line)[:_SHOWN]
-            ours = any(Path(word).name == "keephold" and after in ("serve", "mcp") for word, after in pairwise(words))
-            return f" by process {process.name} ({shown})", ours
-    return " by a process of another user", False
-
-
-def _inodes(port: int) -> Iterator[str]:
-    for table in _TABLES:
-        with contextlib.suppress(OSError):
-            for line in table.read_text().splitlines()[1:]:
-                cells = line.split()
-                if cells[3] == _LISTENING and int(cells[1].rpartition(":")[2], 16) == port:
-                    yield f"socket:[{cells[9]}]"
-
-
-def _holds(process: Path, inodes: set[str]) -> bool:
-    try:
-        return any(str(descriptor.readlink()) in inodes for descriptor in (process / "fd").iterdir())
-    except OSError:  # another user's, or gone
-        return False
+    pid = machine.listener(port)
+    if pid is None:
+        return " by a process that cannot be seen, such as one of another user", False
+    words = machine.command_of(pid)
+    shown = readable(" ".join(word for word in words if word))[:_SHOWN]
+    ours = any(Path(word).name == "keephold" and after in ("serve", "mcp") for word, after in pairwise(words))
+    return f" by process {pid} ({shown})", ours
 
 
 class Examination:
@@ -405,10 +385,7 @@ def without_screen(tools: list[dict[str, Any]]) -> list[str]:
 
 def cleanup() -> str:
     """Return how the processes of a call are found when it ends (R2)."""
-    from keephold.tools.cgroups import place
-
-    cgroup, why = place()
-    return f"by mark only: {why}" if cgroup is None else f"by mark and by control group, below {cgroup}"
+    return machine.cleanup
 
 
 @click.command()

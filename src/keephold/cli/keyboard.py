@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from keephold.characters import readable
+from keephold.platforms import machine
 from keephold.text import strip_controls, to_utf8
 from keephold.tools.environment import inherited
 
@@ -451,9 +452,8 @@ def _never_stopped(pid: int) -> Iterator[None]:
     """Continue a child whenever it is stopped, for example by Ctrl-Z: no shell would do it."""
 
     def look() -> None:
-        with contextlib.suppress(ChildProcessError):
-            if os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None:
-                _signal_group(pid, signal.SIGCONT)
+        if machine.is_stopped(pid):
+            _signal_group(pid, signal.SIGCONT)
 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGCHLD, look)
@@ -483,15 +483,15 @@ async def _ended(child: "subprocess.Popen[bytes]") -> None:
 
 
 async def _end_of(child: "subprocess.Popen[bytes]") -> None:
-    pidfd = os.pidfd_open(child.pid)
+    end = machine.end_of(child.pid)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_reader(pidfd, ended.set)
+    loop.add_reader(end, ended.set)
     try:
         await ended.wait()
     finally:
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
+        loop.remove_reader(end)
+        end.close()
 
 
 def _signal_group(group: int, number: int) -> None:

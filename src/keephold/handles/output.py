@@ -26,6 +26,7 @@ from typing import NamedTuple, cast
 
 from keephold.handles.spool import Spool
 from keephold.handles.timeline import Timeline
+from keephold.platforms import machine
 from keephold.store.base import KeptOutput
 
 _MEMORY = 1 << 20
@@ -499,7 +500,7 @@ class Output:
         if self._path is not None:
             descriptor = self._descriptor if self._descriptor >= 0 else self._open(0)
             try:
-                os.fdatasync(descriptor)
+                machine.sync_data(descriptor)
             finally:
                 if self._descriptor < 0:
                     os.close(descriptor)

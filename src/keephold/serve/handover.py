@@ -26,7 +26,6 @@ import json
 import logging
 import os
 import socket
-import struct
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +33,7 @@ from typing import Any, Protocol
 
 from keephold.errors import ConfigError
 from keephold.forking import close_in_children
+from keephold.platforms import machine
 from keephold.private_file import is_ours
 from keephold.store.sockets import HANDOVER
 from keephold.store.sqlite.processes import owners_of
@@ -64,9 +64,7 @@ class Channel:
     @property
     def peer(self) -> tuple[int, int]:
         """The pid and the user of the other server."""
-        data = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid, uid, _ = struct.unpack("3i", data)
-        return pid, uid
+        return machine.peer(self._socket)
 
     async def send(self, said: dict[str, Any], sockets: Sequence[socket.socket] = ()) -> None:
         """Send a packet. Raises `Ended`."""
@@ -204,7 +202,8 @@ class Offer:
         self._front = front
         self._to: int | None = None
         """The pid of the server that is about to replace this one."""
-        self._socket = close_in_children(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK))
+        self._socket = close_in_children(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        self._socket.setblocking(False)
         _remove(path)
         self._socket.bind(path)
         Path(path).chmod(0o600)
@@ -357,6 +356,8 @@ class Predecessor:
 async def predecessor(store: Path, at: tuple[str, int], drain: float) -> Predecessor | None:
     """Find the server on this store that listens at that address, and reserve its place; None if there is none. Raises
     `ConfigError` if it cannot be replaced."""
+    if not machine.replaces_servers:
+        raise ConfigError(["`--replace` needs Linux; stop the other server, and start this one without `--replace`"])
     try:
         bells = owners_of(store).bells()
     except OSError:
@@ -371,7 +372,7 @@ async def predecessor(store: Path, at: tuple[str, int], drain: float) -> Predece
 
 
 async def _asked(path: str, at: tuple[str, int], drain: float) -> Predecessor | None:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel = Channel(connection)
     try:
         async with asyncio.timeout(_FIRST_SECS):

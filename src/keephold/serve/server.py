@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 
 from keephold.errors import ConfigError
 from keephold.forking import close_in_children
+from keephold.platforms import machine
 from keephold.serve.handover import Offer, Predecessor, Successor
 from keephold.serve.slow_clients import IDLE_SECS, SlowClientProtocol, allow_many
 
@@ -235,7 +236,7 @@ async def _until_replaced(front: Front, handover: Handover | None, ending: Seque
     if handover is None:
         await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
         return
-    offer = None if handover.path is None else Offer(handover.path, front)
+    offer = None if handover.path is None or not machine.replaces_servers else Offer(handover.path, front)
     following, successor = None, None
     try:
         if handover.predecessor is not None:

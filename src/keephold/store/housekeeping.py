@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from keephold.errors import KeepholdError
+from keephold.platforms import machine
 from keephold.store.base import Collected, Store
 
 
@@ -22,10 +23,9 @@ class Owner(msgspec.Struct, frozen=True):
     """Its pid and command, as far as is known."""
 
 
-def pid_and_command(pid: str) -> str:
-    """Describe a process of this machine. Raises `OSError` if it has ended."""
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-    said = " ".join(words).strip()
+def pid_and_command(pid: int) -> str:
+    """Describe a process of this machine."""
+    said = " ".join(machine.command_of(pid)).strip()
     return f"{pid} (`{''.join(each if each.isprintable() else ' ' for each in said)[:80]}`)"
 
 

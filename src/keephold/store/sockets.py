@@ -5,9 +5,8 @@ import tempfile
 from pathlib import Path
 
 from keephold.errors import KeepholdError
+from keephold.platforms import machine
 
-_PATH_BYTES = 107
-"""How long the path of a socket may be."""
 STREAM = ".s"
 """The suffix of a process's second socket, for its streams."""
 HANDOVER = ".h"
@@ -21,7 +20,7 @@ def directory(name: str) -> Path:
     runtime, own = os.environ.get("XDG_RUNTIME_DIR"), f"keephold-{os.getuid()}"
     places = [Path(runtime) / "keephold"] if runtime else []
     places += [Path(tempfile.gettempdir()) / own, Path("/tmp") / own]
-    found = next((place for place in places if len(os.fsencode(place / name)) <= _PATH_BYTES), places[-1])
+    found = next((place for place in places if len(os.fsencode(place / name)) <= machine.socket_path), places[-1])
     found.mkdir(mode=0o700, parents=True, exist_ok=True)
     facts = found.lstat()
     if not found.is_dir() or found.is_symlink() or facts.st_uid != os.getuid() or facts.st_mode & 0o077:

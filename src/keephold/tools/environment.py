@@ -12,8 +12,8 @@ even if `os.environ` has others by now. `conceal` overwrites the values there.
 import os
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
+from keephold.platforms import machine
 from keephold.tools import marks
 
 KNOWN = frozenset(
@@ -34,7 +34,6 @@ _names: set[str] = set(KNOWN)
 _values: set[str] = set()
 _concealed = False
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_ENV_START, _ENV_END = 47, 48  # positions in /proc/self/stat, counted after the name
 
 
 def withhold(names: Iterable[str], values: Iterable[str] = ()) -> None:
@@ -83,11 +82,10 @@ def conceal() -> None:
 
     global _concealed
     _concealed = True
-    try:
-        stat = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-        start, end = int(stat[_ENV_START]), int(stat[_ENV_END])
-    except (OSError, IndexError, ValueError):
+    area = machine.environment_area()
+    if area is None:
         return
+    start, end = area
     if not start < end:
         return
     at = start

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keephold.errors import ToolError
-from keephold.tools import cgroups, marks
+from keephold.platforms import machine
+from keephold.tools import marks
 from keephold.tools.environment import conceal, inherited
 
 if TYPE_CHECKING:
@@ -96,14 +97,13 @@ class _Watch:
             return
         self._let_go()
         conceal()  # before the first child can look
-        cgroup, _ = cgroups.place()
         try:
             read, self._pipe = os.pipe()
         except OSError as error:
             raise _not_started(error) from error
         try:
             self._program = subprocess.Popen(
-                [sys.executable, "-I", "-S", _PROGRAM, str(read), self.mark, str(int(self._forks)), cgroup or ""],
+                [sys.executable, "-I", "-S", _PROGRAM, str(read), self.mark, str(int(self._forks)), machine.modules()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -117,17 +117,16 @@ class _Watch:
             raise _not_started(error) from error
         finally:
             os.close(read)
+        machine.guarded(self.mark, self._pipe)
 
     def close(self) -> None:
         """Kill the remaining processes with the mark, then end the guard."""
         if self._program is None or os.getpid() != self._owner:
             return
-        held = os.readlink(f"/proc/self/fd/{self._pipe}") if self._forks else None  # noqa: PTH115
+        held = machine.pipe_name(self._pipe) if self._forks and self._pipe is not None else None
         meant = marks.bears_or_holds(self.mark, held)
         marks.kill_all(lambda pid: pid != self._owner and meant(pid), looks=1)
-        cgroup, _ = cgroups.place()
-        if cgroup is not None:
-            cgroups.end(cgroup, self.mark)
+        machine.end_groups(self.mark)
         self._program.kill()
         self._program.wait()
         self._let_go()
@@ -135,6 +134,7 @@ class _Watch:
     def _let_go(self) -> None:
         self._program = None
         if self._pipe is not None:
+            machine.guarded(self.mark, None)
             os.close(self._pipe)
             self._pipe = None
 
@@ -165,9 +165,6 @@ def release() -> None:
 def reap() -> None:
     """Kill the processes of dead runtimes; blocks meanwhile."""
     marks.reap()
-    cgroup, _ = cgroups.place()
-    if cgroup is not None:
-        cgroups.reap(cgroup, marks.owner_alive)
 
 
 def watch_children() -> None:

@@ -8,29 +8,28 @@ it is still found by its process group.
 A command of keephold (`serve`, `turn`, …) also has a mark in its own environment (`adopt`), so every process that a
 Python tool starts with `subprocess` or a pool inherits that. Its own runtimes have marks below this one.
 
-Linux only: processes are read from /proc. A process whose environment cannot be read belongs to another user and is
-skipped.
+A process whose environment cannot be read belongs to another user and is skipped. Where processes cannot be listed at
+all, marks find nothing (`platforms/portable.py`).
 
-This file is also the guard's program (`python -I -S marks.py PIPE MARK FORKS CGROUP`, see `guard.py`). It therefore
-imports nothing of keephold: the guard starts quickly and stays small, and it works when the package does not.
+This file is also the guard's program (`python -I -S marks.py PIPE MARK FORKS MODULES`, see `guard.py`). It therefore
+imports nothing but `platforms`: the guard starts quickly, stays small, and has everything in memory once it runs.
 """
 
-import contextlib
 import os
-import select
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+if __name__ == "__main__":  # at the end, so that no module there replaces one of Python's
+    sys.path += [os.path.abspath(f"{__file__}/../../.."), *sys.argv[4:]]  # noqa: PTH100
+
+from keephold.platforms import machine
+
 NAME = "KEEPHOLD_MARK"
 
 Judge = Callable[[int], bool | None]
 """Says whether a process is meant; None while that is unknown because it is just changing its program."""
-
-_STATE, _GROUP, _FLAGS, _START, _ENV_END = 0, 2, 6, 19, 48  # positions in /proc/<pid>/stat, counted after the name
-_KERNEL_THREAD = 0x00200000
-_GONE = (b"Z", b"X")
 
 _adopted: str | None = None  # the mark in our own environment
 
@@ -43,9 +42,7 @@ def new_runtime_mark() -> str:
     if _adopted is not None:
         return f"{_adopted}/{os.urandom(8).hex()}"
     pid = os.getpid()
-    stat = _stat(pid)
-    assert stat is not None, "a process can read its own /proc/<pid>/stat"
-    return f"{_namespace()}-{pid}-{int(stat[_START])}-{os.urandom(8).hex()}"
+    return f"{machine.namespace()}-{pid}-{machine.started(pid)}-{os.urandom(8).hex()}"
 
 
 def call_mark(runtime: str, uid: str) -> str:
@@ -88,17 +85,8 @@ def environ(mark: str) -> dict[str, str]:
 
 def marks_of(pid: int) -> list[str] | None:
     """Return the marks of a process, the outermost first; None while it is just changing its program."""
-    try:
-        data = read(f"/proc/{pid}/environ")
-    except OSError:
-        return []
-    if not data:
-        return None if _changing_program(pid) else []
-    prefix = NAME.encode() + b"="
-    if prefix not in data:
-        return []
-    values = [entry[len(prefix) :] for entry in data.split(b"\0") if entry.startswith(prefix)]
-    return [mark for value in values for mark in os.fsdecode(value).split()]
+    values = machine.values(pid, NAME)
+    return None if values is None else [mark for value in values for mark in value.split()]
 
 
 def bears(pid: int, mark: str) -> bool | None:
@@ -109,64 +97,18 @@ def bears(pid: int, mark: str) -> bool | None:
     return any(each == mark or each.startswith(mark + "/") for each in found)
 
 
-def in_group(pid: int, group: int) -> bool:
-    """Whether a process belongs to the process group and still runs."""
-    return group_of(pid) == group
-
-
-def group_of(pid: int) -> int:
-    """Return the process group of a process that still runs, else 0."""
-    stat = _stat(pid)
-    return 0 if stat is None or stat[_STATE] in _GONE else int(stat[_GROUP])
-
-
 def owner_alive(mark: str) -> bool | None:
     """Whether the runtime of a mark lives; None if that cannot be known, as in another pid namespace."""
     try:
         namespace, pid, start, _ = mark.partition("/")[0].split("-")
-        if int(namespace) != _namespace():
-            return None
-        owner, started = int(pid), int(start)
+        return machine.runs(int(pid), int(start)) if int(namespace) == machine.namespace() else None
     except ValueError:
         return None
-    stat = _stat(owner)
-    if stat is not None:
-        return int(stat[_START]) == started and stat[_STATE] not in _GONE
-    try:
-        os.kill(owner, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return None  # it exists but is hidden from us, by the mount options of /proc
 
 
 def find(mark: str) -> list[int]:
     """Return the pids of all processes with the mark, of a call or of a runtime."""
-    return [pid for pid in arrivals(pids) if bears(pid, mark)]
-
-
-def read(path: str) -> bytes:
-    """Read a whole file of /proc, at a third of the cost of `open`."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        data = part = os.read(fd, 65536)
-        while len(part) == 65536:
-            part = os.read(fd, 65536)
-            data += part
-        return data
-    finally:
-        os.close(fd)
-
-
-def pids() -> Iterable[int]:
-    """Return the pid of every process."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 (Path.iterdir costs thrice)
-
-
-def last_pid() -> int:
-    """Return the newest pid. Pids increase, so nothing was forked after the process that has it."""
-    return int(read("/proc/loadavg").split()[4])
+    return [pid for pid in arrivals(machine.pids) if bears(pid, mark)]
 
 
 def arrivals(listing: Callable[[], Iterable[int]]) -> Iterator[int]:
@@ -189,7 +131,7 @@ def kill_all(meant: Judge, *, looks: int) -> None:
     empty = unsure = 0
     while empty < looks:
         killed = changing = False
-        for pid in arrivals(pids):
+        for pid in arrivals(machine.pids):
             verdict = meant(pid)
             changing |= verdict is None
             killed |= bool(verdict) and _kill(pid)
@@ -203,28 +145,22 @@ def reap() -> None:
     """Kill the processes of dead runtimes that have marks; blocks meanwhile."""
     myself = os.getpid()
     kill_all(lambda pid: pid != myself and _orphaned(pid), looks=1)
+    machine.reap_groups(owner_alive)
 
 
-def guard(pipe: int, mark: str, *, forks: bool, cgroup: str) -> None:
+def guard(pipe: int, mark: str, *, forks: bool) -> None:
     """Run the guard: kill the processes of dead runtimes, wait for the end of ours, kill its processes.
 
     With `forks`, also those that it forked without exec, such as the workers of a pool: they hold its end of the pipe.
-    `cgroup` is the control group that has those of runtimes; empty: there are none.
     """
-    sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 (it is at the end: no module of ours replaces another)
-    import cgroups  # type: ignore[import-not-found] # the package need not be intact
-
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     myself = os.getpid()
     reap()
-    if cgroup:
-        cgroups.reap(cgroup, owner_alive)
-    _wait_for_end(pipe, mark)
-    meant = bears_or_holds(mark, os.readlink(f"/proc/self/fd/{pipe}") if forks else None)  # noqa: PTH115
+    machine.wait_for_end(pipe, int(mark.split("-")[1]), lambda: owner_alive(mark) is not False)
+    meant = bears_or_holds(mark, machine.pipe_name(pipe) if forks else None)
     kill_all(lambda pid: pid != myself and meant(pid), looks=5)
-    if cgroup:
-        cgroups.end(cgroup, mark)
+    machine.end_groups(mark)
 
 
 def bears_or_holds(mark: str, pipe: str | None) -> Judge:
@@ -232,29 +168,9 @@ def bears_or_holds(mark: str, pipe: str | None) -> Judge:
 
     def meant(pid: int) -> bool | None:
         verdict = bears(pid, mark)
-        return True if pipe is not None and not verdict and _holds(pid, pipe) else verdict
+        return True if pipe is not None and not verdict and machine.holds(pid, pipe) else verdict
 
     return meant
-
-
-def _holds(pid: int, pipe: str) -> bool:
-    """Whether a process has the pipe open."""
-    try:
-        return any(os.readlink(f"/proc/{pid}/fd/{fd}") == pipe for fd in os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH115, PTH208
-    except OSError:
-        return False
-
-
-def _wait_for_end(pipe: int, mark: str) -> None:
-    """Return when the pipe has no writer or the owner is dead: a child forked without exec may hold the pipe open."""
-    poll = select.poll()
-    poll.register(pipe, select.POLLIN)
-    with contextlib.suppress(OSError):
-        poll.register(os.pidfd_open(int(mark.split("-")[1])), select.POLLIN)
-    if (
-        owner_alive(mark) is not False
-    ):  # checked after the pidfd holds it, otherwise another process could have that pid
-        poll.poll()
 
 
 def _orphaned(pid: int) -> bool | None:
@@ -272,29 +188,5 @@ def _kill(pid: int) -> bool:
     return True
 
 
-def _changing_program(pid: int) -> bool:
-    """Whether a process without environment is in the middle of execve, and not a zombie, a kernel thread, or bare.
-
-    Between the old program and the new one, the address space has no environment: its end is at 0.
-    """
-    stat = _stat(pid)
-    if stat is None or stat[_STATE] in _GONE or int(stat[_FLAGS]) & _KERNEL_THREAD:
-        return False
-    return int(stat[_ENV_END]) == 0
-
-
-def _stat(pid: int) -> list[bytes] | None:
-    """Return the fields of /proc/<pid>/stat after the name; None if the process does not exist."""
-    try:
-        return read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-    except OSError:
-        return None
-
-
-def _namespace() -> int:
-    """Return the inode of our pid namespace: a pid means something only together with it."""
-    return os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116
-
-
 if __name__ == "__main__":
-    guard(int(sys.argv[1]), sys.argv[2], forks=sys.argv[3] == "1", cgroup=sys.argv[4])
+    guard(int(sys.argv[1]), sys.argv[2], forks=sys.argv[3] == "1")

@@ -7,23 +7,20 @@ left.
 """
 
 import asyncio
-import contextlib
 import fcntl
 import os
 import subprocess
 import termios
 from collections.abc import Callable, Mapping, Sequence
 
-from keephold.tools import marks
+from keephold.platforms import machine
 from keephold.tools.child import UNREAD_LIMIT, input_closed, input_not_read, not_started
-from keephold.tools.search import FEW
-from keephold.tools.session import Exit, ProcessSession, tree
+from keephold.tools.session import Exit, ProcessSession
 
 __all__ = ["UNREAD_LIMIT", "Exit", "Process"]
 
 _CHUNK = 64 * 1024  # also the size of a pipe: a program that fills it gets a larger one
 _LARGE_CHUNK, _LARGE_PIPE = 256 * 1024, 1024 * 1024
-_BLOCKED = {"x86_64": b"0 0x0 ", "aarch64": b"63 0x0 "}  # how /proc/<pid>/syscall begins in a read(2) of descriptor 0
 
 
 class Process:
@@ -116,13 +113,11 @@ class Process:
         return len(self._unsent)
 
     def paths(self) -> dict[str, int]:
-        """Return descriptors for the open pipes of its `output` and its `input` that keep no end open (`O_PATH`)."""
+        """Return descriptors for the open pipes of its `output` and its `input` that keep no end open, if the machine
+        has such."""
         ends = {"output": self._output if self._output in self._readers else None, "input": self._stdin}
-        return {
-            name: os.open(f"/proc/self/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
-            for name, fd in ends.items()
-            if fd is not None
-        }
+        paths = {name: machine.path_of(fd) for name, fd in ends.items() if fd is not None}
+        return {name: path for name, path in paths.items() if path is not None}
 
     def _input_pipe(self, theirs: list[int]) -> int:
         read, self._stdin = os.pipe()
@@ -200,7 +195,7 @@ class Process:
         """
         if self._stdin is None or self._session.exit is not None or self._unread():
             return False
-        reading = reading_pipe(self.pid, f"pipe:[{os.fstat(self._stdin).st_ino}]")
+        reading = machine.reads_pipe(self.pid, self._stdin)
         if reading:
             sent = self._sent
             self._drain()
@@ -247,8 +242,7 @@ class Process:
     def _expect_much(self, fd: int) -> None:
         # Only now, and not for every command: a user's pipes have a common limit.
         self._chunk = _LARGE_CHUNK
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _LARGE_PIPE)
+        machine.enlarge_pipe(fd, _LARGE_PIPE)
 
     def _close_reader(self, fd: int) -> None:
         del self._readers[fd]
@@ -283,25 +277,3 @@ def _reading(deliver: Callable[[bytes], None]) -> Callable[[int, int], int]:
         return len(data)
 
     return read
-
-
-def reading_pipe(leader: int, pipe: str) -> bool | None:
-    """Whether a thread of the leader or its descendants is blocked in read(2) on descriptor 0 that is this pipe."""
-    blocked = _BLOCKED.get(os.uname().machine)
-    if blocked is None:
-        return None
-    pid, ours, unknown = 0, False, False
-    for count, (owner, thread) in enumerate(tree(leader)):
-        if count == FEW:
-            return None
-        try:
-            if owner != pid:
-                pid, ours = owner, False
-                ours = os.readlink(f"/proc/{pid}/fd/0") == pipe  # noqa: PTH115 (this must cost next to nothing)
-            if ours and marks.read(f"{thread}/syscall").startswith(blocked):
-                return True
-        except PermissionError:
-            unknown = True
-        except OSError:
-            continue  # it has just ended
-    return None if unknown else False

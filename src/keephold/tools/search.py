@@ -10,10 +10,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
+from keephold.platforms import FEW, machine
 from keephold.tools import marks
 
-FEW = 64
-"""Number of processes or threads that may be read at once without blocking the loop too long."""
 leaders: set[int] = set()
 """Leaders of calls. They have marks of their own, so a search for another mark skips them."""
 
@@ -34,7 +33,7 @@ class Seek:
     def is_meant(self, pid: int) -> bool | None:
         """Whether this looks for the process; None if that is unknown."""
         if self.mark is None:
-            return any(marks.in_group(pid, group) for group in self.groups)
+            return machine.group_of(pid) in self.groups
         return False if pid in leaders else marks.bears(pid, self.mark)
 
     def hit(self, pid: int) -> None:
@@ -75,8 +74,8 @@ class _Sweeps:
 async def _sweep(seeks: list[Seek]) -> None:
     by_mark = {seek.mark: seek for seek in seeks if seek.mark is not None}
     by_group = {group: seek for seek in seeks for group in seek.groups}
-    for count, pid in enumerate(marks.arrivals(marks.pids), 1):
-        if by_group and (seek := by_group.get(marks.group_of(pid))) is not None:
+    for count, pid in enumerate(marks.arrivals(machine.pids), 1):
+        if by_group and (seek := by_group.get(machine.group_of(pid))) is not None:
             seek.hit(pid)
         if by_mark and pid not in leaders:
             borne = marks.marks_of(pid)

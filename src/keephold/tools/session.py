@@ -1,11 +1,11 @@
 """The processes of one call: a leader in a session of its own, and its descendants.
 
-A pidfd shows the leader's end. Ending a call (C7) signals its process group, kills it after a grace, and then kills the
-other processes with the call's mark and in its control group. The same is done to processes that a leader leaves behind
-(F3). When `on_exit` is called, no process, descriptor or timer of the call is left.
+Ending a call (C7) signals its process group, kills it after a grace, and then kills the other processes with the call's
+mark and in its control group. The same is done to processes that a leader leaves behind (F3). When `on_exit` is called,
+no process, descriptor or timer of the call is left.
 
-Linux only: it needs pidfds and /proc. A process that we may not signal (a program that became another user) can be
-ended only where it has a control group, and is not counted as left elsewhere.
+Where processes cannot be listed (`machine.lists`), the process groups are the call. A process that we may not signal (a
+program that became another user) can be ended only where it has a control group, and is not counted as left elsewhere.
 """
 
 import asyncio
@@ -13,16 +13,18 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from keephold.tools import cgroups, marks
-from keephold.tools.search import FEW, Seek, find, leaders
+from keephold.platforms import FEW, machine
+from keephold.tools import marks
+from keephold.tools.search import Seek, find, leaders
 
 LAST_OUTPUT = 0.05
 """Seconds for which the output of others is still read after the leader has ended (F3)."""
 
 _YOUNG = 0.25  # seconds in which pids do not wrap: those after the leader's are younger than it
+_ZOMBIE_SECS = 1.0  # how long a killed group may last that cannot be told from a zombie which nobody reaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,8 @@ class ProcessSession:
     """A leader that was just started, and its descendants. Used on the loop's thread."""
 
     __slots__ = (
-        "_asks", "_cgroup", "_close_output", "_ending", "_force", "_forced", "_grace", "_groups", "_last_output",
-        "_loop", "_mark", "_on_exit", "_on_leader_end", "_others", "_pidfd", "_started", "_wait", "exit", "pid",
+        "_asks", "_close_output", "_end", "_ending", "_force", "_forced", "_grace", "_group", "_groups", "_last_output",
+        "_loop", "_mark", "_on_exit", "_on_leader_end", "_others", "_started", "_wait", "exit", "pid",
     )  # fmt: skip
 
     def __init__(
@@ -78,18 +80,18 @@ class ProcessSession:
         self._ending: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         try:
-            self._pidfd = os.pidfd_open(pid)
+            self._end = machine.end_of(pid)
         except OSError:
             os.killpg(pid, signal.SIGKILL)
             wait()
             raise
-        self._cgroup = cgroups.enter(mark, pid)
+        self._group = machine.enter(mark, pid)
         leaders.add(pid)
-        self._loop.add_reader(self._pidfd, self._leader_ended)
+        self._loop.add_reader(self._end, self._leader_ended)
 
     def _leader_ended(self) -> None:
-        self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
+        self._loop.remove_reader(self._end)
+        self._end.close()
         code = self._wait()
         leaders.discard(self.pid)
         self.exit = Exit(code, None) if code >= 0 else Exit(None, -code)
@@ -121,8 +123,8 @@ class ProcessSession:
         self._groups.clear()
         if self._force is not None:
             self._force.cancel()
-        if self._cgroup is not None:
-            self._cgroup.leave()
+        if self._group is not None:
+            self._group.leave()
         self._on_exit(self.exit)
 
     def _force_end(self) -> None:
@@ -130,8 +132,8 @@ class ProcessSession:
         # Another group may have ended meanwhile, and its number may belong to another process.
         self._groups = {group for group in self._groups if group == self.pid or self._is_ours(group)}
         self._signal_groups(signal.SIGKILL)
-        if self._cgroup is not None:
-            self._cgroup.kill()  # also a program that became another user
+        if self._group is not None:
+            self._group.kill()  # also a program that became another user
 
     def _is_ours(self, group: int) -> bool:
         """Whether a group is one of this session. Unknown once its first process is gone; then the mark decides."""
@@ -154,29 +156,42 @@ class ProcessSession:
 
     def _nothing_left(self) -> bool:
         """Whether it is certain, at almost no cost, that nothing of the call runs any more: the usual case."""
-        if self._signal_groups(0) or time.monotonic() - self._started > _YOUNG:
+        if self._signal_groups(0):
             return False
-        last = marks.last_pid()
+        if not machine.lists:
+            return True
+        if time.monotonic() - self._started > _YOUNG:
+            return False
+        last = machine.last_pid()
         if last == self.pid:
             return True  # nobody has forked since it started
-        if not self.pid < last <= self.pid + FEW:
+        if last is None or not self.pid < last <= self.pid + FEW:
             return False
-        younger = marks.arrivals(lambda: range(self.pid + 1, marks.last_pid() + 1))
+        younger = marks.arrivals(lambda: range(self.pid + 1, (machine.last_pid() or 0) + 1))
         seek = Seek(lambda: 0, mark=self._mark)
-        in_cgroup = self._cgroup is not None and self._cgroup.populated
-        return not in_cgroup and all(seek.is_meant(pid) is False for pid in younger)
+        in_group = self._group is not None and self._group.populated
+        return not in_group and all(seek.is_meant(pid) is False for pid in younger)
 
     async def _end_rest(self) -> None:
         """End processes that outlived the leader (C7): signal their groups, kill these, kill others with the mark and
         in the control group."""
         if self._signal_groups(0):
             self.end(self._grace)
-            await _until_gone(Seek(lambda: signal.SIGKILL if self._forced else 0, groups=self._groups))
+            if machine.lists:
+                await _until_gone(Seek(lambda: signal.SIGKILL if self._forced else 0, groups=self._groups))
+            else:
+                await self._groups_gone()
             self._groups.clear()
         await _until_gone(Seek(lambda: signal.SIGKILL, mark=self._mark))
-        while self._cgroup is not None and self._cgroup.populated:
-            self._cgroup.kill()
+        while self._group is not None and self._group.populated:
+            self._group.kill()
             await asyncio.sleep(0.005)
+
+    async def _groups_gone(self) -> None:
+        left = _ZOMBIE_SECS
+        while left > 0 and self._signal_groups(signal.SIGKILL if self._forced else 0):
+            await asyncio.sleep(0.01)
+            left -= 0.01 * self._forced
 
 
 async def _until_gone(seek: Seek) -> None:
@@ -188,26 +203,10 @@ async def _until_gone(seek: Seek) -> None:
                     await _gone(pid, seek.is_meant)
 
 
-def tree(leader: int) -> Iterator[tuple[int, str]]:
-    """Yield every thread of a process and its descendants: its pid and its directory in /proc.
-
-    There may be any number of them: a caller that must not block the loop stops after a `FEW`.
-    """
-    pids = [leader]
-    for pid in pids:
-        try:
-            for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 (this must cost next to nothing)
-                place = f"/proc/{pid}/task/{thread}"
-                pids += map(int, marks.read(f"{place}/children").split())
-                yield pid, place
-        except OSError:
-            continue  # it has just ended
-
-
 async def _gone(pid: int, meant: marks.Judge) -> None:
     """Wait for the end of a process that is not our child. A zombie has ended, even if nothing ever reaps it."""
     try:
-        pidfd = os.pidfd_open(pid)
+        end = machine.end_of(pid)
     except ProcessLookupError:
         return
     except OSError:  # no descriptor is available
@@ -215,10 +214,10 @@ async def _gone(pid: int, meant: marks.Judge) -> None:
         return
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    loop.add_reader(pidfd, ended.set)
+    loop.add_reader(end, ended.set)
     try:
-        if meant(pid):  # otherwise another process got the pid before the pidfd held it
+        if meant(pid):  # otherwise another process got the pid before it was watched
             await ended.wait()
     finally:
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
+        loop.remove_reader(end)
+        end.close()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tests.patience import until
 
+from keephold.platforms import State
 from keephold.tools import marks
 from keephold.tools.session import Exit
-from keephold.tools.terminal.probe import State
 from keephold.tools.terminal.pty import Pty
 
 RUNTIME = marks.new_runtime_mark()

@@ -9,7 +9,7 @@ import pytest
 from tests.patience import until
 from tests.unit.terminal.ptys import Run, python
 
-from keephold.tools.terminal.probe import State
+from keephold.platforms import State
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ async def test_C4_the_reader_is_told_apart_from_others() -> None:
 
 
 async def test_C4_a_crowd_in_the_foreground_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keephold.tools.terminal.probe.FEW", 3)
+    monkeypatch.setattr("keephold.platforms.linux_probe.FEW", 3)
     run = Run("sh", "-c", "for i in 1 2 3 4 5; do sleep 1001 & done; echo up; wait")
     await run.said(b"up")
     assert run.pty.probe().state == "unknown"
@@ -181,7 +181,7 @@ async def test_C4_a_crowd_in_the_foreground_is_not_searched(monkeypatch: pytest.
 async def test_C4_the_probe_says_unknown_where_system_calls_are_numbered_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("keephold.tools.terminal.probe._CALLS", {})
+    monkeypatch.setattr("keephold.platforms.linux_probe._CALLS", {})
     run = Run("cat")
     assert run.pty.probe().state == "unknown"
     await run.stop()

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from keephold.errors import KeepholdError
+from keephold.platforms import End, machine
 from keephold.tools.environment import inherited
 
 KEPT = 64 * 1024
@@ -69,8 +70,8 @@ class AgentProcess:
         for pipe in (self._program.stdin, self._program.stdout, self._program.stderr):
             os.set_blocking(pipe.fileno(), False)
         self._loop.add_reader(self._program.stderr, self._read_errors)
-        self._pidfd: int | None = os.pidfd_open(self._program.pid)
-        self._loop.add_reader(self._pidfd, self._reap)
+        self._end_of_it: End | None = machine.end_of(self._program.pid)
+        self._loop.add_reader(self._end_of_it, self._reap)
 
     @property
     def pid(self) -> int:
@@ -137,13 +138,13 @@ class AgentProcess:
             os.killpg(self.pid, number)
 
     def _reap(self) -> None:
-        if self._pidfd is None:
+        if self._end_of_it is None:
             return
         self._signal(signal.SIGKILL)  # the rest of its group; before the wait, because the number may be reused
         self._program.wait()
-        self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        self._pidfd = None
+        self._loop.remove_reader(self._end_of_it)
+        self._end_of_it.close()
+        self._end_of_it = None
         self._exited()  # first: its last output is still to be read
         self._gone.set()
 

@@ -107,9 +107,10 @@ class _Socket:
             return
         with contextlib.suppress(OSError):
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 2)):
-                raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * GONE_SECS)
+            options = (("KEEPIDLE", 5), ("KEEPINTVL", 5), ("KEEPCNT", 2), ("USER_TIMEOUT", 1000 * GONE_SECS))
+            for option, value in options:
+                if hasattr(socket, f"TCP_{option}"):  # macOS has not all of them
+                    raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{option}"), value)
 
 
 class Session:

@@ -19,12 +19,12 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from keephold.errors import KeepholdError
+from keephold.platforms import machine
 from keephold.store.base import Heard
 from keephold.store.housekeeping import pid_and_command
 from keephold.store.postgres import connecting
@@ -53,6 +53,7 @@ class Place(NamedTuple):
     """Where a process runs, and since when: unique until the machine is started again."""
 
     boot: str
+    """Empty: the machine does not name it, so that nobody can say that a process is on the same machine."""
     namespace: str
     pid: str
     began: str
@@ -65,35 +66,26 @@ class Place(NamedTuple):
     @property
     def is_here(self) -> bool:
         """Whether it is on this machine, in our process namespace."""
-        return self[:2] == here()[:2]
+        return bool(self.boot) and self[:2] == here()[:2]
 
     def is_gone(self) -> bool:
         """Whether the process ran on this machine and has ended."""
-        with contextlib.suppress(OSError, ValueError):
-            if not self.is_here:
-                return False
-            try:
-                return _stat(self.pid)[0] in "ZX" or here(self.pid)[:4] != self[:4]
-            except OSError:
-                return True
+        with contextlib.suppress(ValueError):
+            return self.is_here and machine.runs(int(self.pid), int(self.began)) is False
         return False
 
     def command(self) -> str | None:
         """Return pid and command of the process; None if it runs elsewhere."""
-        with contextlib.suppress(OSError, ValueError):
-            return pid_and_command(self.pid) if here(self.pid)[:4] == self[:4] else None
+        with contextlib.suppress(ValueError):
+            pid = int(self.pid)
+            return pid_and_command(pid) if self.boot and here(pid)[:4] == self[:4] else None
         return None
 
 
-def here(pid: str = "self") -> Place:
-    """Return the place of a process of this machine, without its bell."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    number = str(os.getpid()) if pid == "self" else pid
-    return Place(boot, str(Path("/proc/self/ns/pid").readlink()), number, _stat(pid)[19])
-
-
-def _stat(pid: str) -> list[str]:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+def here(pid: int = 0) -> Place:
+    """Return the place of a process of this machine, or of this one, without its bell."""
+    pid = pid or os.getpid()
+    return Place(machine.boot(), f"pid:[{machine.namespace()}]", str(pid), str(machine.started(pid)))
 
 
 def place_of(text: str) -> Place:

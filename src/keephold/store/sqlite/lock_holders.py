@@ -1,13 +1,10 @@
-"""Which process holds a lock, and whether it runs. Read from /proc; where that does not tell, nobody is found.
-
-/proc/locks names the process that took a lock, unless that is in a pid namespace which cannot be seen from here. Files
-are compared by their inode alone: some file systems show another device there than `stat` does.
-"""
+"""Which process holds a lock, and whether it runs. Where the machine does not tell, nobody is found."""
 
 import contextlib
 import os
 from pathlib import Path
 
+from keephold.platforms import machine
 from keephold.store.housekeeping import pid_and_command
 
 WRITE_BYTE = 120
@@ -24,14 +21,8 @@ def holder(file: str, byte: int | None = None, *, stopped: bool = False) -> str 
     """Return pid and command of the process that holds the lock of a file, as `stopped_holder` does; None if nobody is
     found. `stopped`: only if it is stopped."""
     with contextlib.suppress(OSError, ValueError):
-        inode = str(os.stat(file).st_ino)  # noqa: PTH116
-        for line in Path("/proc/locks").read_text().splitlines():
-            _, kind, _, how, *rest = line.split()
-            if how != "WRITE" or len(rest) != 4 or rest[1].rpartition(":")[2] != inode:
-                continue
-            pid, _, first, last = rest
-            found = kind == "FLOCK" if byte is None else kind == "POSIX" and first == last == str(byte)
-            if found and (not stopped or _is_stopped(pid)):
+        for pid in machine.lock_holders(os.stat(file).st_ino, byte):  # noqa: PTH116
+            if not stopped or machine.is_stopped(pid):
                 return pid_and_command(pid)
     return None
 
@@ -46,8 +37,3 @@ def advice(holder: str) -> str:
     """Say how to continue or end a stopped process."""
     pid = holder.partition(" ")[0]
     return f"continue it with `kill -CONT {pid}`, or end it with `kill -9 {pid}`"
-
-
-def _is_stopped(pid: str) -> bool:
-    state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-    return state in (b"T", b"t")

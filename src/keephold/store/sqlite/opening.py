@@ -23,6 +23,7 @@ import apsw
 
 from keephold.errors import KeepholdError
 from keephold.forking import leak_in_children
+from keephold.platforms import machine
 from keephold.store.sockets import remove_sockets
 from keephold.store.sql.listing import compare
 from keephold.store.sqlite.lock_holders import stopped_writer
@@ -135,7 +136,7 @@ def disclaim(path: Path) -> None:
 
 def _examine(path: Path) -> None:
     place = next(parent for parent in (path, *path.parents) if parent.exists())
-    if (kind := _file_system(place)) in _REMOTE:
+    if (kind := machine.file_system(place)) in _REMOTE:
         raise unusable(f"store `{path}` is on a network file system ({kind}), where locks fail; put it on a local disk")
     try:
         facts = path.stat()
@@ -201,18 +202,6 @@ def _holds(file: Path) -> bool:
         return file.stat().st_size > 0
     except FileNotFoundError:
         return False
-
-
-def _file_system(place: Path) -> str:
-    """Return the type of the file system that holds the path."""
-    best, found = -1, ""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines():
-            before, _, after = line.partition(" - ")
-            point = Path(before.split()[4].encode().decode("unicode_escape"))
-            if len(point.parts) >= best and place.is_relative_to(point):
-                best, found = len(point.parts), after.split()[0]
-    return found
 
 
 def check_version(path: Path) -> None:

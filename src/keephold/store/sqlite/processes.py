@@ -165,7 +165,8 @@ class Bell:
         self._owners, self._directory = owners, str(owners.directory)
         self._bells: list[str] = []
         self._listed_at = -1
-        self._socket = close_in_children(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
+        self._socket = close_in_children(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        self._socket.setblocking(False)
         self._loop: asyncio.AbstractEventLoop | None = None
         try:
             self._socket.bind(self.path)

@@ -26,6 +26,7 @@ from typing import Any
 import apsw
 
 from keephold.errors import KeepholdError
+from keephold.platforms import machine
 from keephold.store.base import (
     Collected,
     Forgotten,
@@ -423,7 +424,7 @@ class Writer:
             except FileNotFoundError:  # somebody removed it; the end of the call is true all the same
                 continue
             try:
-                os.fsync(descriptor) if file == "." else os.fdatasync(descriptor)
+                os.fsync(descriptor) if file == "." else machine.sync_data(descriptor)
             finally:
                 os.close(descriptor)
 

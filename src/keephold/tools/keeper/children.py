@@ -17,17 +17,14 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from keephold.errors import ToolError
+from keephold.platforms import BUSY, Look, machine
 from keephold.tools.child import UNREAD_LIMIT, input_closed, input_not_read
 from keephold.tools.keeper import protocol
 from keephold.tools.keeper.page import SETTLED, Page
-from keephold.tools.process import reading_pipe
 from keephold.tools.session import Exit
-from keephold.tools.terminal.probe import BUSY, Look, has_input, look
 from keephold.tools.terminal.pty import HOLDS, eof_of, interrupt_in
 
 _log = logging.getLogger("keephold.tools")
-
-_TIOCGPTPEER = 0x5441  # opens the other side of a terminal by its master, wherever /dev/pts is
 
 
 class Ended(NamedTuple):
@@ -260,7 +257,7 @@ class KeptProcess(KeptChild):
         pipe = self._descriptors.get("input")
         if not self._stdin or pipe is None or self._waiting or self._in_pipe("input", os.O_WRONLY):
             return False
-        reading = reading_pipe(self.pid, f"pipe:[{os.fstat(pipe).st_ino}]")
+        reading = machine.reads_pipe(self.pid, pipe)
         if not reading:
             return reading
         return not (self._in_pipe("output", os.O_RDONLY) or self._busy())
@@ -285,7 +282,7 @@ class KeptProcess(KeptChild):
         # The descriptor is only a path: it keeps neither end open, so that nobody misses the other's end.
         opened = None
         with contextlib.suppress(KeyError, OSError):
-            opened = os.open(f"/proc/self/fd/{self._descriptors[which]}", end | os.O_NONBLOCK)
+            opened = machine.reopen(self._descriptors[which], end | os.O_NONBLOCK)
         try:
             yield opened
         finally:
@@ -375,18 +372,18 @@ class KeptPty(KeptChild):
         if self._master is None or self._waiting:
             return BUSY
         with self._slave() as slave:
-            return BUSY if slave is None else look(self._master, slave, self.pid)
+            return BUSY if slave is None else machine.look(self._master, slave, self.pid)
 
     def probe(self) -> Look:
         """Like `look`. Earlier output is reported first."""
         found = self.look()
-        if found.reader is not None and self._master is not None and (has_input(self._master) or self._busy()):
+        if found.reader is not None and self._master is not None and (machine.has_input(self._master) or self._busy()):
             return BUSY
         return found
 
     def _has_input(self) -> bool:
         with self._slave() as slave:
-            return slave is not None and has_input(slave)
+            return slave is not None and machine.has_input(slave)
 
     @contextlib.contextmanager
     def _slave(self) -> Iterator[int | None]:
@@ -394,7 +391,7 @@ class KeptPty(KeptChild):
         slave = None
         if self._master is not None:
             with contextlib.suppress(OSError):
-                slave = fcntl.ioctl(self._master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+                slave = machine.other_side(self._master)
         try:
             yield slave
         finally:

@@ -315,7 +315,8 @@ class _Link:
         """Connect to a keeper of this user that listens, and greet it. The path may be from a file beside the store."""
         if not is_ours(self.path):
             return False
-        sock = close_in_children(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+        sock = close_in_children(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        sock.setblocking(False)
         try:
             sock.connect(self.path)
         except OSError:  # no keeper, or one that is busy or just exits

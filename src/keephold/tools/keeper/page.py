@@ -9,6 +9,8 @@ import mmap
 import os
 import struct
 
+from keephold.platforms import machine
+
 SLOTS = 4096
 _NUMBER = struct.Struct("@Q")
 _INPUT = struct.Struct("@QQ")
@@ -28,9 +30,7 @@ class Page:
 
     @classmethod
     def new(cls) -> "Page":
-        descriptor = os.memfd_create("keephold-keeper", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, SLOTS * _SLOT)
-        return cls(descriptor)
+        return cls(machine.shared_memory("keephold-keeper", SLOTS * _SLOT))
 
     def begin(self, slot: int, total: int) -> int:
         """Give the slot to another process, and return its generation."""

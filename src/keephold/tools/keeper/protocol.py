@@ -12,7 +12,7 @@ import socket
 import struct
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -21,7 +21,8 @@ VERSION = 1
 _HEAD = struct.Struct(">IB")
 _PIECE = 1 << 16
 _ANCILLARY = socket.CMSG_SPACE(16 * 4)  # 16 descriptors
-_FLAGS = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
+_CLOSES: int = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_FLAGS = int(socket.MSG_DONTWAIT) | _CLOSES
 LONGEST = 16 << 20
 """Bytes of a frame: arguments and environment of a program are the longest."""
 
@@ -246,7 +247,7 @@ class Connection:
             data, ancillary = b"", []
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                self._descriptors += array("i", content[: len(content) // 4 * 4])
+                self._descriptors += private(array("i", content[: len(content) // 4 * 4]))
         self._received += data
         if not data or not self._deliver():
             self._lose()
@@ -289,6 +290,14 @@ class Connection:
             self._drop_unsent()
             if self._drained is not None and not self._drained.done():
                 self._drained.set_result(None)
+
+
+def private(descriptors: Iterable[int]) -> Iterator[int]:
+    """Yield received descriptors, which no child inherits: the kernel sees to it, but not that of macOS."""
+    for descriptor in descriptors:
+        if not _CLOSES:
+            os.set_inheritable(descriptor, False)
+        yield descriptor
 
 
 def _close(descriptors: Sequence[int] | deque[int]) -> None:

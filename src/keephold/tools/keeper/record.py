@@ -16,11 +16,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from keephold.platforms import machine
+from keephold.platforms.reading import read
 from keephold.tools import marks
 from keephold.tools.keeper.files import content
 
 _MACHINE = "/etc/machine-id"
-_BOOT = "/proc/sys/kernel/random/boot_id"
 _LARGEST = 16 << 20
 """Bytes of a record: hundreds of thousands of changes."""
 
@@ -80,7 +81,7 @@ def machine_id() -> str:
     """Return a name for this machine that lasts, made from `/etc/machine-id`, which is not to be shown; empty without
     one."""
     try:
-        found = marks.read(_MACHINE).strip()
+        found = read(_MACHINE).strip()
     except OSError:
         return ""
     return hashlib.sha256(b"keephold" + found).hexdigest()[:16] if found else ""
@@ -88,8 +89,8 @@ def machine_id() -> str:
 
 @cache
 def boot_id() -> str:
-    """Return a name for the time since this machine was started."""
-    return marks.read(_BOOT).decode().strip()
+    """Return a name for the time since this machine was started; empty: unknown."""
+    return machine.boot()
 
 
 def record_file(directory: Path, uid: str) -> Path:

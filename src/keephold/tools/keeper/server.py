@@ -10,10 +10,10 @@ import fcntl
 import os
 import signal
 import socket
-import struct
 from pathlib import Path
 
 from keephold.errors import ToolError
+from keephold.platforms import End, machine
 from keephold.tools.guard import Guard
 from keephold.tools.keeper import protocol
 from keephold.tools.keeper.files import Files
@@ -50,7 +50,8 @@ def locked(path: str) -> int:
 def bound(path: str) -> socket.socket:
     """Return the socket, listening. Raises `OSError`."""
     Path(path).unlink(missing_ok=True)
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.setblocking(False)
     listening.bind(path)
     Path(path).chmod(0o600)
     listening.listen(_BACKLOG)
@@ -90,7 +91,7 @@ class Keeper:
             accepted, _ = self._listening.accept()
         except OSError:  # nobody, or no descriptor is available
             return False
-        pid, uid, _ = struct.unpack("3i", accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        pid, uid = machine.peer(accepted)
         if uid not in (os.geteuid(), 0):
             accepted.close()
         else:
@@ -197,11 +198,11 @@ class _Runtime:
         self._loop = asyncio.get_running_loop()
         self._connection = Connection(accepted, self._heard, self._lost)
         self.send = self._connection.send
-        self._pidfd = -1
+        self._end: End | None = None
         # A child that the runtime forked may hold the socket open when the runtime is dead.
         with contextlib.suppress(OSError):
-            self._pidfd = os.pidfd_open(pid)
-            self._loop.add_reader(self._pidfd, self._died)
+            self._end = machine.end_of(pid)
+            self._loop.add_reader(self._end, self._died)
 
     def _died(self) -> None:
         self.catch_up()
@@ -214,10 +215,10 @@ class _Runtime:
 
     def close(self) -> None:
         self._connection.close()
-        if self._pidfd >= 0:
-            self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
+        if self._end is not None:
+            self._loop.remove_reader(self._end)
+            self._end.close()
+            self._end = None
 
     def catch_up(self) -> None:
         while self._connection.receive():

@@ -9,6 +9,7 @@ import errno
 import os
 from pathlib import Path
 
+from keephold.platforms import machine
 from keephold.tools.keeper.files import Files
 
 _MOVABLE = 1 << 20
@@ -51,9 +52,10 @@ class SpoolFile:
         place, room = self._place()
         if self._splices and not self._held and room:
             try:
-                moved = os.splice(source, self._files.get(self._path), min(size, room), offset_dst=place)
-                self.total += moved
-                return moved
+                moved = machine.move(source, self._files.get(self._path), min(size, room), place)
+                if moved is not None:
+                    self.total += moved
+                    return moved
             except BlockingIOError:
                 raise
             except OSError as error:

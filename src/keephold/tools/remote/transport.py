@@ -81,7 +81,7 @@ if "max_sse_event_size" not in signature(streamable_http_client).parameters:
     _SIZES = {}  # before mcp 2.3, which introduced a limit
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPIDLE", 0x10), 30),  # macOS calls it TCP_KEEPALIVE
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )

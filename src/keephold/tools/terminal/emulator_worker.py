@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from keephold.platforms import machine
 from keephold.tools.base import Screen
 from keephold.tools.terminal.emulator_process import ALTERNATE, APPLICATION_KEYS, SLOT, SLOTS
 from keephold.tools.terminal.lines import LineEmulator
@@ -251,8 +252,7 @@ class EmulatorHost:
             return
         descriptor, page = -1, None
         try:
-            descriptor = os.memfd_create("keephold-emulators")
-            os.ftruncate(descriptor, SLOT.size * SLOTS)
+            descriptor = machine.shared_memory("keephold-emulators", SLOT.size * SLOTS)
             page = self._page = mmap.mmap(descriptor, SLOT.size * SLOTS)
             self._process = WorkerProcess("keephold.tools.terminal.emulator_process", _MEMORY, 0, (descriptor,))
         except OSError as error:

@@ -9,121 +9,25 @@ longer than the kernel's limit in several reads, without noticing.
 We hold the program's side of the terminal open as well, as long as the leader lives. A program may close its terminal
 and open it again (/dev/tty), which would look like its end; and only that side can report unread input.
 
-The program is started without fork: `posix_spawn` opens the terminal by name after it has made the session, which makes
-it the controlling terminal. The program starts as from a login: no signal is ignored or blocked and no other descriptor
-is open. `posix_spawn` knows no working directory. For another one, `sh` changes to it and becomes the program; its
-errors are checked before, so that they are reported in the same words.
+The program starts as from a login: no signal is ignored or blocked and no other descriptor is open.
 """
 
 import asyncio
-import errno
 import os
 import signal
-import stat
 import termios
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from keephold.platforms import BUSY, Look, machine
 from keephold.tools.child import UNREAD_LIMIT, input_closed, input_not_read, not_started
 from keephold.tools.session import Exit, ProcessSession
-from keephold.tools.terminal.probe import BUSY, Look, has_input, look
-
-_SIGNALS = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
-_SHIM = ("/bin/sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh")
-
-
-def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str | None, terminal: str) -> int:
-    """Start it and return its pid, or raise `OSError` or `ValueError`. `terminal` is the path of the device."""
-    if not argv:
-        raise ValueError("argv must not be empty")
-    if cwd is None or _is_here(cwd):
-        program = _find(argv[0], env, "")
-    else:
-        program = _SHIM[0]
-        _check(Path(_find(argv[0], env, cwd)), argv[0])
-        argv = (*_SHIM, str(Path(cwd).absolute()), *argv)
-    return os.posix_spawn(
-        program,
-        tuple(argv),
-        env,
-        file_actions=[
-            *((os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable()),
-            (os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0),
-            (os.POSIX_SPAWN_DUP2, 0, 1),
-            (os.POSIX_SPAWN_DUP2, 0, 2),
-        ],
-        setsid=True,
-        setsigmask=(),
-        setsigdef=_SIGNALS,
-    )
-
-
-def _is_here(cwd: str) -> bool:
-    """Whether a directory is the current one; raises if it does not exist or may not be entered."""
-    try:
-        return os.path.samestat(os.stat(f"{cwd}/."), os.stat("."))  # noqa: PTH116 (a Path would drop the dot)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, cwd) from error
-
-
-def _find(program: str, env: Mapping[str, str], cwd: str) -> str:
-    """Return the file of a program's name: from PATH, or a path relative to the working directory."""
-    if "/" in program:
-        return str(Path(cwd, program)) if cwd else program
-    reason = errno.ENOENT
-    for directory in os.get_exec_path(env):
-        path = os.path.join(cwd, directory, program)  # noqa: PTH118 (a Path for each directory costs more than all else)
-        try:
-            if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
-                continue
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError:  # a directory that may not be entered: the next one may have it
-            reason = errno.EACCES
-            continue
-        if os.access(path, os.X_OK):
-            return path
-        reason = errno.EACCES
-    raise OSError(reason, os.strerror(reason), program)
-
-
-def _check(path: Path, program: str) -> None:
-    """Raise the error that executing the file would raise: a shell would print it, or run the file as a script."""
-    reason = 0
-    if not path.exists():
-        reason = errno.ENOENT
-    elif not path.is_file() or not os.access(path, os.X_OK):
-        reason = errno.EACCES
-    elif os.access(path, os.R_OK):  # a file may be executable and not readable
-        with path.open("rb") as file:
-            start = file.read(256)
-        interpreter = start[2:].split(b"\n")[0].split()
-        if not start.startswith((b"#!", b"\x7fELF")):
-            reason = errno.ENOEXEC
-        elif start.startswith(b"#!") and interpreter and not Path(os.fsdecode(interpreter[0])).exists():
-            reason = errno.ENOENT
-    if reason:
-        raise OSError(reason, os.strerror(reason), program)
-
-
-def _inheritable() -> list[int]:
-    """Return descriptors that a child would inherit: those we were started with may not be close-on-exec."""
-    found = []
-    for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
-        try:
-            if fd > 2 and os.get_inheritable(fd):
-                found.append(fd)
-        except OSError:
-            continue  # the one that the listing itself used
-    return found
-
 
 _CHUNK = 4096  # a terminal never gives more at once
 _AT_ONCE = 16 * 1024  # then others of the loop have their turn; the kernel does not hold more
 HOLDS = 16 * 1024
 """The kernel's limit for input that nobody reads."""
-_LINE, _SPARE = 4000, 16  # it keeps 4095 bytes of a line that is not ended, and drops the rest
+_LINE, _SPARE = machine.terminal_line, 16
 _CONTROLS = bytes(byte for byte in (*range(0x20), 0x7F) if byte != 0x09)
 _IUTF8 = 0o40000  # `termios` has no name for it
 _ASKS = (signal.SIGTERM, signal.SIGHUP, signal.SIGCONT)  # a shell ignores the first; a stopped one gets neither
@@ -165,10 +69,10 @@ class Pty:
             os.set_blocking(self._master, False)
             _take_utf8(self._slave)
             self.resize(rows, cols)
-            pid = spawn(argv, env, cwd, os.ttyname(self._slave))
+            pid, wait = machine.spawn(argv, env, cwd, self._slave)
             self._session = ProcessSession(
                 pid,
-                lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]),
+                wait,
                 mark=mark,
                 grace=grace,
                 on_leader_end=self._leader_ended,
@@ -244,7 +148,7 @@ class Pty:
         if interrupt_in(self._master, data) >= 0:
             return  # it makes room itself
         more = len(data)
-        if not self._unsent and not has_input(self._slave):
+        if not self._unsent and not machine.has_input(self._slave):
             self._taken = 0
         unread = len(self._unsent) + min(self._taken, HOLDS)
         if unread + more > UNREAD_LIMIT:
@@ -353,7 +257,7 @@ class Pty:
         """Whether the program waits for input, as it is right now."""
         if self._master is None or self._slave is None or self._unsent:
             return BUSY
-        return look(self._master, self._slave, self.pid)
+        return machine.look(self._master, self._slave, self.pid)
 
     def probe(self) -> Look:
         """Like `probe`, but a Look. Earlier output is delivered first, so a listener has seen it."""

@@ -1,6 +1,6 @@
 """A program in a terminal as a tool (C4, C6, C7).
 
-`apply` types text and presses named keys of a spawned one. `probe.py` detects whether the program waits for a line. If
+`apply` types text and presses named keys of a spawned one. The machine tells whether the program waits for a line. If
 it reads without echo, it asks for a password: that becomes a question to the user. The answer is typed if the program
 still waits for it, and is masked wherever the program prints it (K5). A program that wants to show it can: letter by
 letter with pauses, or with colours in between.
@@ -23,6 +23,7 @@ from keephold.errors import ToolError
 from keephold.handles.output import Output
 from keephold.handles.question import Question
 from keephold.handles.state import Failure, Ok, Outcome, PrintedOutput, error_of
+from keephold.platforms import Look, machine
 from keephold.tools.base import Invocation, KeepingSink, Screen, Sink
 from keephold.tools.child import as_json, as_text, ending, remove
 from keephold.tools.keeper.children import KeptPty
@@ -32,7 +33,6 @@ from keephold.tools.session import Exit
 from keephold.tools.terminal.emulator import Emulator, SupportsCells, open_emulator
 from keephold.tools.terminal.emulator_worker import WorkerEmulator
 from keephold.tools.terminal.keys import as_bytes
-from keephold.tools.terminal.probe import Look, may_come_back
 from keephold.tools.terminal.pty import Pty
 from keephold.tools.terminal.recent import Recent
 from keephold.tools.terminal.restoring import Size, first_size, start_of, steps
@@ -420,13 +420,19 @@ class _Call:
         """One-shot: nobody will type, so the program gets the end of input."""
         if self._heard:
             pause = QUIET
-        elif self.probe() and self._pty is not None:
+        elif self._wants_input() and self._pty is not None:
             self._pty.send_eof()
             pause = QUIET
         else:
             pause = min(2 * pause, LONGEST_PAUSE)
         self._heard = False
         self._quiet = self._loop.call_later(pause, self._look_once, pause)
+
+    def _wants_input(self) -> bool:
+        """Whether it reads, or may do so where nobody can tell: an end of input that it does not read harms nothing."""
+        reading = self.probe()
+        unknown = reading is None and not machine.probes and self._pty is not None and self._pty.canonical
+        return bool(reading or unknown)
 
     def _ask(self, prompt: Look) -> None:
         if self._asked is None:
@@ -440,7 +446,7 @@ class _Call:
         for _ in range(_LOOKS):
             if self._pty is None or self._pty.look() == prompt:
                 return self._pty is not None
-            if not may_come_back(prompt.reader or ""):
+            if not machine.may_come_back(prompt.reader or ""):
                 return self._pty.look() == prompt
         return None
 

@@ -9,30 +9,17 @@ Asking the terminal's other side whether it has input waits for that worker: an 
 """
 
 import os
-import select
 import termios
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from keephold.tools import marks
-from keephold.tools.search import FEW
-from keephold.tools.session import tree
+from keephold.platforms.portable import BUSY, FEW, UNKNOWN, Look, State
+from keephold.platforms.reading import read
 
-State = Literal["reading", "password", "raw", "busy", "unknown"]
-"""`reading`: a line, with echo. `password`: a line, without echo. `raw`: keys, or something else. `busy`: nothing."""
+_BLOCKED = {"x86_64": b"0 0x0 ", "aarch64": b"63 0x0 "}  # how /proc/<pid>/syscall begins in a read(2) of descriptor 0
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """The result of one look at a terminal."""
-
-    state: State
-    reader: str | None = None
-    """The thread that is blocked in a read of the terminal: its directory in /proc."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Calls:
+class _Calls(NamedTuple):
     """Numbers of system calls, as /proc/<pid>/syscall begins."""
 
     read: frozenset[bytes]
@@ -54,16 +41,12 @@ _CALLS = {
 _ANY_TTY = os.makedev(5, 0)  # /dev/tty: the controlling terminal of the process that opens it
 _TTY_NR = 4  # position of the controlling terminal in /proc/<pid>/stat, counted after the name
 
-BUSY, UNKNOWN = Look("busy"), Look("unknown")
-
 
 def look(master: int, slave: int, leader: int) -> Look:
-    """Look at the terminal of these two descriptors, whose session has this leader."""
+    """Look at the terminal of these two descriptors, whose session has this leader. It must have no unread input."""
     calls = _CALLS.get(os.uname().machine)
     if calls is None:
         return UNKNOWN
-    if has_input(slave):
-        return BUSY
     group, device = os.tcgetpgrp(master), os.fstat(slave).st_rdev
     waits = unsure = False
     unseen: str | None = None
@@ -74,7 +57,7 @@ def look(master: int, slave: int, leader: int) -> Look:
         try:
             if os.getpgid(pid) != group:
                 continue
-            call, _, rest = marks.read(f"{thread}/syscall").partition(b" ")
+            call, _, rest = read(f"{thread}/syscall").partition(b" ")
             if call in calls.read and _is_terminal(pid, int(rest.split(b" ", 1)[0], 16), device):
                 return Look(_state_of_reader(master), thread)
             if call in calls.select and _waits_for_input_alone(rest) and _is_terminal(pid, 0, device):
@@ -93,21 +76,6 @@ def look(master: int, slave: int, leader: int) -> Look:
     return UNKNOWN if unsure else BUSY
 
 
-def may_come_back(reader: str) -> bool:
-    """Whether one that does not read may only have been interrupted, as by the end of a child: it runs right now."""
-    try:
-        return marks.read(f"{reader}/syscall").startswith(b"running")
-    except OSError:
-        return False
-
-
-def has_input(slave: int) -> bool:
-    """Whether typed input is still to be read: in line mode a whole line, else a character."""
-    poll = select.poll()
-    poll.register(slave, select.POLLIN)
-    return bool(poll.poll(0))
-
-
 def _waits_for_input_alone(arguments: bytes) -> bool:
     """Whether a select waits for descriptor 0 only, without a timeout: readline's prompts do."""
     count, _, _, _, timeout = (int(each, 16) for each in arguments.split()[:5])
@@ -117,7 +85,7 @@ def _waits_for_input_alone(arguments: bytes) -> bool:
 def _sleeps(pid: int) -> bool:
     """Whether a process waits for something, as far as that can be known."""
     try:
-        return marks.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[0] == b"S"
+        return read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[0] == b"S"
     except OSError:
         return False
 
@@ -137,5 +105,43 @@ def _is_terminal(pid: int, fd: int, device: int) -> bool:
     opened = os.stat(f"/proc/{pid}/fd/{fd}").st_rdev  # noqa: PTH116
     if opened != _ANY_TTY:
         return opened == device
-    number = int(marks.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[_TTY_NR])
+    number = int(read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[_TTY_NR])
     return os.makedev(number >> 8 & 0xFFF, number & 0xFF | number >> 12 & 0xFFF00) == device
+
+
+def tree(leader: int) -> Iterator[tuple[int, str]]:
+    """Yield every thread of a process and its descendants: its pid and its directory in /proc.
+
+    There may be any number of them: a caller that must not block the loop stops after a `FEW`.
+    """
+    pids = [leader]
+    for pid in pids:
+        try:
+            for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 (this must cost next to nothing)
+                place = f"/proc/{pid}/task/{thread}"
+                pids += map(int, read(f"{place}/children").split())
+                yield pid, place
+        except OSError:
+            continue  # it has just ended
+
+
+def reading_pipe(leader: int, pipe: str) -> bool | None:
+    """Whether a thread of the leader or its descendants is blocked in read(2) on descriptor 0 that is this pipe."""
+    blocked = _BLOCKED.get(os.uname().machine)
+    if blocked is None:
+        return None
+    pid, ours, unknown = 0, False, False
+    for count, (owner, thread) in enumerate(tree(leader)):
+        if count == FEW:
+            return None
+        try:
+            if owner != pid:
+                pid, ours = owner, False
+                ours = os.readlink(f"/proc/{pid}/fd/0") == pipe  # noqa: PTH115 (this must cost next to nothing)
+            if ours and read(f"{thread}/syscall").startswith(blocked):
+                return True
+        except PermissionError:
+            unknown = True
+        except OSError:
+            continue  # it has just ended
+    return None if unknown else False

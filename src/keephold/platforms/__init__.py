@@ -1,0 +1,29 @@
+"""Everything that differs between operating systems, behind one object: `machine`.
+
+`Portable` needs only POSIX; it is for macOS, and for Linux without `/proc`. `Linux` does the same better, with pidfds,
+`/proc` and control groups. The choice is made once, by what the machine has. `KEEPHOLD_PLATFORM=portable` chooses the
+first everywhere.
+
+The guard's program (`tools/marks.py`) and every worker import this package, so it imports little.
+"""
+
+import os
+import sys
+
+from keephold.platforms.portable import BUSY, FEW, UNKNOWN, End, Group, Look, Portable, State
+
+__all__ = ["BUSY", "FEW", "UNKNOWN", "VARIABLE", "End", "Group", "Look", "Portable", "State", "machine"]
+
+VARIABLE = "KEEPHOLD_PLATFORM"
+
+
+def _chosen() -> Portable:
+    if sys.platform == "linux" and os.environ.get(VARIABLE) != "portable":
+        from keephold.platforms.linux import Linux, has_everything
+
+        if has_everything():
+            return Linux()
+    return Portable()
+
+
+machine = _chosen()
