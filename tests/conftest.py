@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests import warm
 
+from keephold.platforms import machine
 from keephold.testing import VirtualClock
 from keephold.testing.clock import where
 
@@ -45,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _use_directories_of_nobody(config)
     _keep_files_in_memory()
     config.addinivalue_line("markers", "cold: how programs of ours start is the subject, so they start as usual")
+    config.addinivalue_line("markers", "linux(reason): the portable form of `platforms` does not promise it")
     config.addinivalue_line("markers", "slow: `make quick` does not wait for it")
     stack = ExitStack()
     stack.enter_context(warm.installed())
@@ -110,6 +112,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         with warm.cold():
             return (yield)
     return (yield)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if machine.name != "linux" and (marker := item.get_closest_marker("linux")):
+        pytest.skip(f"needs Linux: {marker.args[0]}")
 
 
 @pytest.fixture

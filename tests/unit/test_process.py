@@ -222,6 +222,7 @@ async def test_F3_what_is_just_changing_its_program_is_found() -> None:
         assert run.left() == []
 
 
+@pytest.mark.linux("the newest pid is unknown, so every end searches")
 async def test_F3_a_young_command_without_a_rest_usually_ends_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking at every process of the machine is for those that need it, or whose neighbours are just starting."""
     all_pids, searches = machine.pids, 0
@@ -437,6 +438,7 @@ async def test_C6_a_program_without_stdin_or_at_its_end_cannot_be_written_to() -
 # The probe
 
 
+@pytest.mark.linux("whether a program reads is unknown")
 @pytest.mark.parametrize("argv", [["cat"], ["sh", "-c", "cat; true"], ["sh", "-c", "read line; read line; echo $line"]])
 async def test_C4_the_probe_sees_a_program_that_reads_its_input(argv: list[str]) -> None:
     run = Run(*argv, stdin=True)
@@ -449,6 +451,7 @@ async def test_C4_the_probe_sees_a_program_that_reads_its_input(argv: list[str])
     assert run.process.probe() is False
 
 
+@pytest.mark.linux("whether a program reads is unknown")
 async def test_C4_the_probe_sees_a_thread_that_reads() -> None:
     script = "import os, threading; threading.Thread(target=os.read, args=(0, 1)).start(); threading.Event().wait()"
     run = Run(sys.executable, "-c", script, stdin=True)
@@ -457,6 +460,7 @@ async def test_C4_the_probe_sees_a_thread_that_reads() -> None:
     await run.ended()
 
 
+@pytest.mark.linux("whether a program reads is unknown")
 @pytest.mark.parametrize("busy", ["while :; do :; done", "exec sleep 30", "exec cat <&3"])
 async def test_C4_the_probe_is_not_fooled(busy: str, tmp_path: Path) -> None:
     """By a busy program, a sleeping one, or one that reads something else."""
@@ -471,6 +475,7 @@ async def test_C4_the_probe_is_not_fooled(busy: str, tmp_path: Path) -> None:
     await run.ended()
 
 
+@pytest.mark.linux("whether a program reads is unknown")
 async def test_C4_the_probe_says_no_while_input_is_unread() -> None:
     run = Run("cat", stdin=True)
     await until(run.process.probe)
@@ -485,6 +490,7 @@ async def test_C4_the_probe_says_no_while_input_is_unread() -> None:
     await run.ended()
 
 
+@pytest.mark.linux("whether a program reads is unknown")
 async def test_C4_the_probe_says_unknown_where_system_calls_are_numbered_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keephold.errors import ToolError
-from keephold.platforms import machine
+from keephold.platforms import VARIABLE, machine
 from keephold.tools import marks
 from keephold.tools.environment import conceal, inherited
 
@@ -107,7 +107,7 @@ class _Watch:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=inherited(),
+                env=inherited() | {VARIABLE: machine.name},
                 cwd="/",  # otherwise our directory's file system would stay busy
                 start_new_session=True,
                 pass_fds=(read,),

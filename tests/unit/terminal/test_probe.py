@@ -11,6 +11,8 @@ from tests.unit.terminal.ptys import Run, python
 
 from keephold.platforms import State
 
+pytestmark = pytest.mark.linux("whether a program reads is unknown")
+
 
 @pytest.mark.parametrize(
     ("argv", "state"),
