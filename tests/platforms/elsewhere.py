@@ -1,7 +1,7 @@
-"""Programs that the tests of platforms run in a process of their own: `python elsewhere.py darwin|here STORE`.
+"""Programs that the tests of platforms run in a process of their own: `python elsewhere.py darwin|here|stays STORE`.
 
 `darwin` makes this interpreter look like that of macOS first: its name, none of the names that only Linux has, and no
-/proc.
+/proc. `stays` runs a command without listing processes, prints its process group, and waits to be killed.
 """
 
 import os
@@ -11,9 +11,9 @@ from typing import Any
 
 ONLY_LINUX = {
     "select": "epoll EPOLL POLLRDHUP",  # the first: `selectors`, which `socket` imports, must not find it
-    "os": "pidfd_open memfd_create MFD_ splice SPLICE_ fdatasync eventfd EFD_ O_PATH O_TMPFILE O_NOATIME O_DIRECT pipe2 "
-    "posix_fallocate posix_fadvise POSIX_FADV copy_file_range sched_getaffinity sched_setaffinity getresuid getresgid "
-    "setresuid setresgid getxattr setxattr listxattr removexattr getrandom unshare setns preadv pwritev",
+    "os": "pidfd_open memfd_create MFD_ splice SPLICE_ fdatasync eventfd EFD_ O_PATH O_TMPFILE O_NOATIME "
+    "pipe2 posix_fallocate posix_fadvise POSIX_FADV copy_file_range sched_getaffinity sched_setaffinity getresuid "
+    "getresgid setresuid setresgid getxattr setxattr listxattr removexattr getrandom unshare setns preadv pwritev",
     "socket": "SOCK_NONBLOCK SOCK_CLOEXEC SO_PEERCRED SO_PASSCRED MSG_NOSIGNAL MSG_CMSG_CLOEXEC TCP_KEEPIDLE "
     "TCP_USER_TIMEOUT TCP_QUICKACK AF_NETLINK AF_PACKET AF_VSOCK",
     "fcntl": "F_SETPIPE_SZ F_GETPIPE_SZ F_OFD_ F_ADD_SEALS F_GET_SEALS F_SEAL_ F_NOTIFY DN_",
@@ -92,16 +92,38 @@ async def run(store: str | None) -> None:
     raise AssertionError(f"process {left} was left")
 
 
+async def stay() -> None:
+    """Run a command that does not end, and print its process group."""
+    import keephold
+
+    words = ["sh", "-c", "echo group $$ leads; sleep 1000"]
+    shell = keephold.command(words, name="shell", actions=("spawn", "fetch", "abort"))
+    async with keephold.Runtime([shell]) as runtime, runtime.turn("main") as turn:
+        calls = [
+            keephold.ToolCall("1", "shell", {"action": "spawn", "id": "s"}),
+            keephold.ToolCall("2", "await", {"output": {"s": "leads"}}),
+            keephold.ToolCall("3", "shell", {"action": "fetch", "id": "s"}),
+        ]
+        said = [str(response.model) for each in calls for response in await turn.run([each])]
+        print("".join(said).partition("group ")[2].split()[0], flush=True)
+        await asyncio.sleep(1000)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "darwin":
         look_like_darwin()
         print(import_everything(), "modules")
+    if sys.argv[1] == "stays":
+        sys.modules["psutil"] = None  # type: ignore[assignment]
 
     import asyncio
 
     from keephold.platforms import machine
 
     assert machine.name == "portable"
+    if sys.argv[1] == "stays":
+        assert not machine.lists
+        asyncio.run(stay())
     for store in (None, f"sqlite:///{sys.argv[2]}"):
         asyncio.run(run(store))
     print("platform", machine.name, "lists" if machine.lists else "does not list")

@@ -12,6 +12,7 @@ from tests.trusting import write_trusted
 
 from keephold.cli.check import check
 from keephold.config.commands import program_of
+from keephold.platforms import machine
 
 LOCAL = '[conversation.tools.t]\nsource = "local"\n'
 
@@ -58,6 +59,7 @@ def test_L3_json_has_the_facts_of_each_tool() -> None:
     local, python, builtin = found.pop("tools")
     assert (found.pop("agents"), found.pop("servers")) == ([], [])
     assert found.pop("cleanup").startswith("by mark ")
+    assert (found.pop("platform"), found.pop("weaker")) == (machine.name, list(machine.weaker))
     assert found == {"config": str(Path.cwd() / "keephold.toml"), "ok": True, "problems": [], "notes": []}
     assert local.pop("path").endswith("/sh")
     assert local == {

@@ -383,9 +383,9 @@ def without_screen(tools: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def cleanup() -> str:
-    """Return how the processes of a call are found when it ends (R2)."""
-    return machine.cleanup
+def _here() -> dict[str, Any]:
+    """Return the form of keephold that this machine gets, and how the processes of a call are found (R2)."""
+    return {"platform": machine.name, "weaker": list(machine.weaker), "cleanup": machine.cleanup}
 
 
 @click.command()
@@ -410,7 +410,7 @@ def check(context: click.Context, config: Path | None, as_json: bool) -> None:
 
 
 def examine(path: Path | None) -> dict[str, Any]:
-    """Return the object of `--json`: the file, `ok`, problems, notes, cleanup, tools, agents and servers.
+    """Return the object of `--json`: the file, `ok`, problems, notes, the platform, tools, agents and servers.
 
     A mistake in the file does not stop the checks, but only tools, agents and servers without one are listed.
     """
@@ -427,7 +427,7 @@ def examine(path: Path | None) -> dict[str, Any]:
             here = find(Path.cwd())
             if here is None:
                 notes = [f"{no_config()}. Every command works without one, with the tools of keephold itself."]
-                return {"config": None, "ok": True, "problems": [], "notes": notes, "cleanup": cleanup(), **listed}
+                return {"config": None, "ok": True, "problems": [], "notes": notes, **_here(), **listed}
             path = here.path
             if here.refused:
                 from keephold.cli.trust import refusal
@@ -458,7 +458,7 @@ def examine(path: Path | None) -> dict[str, Any]:
         found = sorted(look.found, key=lambda problem: problem[0])
     shown = None if path is None else str(path.absolute())
     problems = [problem for _, problem in found]
-    return {"config": shown, "ok": not problems, "problems": problems, "notes": notes, "cleanup": cleanup(), **listed}
+    return {"config": shown, "ok": not problems, "problems": problems, "notes": notes, **_here(), **listed}
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -475,6 +475,8 @@ def _show(report: dict[str, Any]) -> None:
         click.echo(f"  {padded}  {runs}")
     if any(tool["source"] in ("local", "terminal") for tool in report["tools"]):
         click.echo(f"processes are ended {report['cleanup']}")
+    for line in report["weaker"]:
+        click.echo(f"weaker than on Linux: {line}")
     for kind, colour in (("problem", "red"), ("note", "yellow")):
         for line in report[f"{kind}s"]:
             click.echo(f"{click.style(kind, fg=colour)}: {line}")

@@ -62,7 +62,7 @@ class Group(Protocol):
 
 
 class Portable:
-    """What the runtime needs of an operating system, as POSIX has it."""
+    """The machine, as every POSIX system has it."""
 
     name = "portable"
     terminal_line = 1000
@@ -221,7 +221,7 @@ class Portable:
                     self._groups.pop(-int(note), None)
 
     def end_groups(self, mark: str) -> None:
-        """Kill everything in the groups of a runtime's calls; may block. In a guard, those that it was told of."""
+        """Kill everything in the groups of a runtime's calls; may block. In a guard, those that it knows."""
         for pid, whose in list(self._groups.items()):
             if not whose or whose.startswith(f"{mark}/"):
                 with contextlib.suppress(OSError):
@@ -241,7 +241,7 @@ class Portable:
         return False
 
     def enlarge_pipe(self, fd: int, size: int) -> None:
-        """Give the pipe so many bytes, if that can be done."""
+        """Enlarge a pipe to this number of bytes, if that can be done."""
 
     def reopen(self, fd: int, flags: int) -> int:
         """Open the file of a descriptor once more, with flags of its own. Raises `OSError`."""
@@ -345,7 +345,7 @@ class Portable:
             return os.dup(file.fileno())
 
     def limit_memory(self, size: int) -> None:
-        """Let this process have so many bytes, if the system limits that: macOS does not."""
+        """Limit the address space of this process, if the system does that: macOS does not."""
         import resource
 
         with contextlib.suppress(OSError, ValueError):
@@ -373,7 +373,7 @@ class Portable:
         _, uid = struct.unpack_from("=II", connection.getsockopt(0, 1, 76))  # SOL_LOCAL, LOCAL_PEERCRED
         return connection.getsockopt(0, 2), uid  # LOCAL_PEERPID
 
-    # What is weaker
+    # Weaknesses
 
     @property
     def cleanup(self) -> str:
@@ -404,7 +404,7 @@ def exists(pid: int) -> bool:
 
 
 class _Noted:
-    """The group of a call that a guard was told of: the leader's process group, and nothing else."""
+    """The group of a call that its guard knows: the leader's process group, and nothing else."""
 
     __slots__ = ("_machine", "_pid")
 

@@ -24,7 +24,7 @@ LAST_OUTPUT = 0.05
 """Seconds for which the output of others is still read after the leader has ended (F3)."""
 
 _YOUNG = 0.25  # seconds in which pids do not wrap: those after the leader's are younger than it
-_ZOMBIE_SECS = 1.0  # how long a killed group may last that cannot be told from a zombie which nobody reaps
+_ZOMBIE_SECS = 1.0  # how long a killed group may last: a zombie that nobody reaps looks the same
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ async def test_no_descriptor_of_ours_reaches_the_program() -> None:
     finally:
         os.close(read)
         os.close(write)
-    await run.found("reading")
+    await until(lambda: name_of(run.pty.pid) == "cat")
     assert {path.name for path in Path(f"/proc/{run.pty.pid}/fd").iterdir()} == {"0", "1", "2"}
     await run.stop()
 
