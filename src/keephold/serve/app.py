@@ -30,6 +30,8 @@ from keephold.store.base import TakenDown
 
 _CHECK_SECS = 1.0
 """Seconds between two checks whether the store can write."""
+_ANSWER_SECS = 3.0
+"""Seconds that such a check may take: a server that hangs does not refuse to write."""
 
 
 class App:
@@ -48,6 +50,8 @@ class App:
         self._announcing = False
         self._checked_at = float("-inf")
         """When `/healthz` last tried to write."""
+        self._answers = True
+        """Whether the store has answered then."""
         self._posted: frozenset[str] = frozenset()
         """The ids of the open prompts of other processes."""
 
@@ -153,8 +157,15 @@ class App:
         registry, now = self.runtime.registry, asyncio.get_running_loop().time()
         if now >= self._checked_at + _CHECK_SECS:
             self._checked_at = now
-            with contextlib.suppress(KeepholdError):
-                await registry.write((TakenDown(()),), keep=False)
+            try:
+                async with asyncio.timeout(_ANSWER_SECS):
+                    with contextlib.suppress(KeepholdError):
+                        await registry.write((TakenDown(()),), keep=False)
+                self._answers = True
+            except TimeoutError:
+                self._answers = False
+        if not self._answers:
+            return "the store does not answer"
         return None if registry.store.trouble is None else "the store cannot write"
 
 
