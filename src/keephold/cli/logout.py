@@ -24,7 +24,7 @@ def logout(session: str | None, store: str | None, as_json: bool) -> None:
     file = sessions_file(getattr(open_store(place_of(store, acting=True)), "path", None))
     if file is None:
         raise KeepholdError(
-            "sessions of a server with a `memory:` store are ended on its dashboard, or with the server",
+            "sessions of a server whose store is not a file are ended on its dashboard, or with the server",
             code="unsupported_store",
         )
     sessions = Sessions(file=file)
