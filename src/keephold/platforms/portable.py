@@ -172,7 +172,12 @@ class Portable:
 
     def end_of(self, pid: int) -> End:
         """Return the end of a process, to be closed. Raises `ProcessLookupError`, or `OSError` if there is no room."""
-        return _KqueueEnd(pid) if hasattr(select, "kqueue") else _ThreadEnd(pid)
+        if not hasattr(select, "kqueue"):
+            return _ThreadEnd(pid)
+        try:
+            return _KqueueEnd(pid)
+        except ProcessLookupError:  # kqueue does not know a zombie, either
+            return _Ended()
 
     # Groups of processes
 
@@ -207,8 +212,10 @@ class Portable:
         """In a guard: return when nobody has the pipe open for writing, or the owner, our parent, has died. `alive`
         says whether the owner has not died before."""
         rest, parent = b"", os.getppid() if alive() else 0
-        while (waits := os.getppid() == parent) or select.select([pipe], [], [], 0)[0]:
-            if waits and not select.select([pipe], [], [], 0.5)[0]:
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        while (waits := os.getppid() == parent) or poll.poll(0):
+            if waits and not poll.poll(500):
                 continue
             data = os.read(pipe, 1 << 16)
             if not data:
@@ -427,12 +434,8 @@ class _KqueueEnd:
         kernel: Any = select
         self._queue = kernel.kqueue()
         once = kernel.KQ_EV_ADD | kernel.KQ_EV_ONESHOT
-        ended = kernel.kevent(pid, kernel.KQ_FILTER_PROC, once, kernel.KQ_NOTE_EXIT)
         try:
-            self._queue.control([ended], 0, 0)
-        except ProcessLookupError:  # a zombie, too: the timer makes it readable at once
-            now = kernel.kevent(1, kernel.KQ_FILTER_TIMER, once, 0, 0)
-            self._queue.control([now], 0, 0)
+            self._queue.control([kernel.kevent(pid, kernel.KQ_FILTER_PROC, once, kernel.KQ_NOTE_EXIT)], 0, 0)
         except OSError:
             self._queue.close()
             raise
@@ -443,6 +446,22 @@ class _KqueueEnd:
 
     def close(self) -> None:
         self._queue.close()
+
+
+class _Ended:
+    """The end of a process that has ended already."""
+
+    __slots__ = ("_read",)
+
+    def __init__(self) -> None:
+        self._read, write = os.pipe()
+        os.close(write)
+
+    def fileno(self) -> int:
+        return self._read
+
+    def close(self) -> None:
+        os.close(self._read)
 
 
 class _ThreadEnd:

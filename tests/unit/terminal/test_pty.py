@@ -233,8 +233,7 @@ async def test_C7_a_shell_is_ended_with_its_jobs() -> None:
     run.pty.write(b"\x1a")
     await run.said(b"Stopped")
     run.pty.write(b"cat\r")
-    await run.found("reading")
-    assert sorted(map(name_of, run.left())) == ["bash", "cat", "sleep", "sleep"]
+    await until(lambda: sorted(map(name_of, run.left())) == ["bash", "cat", "sleep", "sleep"])
     run.pty.end(1000)
     await run.ended()
     assert run.left() == []
