@@ -44,11 +44,11 @@ async def test_what_was_wrong_is_said_once_in_the_card_on_whichever_page(worksho
         assert await axe(tab) == []
 
 
-async def test_n_leads_to_the_first_card_and_a_second_thought_can_be_taken_back(workshop: Served) -> None:
+async def test_r_leads_to_the_first_card_and_a_second_thought_can_be_taken_back(workshop: Served) -> None:
     async with agent(workshop) as assistant, browser() as chromium, page(chromium, WIDE, entry=workshop.entry) as tab:
         uid = await assistant.spawn("publish", "publish", version="1.0")
         await expect(tab.get_by_role("article")).to_have_count(1)
-        await tab.keyboard.press("n")
+        await tab.keyboard.press("r")
         await expect(tab.get_by_role("heading", name="publish asks")).to_be_focused()
         await tab.goto(f"{workshop.dashboard}/handles/{uid}")
         for leave in ("Cancel", "Escape"):

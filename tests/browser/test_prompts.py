@@ -147,3 +147,40 @@ async def test_P1_without_scripts_long_arguments_are_all_on_the_page_and_the_use
         await tab.get_by_role("checkbox", name="I have seen all of the").first.check()
         await allow(tab).click()
         await expect(tab.get_by_role("article")).to_have_count(0)
+
+
+async def test_P1_cards_of_one_tool_are_answered_by_keys_and_together_once_they_were_seen(workshop: Served) -> None:
+    """y and n answer the selected card and go to the next; those that were seen as a whole are allowed at once."""
+    asked = [f"web-{number}" for number in range(6)]
+    async with prompted(workshop, *asked) as (_, tab):
+        order = await hosts(workshop)
+        together = tab.get_by_role("button", name="that you have seen")
+        await tab.keyboard.press("r")
+        first = tab.get_by_role("article").first
+        await expect(first.get_by_role("heading")).to_be_focused()
+        await tab.keyboard.press("y")  # too early: the page has just appeared
+        assert await hosts(workshop) == order
+        await tab.clock.run_for(2 * QUIET)
+        await tab.keyboard.press("y")
+        await expect(tab.get_by_role("article")).to_have_count(5)
+        await expect(tab.get_by_role("article").first.get_by_role("heading")).to_be_focused()
+        await tab.clock.run_for(2 * QUIET)
+        await tab.keyboard.press("n")
+        await expect(tab.get_by_role("article")).to_have_count(4)
+        await tab.keyboard.press("e")
+        await expect(tab.get_by_role("article").first.get_by_role("textbox").last).to_be_focused()
+        assert await hosts(workshop) == order[2:]
+        await tab.reload()
+        await tab.evaluate("scrollTo(0, 0)")
+        await drawn(tab)
+        assert await axe(tab) == []
+        seen = int((await together.inner_text()).split()[1])
+        assert 0 < seen < 4, "the last ones are below the window"
+        await tab.clock.run_for(2 * QUIET)
+        await together.click()
+        await expect(tab.get_by_role("article")).to_have_count(4 - seen)
+        assert await hosts(workshop) == order[2 + seen :]
+        await tab.clock.resume()
+        await tab.get_by_text("Deny all…").click()
+        await press(tab.get_by_role("button", name=f"Deny all {4 - seen}"))
+        await expect(tab.get_by_text("Nothing needs you.")).to_be_visible()

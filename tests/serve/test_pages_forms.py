@@ -7,6 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 from tests.durable.lives import approval, crash_looped
+from tests.patience import PATIENCE
 from tests.serve.fake_control import FakeControl, NoScreens
 from tests.serve.pages import Page, browser, dashboard
 from tests.turn.calls import STATEFUL, TALKING, call, replies, spawn, texts, wait_all
@@ -226,6 +227,75 @@ async def test_R8_a_call_that_killed_its_process_is_retried_once() -> None:
         assert uid in (await seen.http.get(there)).text
         again = await seen.http.post(f"/do/handles/{uid}/retry", data={"next": "/"})
         assert again.status_code == 409 and new in again.text
+
+
+@keephold.tool(actions=STATEFUL)
+async def breaks() -> str:
+    raise keephold.ToolError("broken")
+
+
+async def test_R8_a_handle_that_failed_is_run_again_as_a_new_one_and_one_that_is_done_is_not() -> None:
+    async with dashboard([breaks, echoes, listens]) as seen:
+        await replies(seen.turn, spawn("breaks", "b"))
+        asked = asyncio.create_task(replies(seen.turn, spawn("echoes", "e", text="hi")))
+        await seen.control.abort((await seen.need())["handle"])
+        await asked
+        uids = {each["id"]: each["uid"] for each in (await seen.control.store_view.handles())["handles"]}
+        page = await seen.page(f"/handles/{uids['b']}")
+        assert page.all("form", action=f"/do/handles/{uids['b']}/retry")
+        there = place(await seen.http.post(f"/do/handles/{uids['b']}/retry", data={"next": "/"}))
+        assert there.startswith("/handles/") and uids["b"] not in there
+        again = await seen.control.runtime_view.handle(there.split("/")[2].partition("?")[0])
+        assert again["retry_of"] == uids["b"] and again["journal"] == []
+        place(await seen.http.post(f"/do/handles/{uids['e']}/retry", data={"next": "/"}))
+        need = await seen.need()  # it was never allowed, so it asks again
+        assert need["tool"] == "echoes" and need["handle"] != uids["e"]
+        await seen.answer(need, decision="approve")
+        done = await seen.control.wait(all=[need["handle"]])
+        assert done["completed"][0]["result"] == "echo hi"
+        refused = await seen.http.post(f"/do/handles/{need['handle']}/retry", data={"next": "/"})
+        assert refused.status_code == 409 and "did not fail" in refused.text
+        page = await seen.page(f"/handles/{need['handle']}")
+        assert not page.all("form", action=f"/do/handles/{need['handle']}/retry")
+
+
+@keephold.tool(actions=STATEFUL, run="ask")
+async def echoes(text: str) -> str:
+    return f"echo {text}"
+
+
+async def test_P1_several_cards_are_denied_together_and_allowed_only_if_they_were_seen() -> None:
+    async with dashboard([echoes, listens]) as seen:
+        asked = asyncio.create_task(
+            replies(seen.turn, *(spawn("echoes", f"e{number}", text=str(number)) for number in range(4)))
+        )
+        async with asyncio.timeout(PATIENCE):
+            while len(cards := await seen.control.requests.page()) < 4:  # noqa: ASYNC110 (as in `Dashboard.need`)
+                await asyncio.sleep(0.005)
+        page = await seen.page("/")
+        (group,) = page.all("div", class_="request-group")
+        assert "4 calls of echoes" in " ".join(group.text.split())
+        assert [each.attributes["data-card"] for each in group.inside if "data-card" in each.attributes] == [
+            f"{each['id']}/{each['digest']}" for each in cards
+        ]
+        names = [f"{each['id']}/{each['digest']}" for each in cards]
+        form = {"cards": " ".join(names[:2]), "next": "/"}
+        for wrong in ({"decision": "approve"}, {"decision": "edit", "seen": "yes"}):
+            assert (await seen.http.post("/do/requests", data={**form, **wrong})).status_code == 422
+        allowed = {"cards": f"{names[0]} {cards[1]['id']}/other nonsense", "decision": "approve", "seen": "yes"}
+        assert place(await seen.http.post("/do/requests", data=allowed)) == "/?said=several-allowed&of=1"
+        denied = {"cards": " ".join(names), "decision": "deny", "reason": "too many"}
+        assert place(await seen.http.post("/do/requests", data=denied)) == "/?said=several-denied&of=3"
+        said = [json.dumps(each) for each in await asked]
+        assert "too many" not in said[0] and all("too many" in each for each in said[1:])
+
+
+async def test_K9_the_token_is_copied_from_a_page_that_does_not_show_it() -> None:
+    async with dashboard(TOOLS) as seen:
+        answer = await seen.http.post("/do/token", data={"next": "/"})
+        assert (answer.text, answer.headers["cache-control"]) == ("token", "no-store")
+        assert "Bearer token" not in (await seen.http.get("/tools")).text
+        assert (await seen.http.get("/do/token")).status_code == 405
 
 
 async def test_C6_something_is_sent_to_a_handle_and_a_refusal_says_why() -> None:

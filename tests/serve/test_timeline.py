@@ -90,6 +90,13 @@ def test_serial_calls_stand_together_and_only_so_many_are_drawn() -> None:
     assert drawn.serial == drawn.rows[1].y
 
 
+def test_live_calls_are_drawn_first_and_a_zoom_draws_a_longer_axis() -> None:
+    calls = [fact("old", stopped=AT + 8), fact("runs", stopped=None), fact("s", serial=True)]
+    drawn = lanes(calls, {}, AT + 10, 4)
+    assert drawn is not None and [row.fact["id"] for row in drawn.rows] == ["runs", "old", "s"]
+    assert drawn.rows[0].bars[0].width == 4 * CHART and len(drawn.ticks) > 7
+
+
 @pytest.mark.parametrize(
     ("length", "last"), [(0.004, "0"), (0.5, "500 ms"), (59, "50 s"), (4000, "1 h"), (1e6, "10 d")]
 )

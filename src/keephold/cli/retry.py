@@ -1,4 +1,4 @@
-"""`keephold retry`: repeat a call that was stopped because it ended its process (R8)."""
+"""`keephold retry`: repeat a call that failed or was ended (R8)."""
 
 from typing import TYPE_CHECKING, Any
 

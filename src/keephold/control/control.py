@@ -135,7 +135,7 @@ class Control:
         return _decoded(reply)
 
     async def retry(self, uid: str) -> RetriedCall:
-        """Repeat a call that was stopped because it ended its process (R8). The new handle has its journal."""
+        """Repeat a call that failed or was ended. After a crash loop (R8) the new handle has its journal."""
         await self.store_view.record(uid)
         again = await self.runtime.recovery.retry(uid)
         return {"id": again.id, "uid": again.uid, "retry_of": again.retry_of or uid}

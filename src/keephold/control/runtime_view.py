@@ -113,6 +113,7 @@ class RuntimeView:
         tool, output = self._runtime.toolbox.of(record.conversation).get(record.tool), record.output
         if (tool is not None and tool.source == "terminal") or (output is not None and output.times):
             live["terminal"] = True
+        live["here"] = record.owner == self._store.owner and not isinstance(record.state, Stopped)
         if output is not None and live["output_bytes"] is None:
             live["output_bytes"] = output.total
         return replace(glance(self._store, record, fact), **live)

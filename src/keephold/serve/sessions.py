@@ -96,6 +96,11 @@ class Sessions:
         self._tickets: dict[str, tuple[str, float]] = {}
 
     @property
+    def token(self) -> str:
+        """Return the owner's token, for a browser that is logged in and copies it to a client."""
+        return "" if self._owner is None else self._owner.decode()
+
+    @property
     def name(self) -> str:
         """Return the label of the dashboard's host name."""
         return self._kept().name

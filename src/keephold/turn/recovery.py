@@ -38,6 +38,7 @@ from keephold.store.base import (
     Opened,
     OpenTurn,
     Record,
+    Registered,
     Released,
     Resolution,
     Retried,
@@ -418,18 +419,19 @@ class Recovery:
         )
 
     async def retry(self, uid: str) -> Record:
-        """Repeat a call that was stopped because it ended its process (R8), and return the new handle.
+        """Repeat a call that failed or was ended, and return the new handle. One that was stopped because it ended its
+        process continues with its journal (R8); any other begins anew.
 
-        Raises `KeepholdError` if the handle stopped otherwise, or its tool is not here."""
+        Raises `KeepholdError` if the handle has not stopped, or is done, or its tool is not here."""
         store = self._registry.store
         record = await store.handle(uid)
         if record is None:
             raise gone(uid)
         outcome = record.state.outcome if isinstance(record.state, Stopped) else None
-        if not isinstance(outcome, Failure) or outcome.code != "crash_loop":
+        if not isinstance(outcome, Failure):
+            why = "has not stopped" if outcome is None else "did not fail"
             raise KeepholdError(
-                f"handle `{record.id}` did not stop with code crash_loop, so it cannot be retried; make a new call",
-                code="not_retryable",
+                f"handle `{record.id}` {why}, so it cannot be retried; make a new call", code="not_retryable"
             )
         tool = self._tool(record)
         if tool is None and not self.leaves_calls:
@@ -446,8 +448,11 @@ class Recovery:
                 f"handle `{record.id}` was retried before; its newest retry has the uid {newest.uid}",
                 code="not_retryable",
             )
-        await self._registry.write((Retried(again, uid),), keep=False)
-        if tool is not None:
+        looped = outcome.code == "crash_loop"
+        await self._registry.write((Retried(again, uid) if looped else Registered(again),), keep=False)
+        if tool is not None and record.state.started is None:  # nobody has allowed it
+            self.actions.start_again(*self._take_over(again, tool))
+        elif tool is not None:
             await self._run_again(*self._take_over(again, tool))
         return again
 

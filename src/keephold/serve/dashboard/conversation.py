@@ -101,6 +101,8 @@ TURNS = 5
 """Turns of one page."""
 LINES = 60
 """Transcript lines of one page."""
+ZOOMS = (1, 4, 16, 64)
+"""How many times as long as the page is wide a timeline may be."""
 _BELOW = 200
 _INQUIRIES = 20
 
@@ -124,23 +126,28 @@ class _Page:
         except KeepholdError as error:
             return await self._renderer.problem(request, error.message, 404, "/conversations")
         path = f"/conversations/{quote(id)}"
-        turns = [await self._turn(id, turn) for turn in conversation["turns"]]
+        zoom = int(asked["zoom"]) if asked.get("zoom") in map(str, ZOOMS) else 1
+        turns = [await self._turn(id, turn, zoom) for turn in conversation["turns"]]
         if not turns and before is None:
-            turns = [await self._turn(id, None)]
+            turns = [await self._turn(id, None, zoom)]
+        zoomed = {"zoom": zoom} if zoom > 1 else {}
+        here = {} if before is None else {"before": before}
         following = conversation["next"]
         return await self._renderer.page(
             request,
             "conversation.html",
             conversation=conversation,
             turns=turns,
-            newest=path if before is not None else None,
-            older=f"{path}?{urlencode({'before': following})}" if following is not None else None,
+            zoom=zoom,
+            zooms=[(each, _address(path, here | ({"zoom": each} if each > 1 else {}))) for each in ZOOMS],
+            newest=_address(path, zoomed) if before is not None else None,
+            older=_address(path, {"before": following, **zoomed}) if following is not None else None,
             below=await self._below(id),
             inquiries=await self._inquiries(id),
             **await self._said(id, conversation["lines"], _number(asked.get("line")), path),
         )
 
-    async def _turn(self, id: str, turn: dict[str, Any] | None) -> dict[str, Any]:
+    async def _turn(self, id: str, turn: dict[str, Any] | None, zoom: int) -> dict[str, Any]:
         """Return a turn with its calls; without a turn, the newest calls."""
         now = time.time()
         calls = await self._control.runtime_view.calls(id, None if turn is None else turn["turn"])
@@ -152,7 +159,7 @@ class _Page:
         return {
             "turn": turn,
             "calls": shown,
-            "lanes": lanes(calls, went, now),
+            "lanes": lanes(calls, went, now, zoom),
             "start": min((fact["created"] for fact in shown), default=now),
         }
 
@@ -171,6 +178,10 @@ class _Page:
         """Return the conversations of the sub-agents that this one started."""
         found = await self._control.store_view.conversations(after=f"{id}/", limit=_BELOW)
         return [place for place in found["conversations"] if place["parent"] == id]
+
+
+def _address(path: str, query: dict[str, Any]) -> str:
+    return f"{path}?{urlencode(query)}" if query else path
 
 
 def _number(given: str | None) -> int | None:

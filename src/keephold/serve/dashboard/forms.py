@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from keephold.errors import KeepholdError
@@ -76,6 +76,8 @@ def routes(renderer: Renderer, control: "Control", sessions: "Sessions", home: H
         post("/do/handles/{uid}/abort", forms.abort),
         post("/do/handles/{uid}/retry", forms.retry),
         post("/do/handles/{uid}/apply", forms.apply),
+        post("/do/requests", forms.decide_several),
+        post("/do/token", forms.token),
         post("/do/keys/revoke", forms.revoke),
         post("/do/sessions/end", forms.end_session),
         post("/do/permissions/{id}/revoke", forms.revoke_permission),
@@ -118,6 +120,25 @@ class Forms:
         word = fields["decision"]
         return _back(fields, "cancelled" if word == "cancel" else _DONE.get((asked["kind"], word), "answered"), of)
 
+    async def decide_several(self, request: Request, fields: Fields) -> Response:
+        """Deny, or allow, permissions of one group of cards. `cards` are their ids with the digests of what was shown;
+        only cards that were fully shown may be allowed together, which prompts.js knows."""
+        decision = fields.get("decision")
+        if decision not in ("approve", "deny") or (decision == "approve" and fields.get("seen") != "yes"):
+            raise _Refused(_UNSEEN["problem"], 422)
+        taken = 0
+        for card in fields.get("cards", "").split():
+            id, _, digest = card.partition("/")
+            asked = await self._control.requests.get(id)
+            if asked is not None and asked["kind"] == "permission" and asked["digest"] == digest:
+                said = {"decision": decision, "reason": fields.get("reason", ""), "digest": digest}
+                taken += (await self._control.decide(id, said, by="the dashboard"))["status"] == "taken"
+        return _back(fields, "several-allowed" if decision == "approve" else "several-denied", str(taken))
+
+    async def token(self, request: Request, fields: Fields) -> Response:
+        """Return the owner's token, which a page copies and does not show."""
+        return PlainTextResponse(self._sessions.token, headers={"cache-control": "no-store"})
+
     async def _meant(self, id: str, card: str) -> dict[str, Any] | None:
         """Return the request of an id. If an earlier server gave the id, return the same request of this one."""
         asked = await self._control.requests.get(id)
@@ -138,7 +159,7 @@ class Forms:
         return _back(fields, "aborted", fact["id"])
 
     async def retry(self, request: Request, fields: Fields) -> Response:
-        """Repeat a call that was stopped because it ended its process."""
+        """Repeat a call that failed or was ended."""
         made = await self._control.retry(request.path_params["uid"])
         return _back({"next": f"/handles/{made['uid']}"}, "retried", made["id"])
 

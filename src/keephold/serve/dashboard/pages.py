@@ -172,6 +172,7 @@ class Pages:
             "home.html",
             status=status,
             requests=requests,
+            request_groups=request_groups(requests),
             asked={each["handle"] for each in requests},
             mcp=_mcp(request),
             running=running["handles"],
@@ -311,7 +312,7 @@ class Pages:
         tools = sorted(await self._control.runtime_view.tools(), key=lambda tool: str(tool["name"]))
         own = [tool for tool in tools if not tool["builtin"]]
         return await self._renderer.page(
-            request, "tools.html", own=own, builtin=[tool for tool in tools if tool["builtin"]]
+            request, "tools.html", own=own, builtin=[tool for tool in tools if tool["builtin"]], mcp=_mcp(request)
         )
 
     async def sessions(self, request: Request) -> Response:
@@ -320,6 +321,16 @@ class Pages:
         return await self._renderer.page(
             request, "sessions.html", sessions=self._sessions.all(), mine=None if mine is None else mine.id
         )
+
+
+def request_groups(requests: list[dict[str, Any]]) -> list[tuple[str | None, list[dict[str, Any]]]]:
+    """Return the requests in order, permissions for one tool in one conversation together where the first of them is;
+    each with the key of its group, None for a request that stands alone."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for each in requests:
+        same = f"{each['conversation']}\n{each['tool']}" if each["kind"] == "permission" else each["id"]
+        groups.setdefault(same, []).append(each)
+    return [(key if len(cards) > 1 else None, cards) for key, cards in groups.items()]
 
 
 def _mcp(request: Request) -> str:

@@ -40,6 +40,8 @@ SAID = {
     "answered": ("Answered.", "{} has its answer."),
     "allowed": ("Allowed: it runs.", "{} may run."),
     "denied": ("Denied: it does not run.", "{} does not run."),
+    "several-allowed": ("Allowed.", "Allowed: {} calls."),
+    "several-denied": ("Denied.", "Denied: {} calls."),
     "delivered": ("The model gets the result.", "The model gets the result of {}."),
     "withheld": ("The model does not get the result.", "The model does not get the result of {}."),
     "cancelled": ("Not answered: the call ends.", "{} gets no answer: the call ends."),

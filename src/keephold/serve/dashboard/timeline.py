@@ -214,16 +214,18 @@ class Lanes:
     start: float
     end: float
     """Time at the right edge."""
+    zoomed: bool = False
 
 
-def lanes(calls: Sequence[Fact], went: Mapping[str, Sequence[Stretch]], now: float) -> Lanes | None:
-    """Draw calls on one time axis; None if there are none. `went` has the stretches of each call by uid."""
-    shown = sorted(calls[-MOST:], key=lambda fact: bool(fact.get("serial")))
+def lanes(calls: Sequence[Fact], went: Mapping[str, Sequence[Stretch]], now: float, zoom: int = 1) -> Lanes | None:
+    """Draw calls on one time axis, live ones first; None if there are none. `went` has the stretches of each call by
+    uid. `zoom` makes the axis so many times as long."""
+    shown = sorted(calls[-MOST:], key=lambda fact: (bool(fact.get("serial")), fact["stopped"] is not None))
     if not shown:
         return None
     start: float = min(fact["created"] for fact in shown)
     end = max(*(_end(fact, now) for fact in shown), start + 0.001)
-    scale = CHART / (end - start)
+    scale = CHART * zoom / (end - start)
 
     def x(at: float) -> float:
         return round(NAMES + float(at - start) * scale, 1)
@@ -249,9 +251,10 @@ def lanes(calls: Sequence[Fact], went: Mapping[str, Sequence[Stretch]], now: flo
         if id in places and places[id] is not row
     )
     serial = next((row.y for row in rows if row.fact.get("serial")), None)
-    ticks = tuple((x(start + at), label) for at, label in _ticks(end - start))
+    ticks = tuple((x(start + at), label) for at, label in _ticks(end - start, 6 * zoom))
     height = _HEAD + ROW * len(rows) + 8
-    return Lanes(NAMES + CHART + 16, height, tuple(rows), blocked, ticks, len(calls) - len(shown), serial, start, end)
+    width = NAMES + CHART * zoom + 16
+    return Lanes(width, height, tuple(rows), blocked, ticks, len(calls) - len(shown), serial, start, end, zoom > 1)
 
 
 def _end(fact: Fact, now: float) -> float:
@@ -267,9 +270,9 @@ def _wide(width: float) -> float:
     return round(max(width, _LEAST), 1)
 
 
-def _ticks(length: float) -> list[tuple[float, str]]:
-    """Return about six round times within that many seconds."""
-    step = next((step for step in _STEPS if length / step <= 6), _STEPS[-1] * math.ceil(length / 6 / _STEPS[-1]))
+def _ticks(length: float, most: int) -> list[tuple[float, str]]:
+    """Return at most about so many round times within that many seconds."""
+    step = next((step for step in _STEPS if length / step <= most), _STEPS[-1] * math.ceil(length / most / _STEPS[-1]))
     return [(number * step, _label(number * step)) for number in range(math.floor(length / step) + 1)]
 
 

@@ -1,5 +1,7 @@
 // Single-key shortcuts, and the theme switch.
 
+import { answer } from "./prompts.js";
+
 const ROW = "[data-row]";
 const dialog = document.querySelector("[data-keys]");
 const on = document.querySelector("[data-keys-on]");
@@ -34,12 +36,18 @@ function toRequests() {
   else if (location.pathname !== "/") location.assign("/#requests-title");
 }
 
-const KEYS = { j: () => move(1), k: () => move(-1), "/": search, n: toRequests, "?": () => dialog.showModal() };
+const KEYS = { j: () => move(1), k: () => move(-1), "/": search, r: toRequests, "?": () => dialog.showModal() };
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || event.defaultPrevented) return;
   if (event.target.closest("input:not([type=radio], [type=checkbox]), textarea, select, dialog, [data-still]")) return;
-  if (!on.checked || !Object.hasOwn(KEYS, event.key)) return;
+  if (!on.checked) return;
+  const card = event.target.closest(".request[data-card]");
+  if (card && /^[yne1-9]$/.test(event.key)) {
+    if (!event.repeat && answer(card, event.key)) event.preventDefault();
+    return;
+  }
+  if (!Object.hasOwn(KEYS, event.key)) return;
   event.preventDefault();
   KEYS[event.key]();
 });
@@ -60,11 +68,6 @@ if (fold) {
   foldAway();
   narrow.addEventListener("change", foldAway);
 }
-
-// On a phone the navigation is wider than the screen. (`scrollIntoView` would also tell Tab where to begin.)
-const nav = document.querySelector(".nav");
-const current = nav.querySelector("[aria-current]");
-if (current) nav.scrollLeft = current.offsetLeft - (nav.clientWidth - current.offsetWidth) / 2;
 
 // Themes: the system's, light, dark, and round again.
 

@@ -181,6 +181,7 @@ function seen() {
 async function send(form, button) {
   const fields = new URLSearchParams(new FormData(form, button));
   const buttons = [...form.querySelectorAll("button")];
+  const following = nextCard(form);
   buttons.forEach((each) => { each.disabled = true; });
   sending += 1;
   try {
@@ -192,12 +193,20 @@ async function send(form, button) {
     if (response.ok && !gone) settle(card ?? form);
     if (response.ok) take(html);
     else if (!card || !takeCard(card, html)) take(html, ["flash"]); // the error is on a separate page
-    if (!form.isConnected) document.getElementById("main").focus({ preventScroll: true }); // the focused button is gone
+    if (!form.isConnected) { // the focused button is gone
+      const next = following?.isConnected ? following : document.querySelector(".request[data-card]");
+      (next?.querySelector("h3") ?? document.getElementById("main")).focus({ preventScroll: !next });
+    }
   } catch {
     say("It could not be sent: the server does not answer. What you typed is still here.");
   }
   sending -= 1;
   buttons.forEach((each) => { each.disabled = false; });
+}
+
+function nextCard(form) {
+  const cards = [...document.querySelectorAll(".request[data-card]")];
+  return cards[cards.indexOf(form.closest(".request")) + 1] ?? null;
 }
 
 // Show an answer's error in its card, which the returned page contains.

@@ -18,7 +18,7 @@ function isSame(one, other) {
 
 function measure() {
   const now = performance.now();
-  const buttons = [...document.querySelectorAll(".request form button")];
+  const buttons = [...document.querySelectorAll(".request form button, .request-group form button")];
   for (const button of buttons) {
     const { left, top } = button.getBoundingClientRect();
     const x = left + scrollX;
@@ -34,6 +34,29 @@ function remaining(button) {
   return (places.get(button)?.since ?? Infinity) + QUIET - performance.now();
 }
 
+// Keys: y and n press the card's yes and no, e edits, 1 to 9 choose. They press the buttons, so what does not count for
+// a press does not count for a key.
+
+const PRESSED = {
+  y: '[value="approve"], [name="value"][value="true"]',
+  n: '[name="decision"][value="deny"], [name="value"][value="false"]',
+};
+
+export function answer(card, key) {
+  if (key === "e") {
+    const edit = card.querySelector('details[data-key^="edit-"]');
+    if (edit) edit.open = true;
+    edit?.querySelector("textarea").focus();
+    return Boolean(edit);
+  }
+  const nth = Number(key);
+  const options = card.querySelectorAll('.choices [name="value"], .options input');
+  const button = nth ? options[nth - 1] : card.querySelector(PRESSED[key]);
+  if (button?.matches("input")) button.focus();
+  button?.click();
+  return Boolean(button);
+}
+
 // Which parts of each text were on the screen, in pixels from its beginning
 
 const looks = new WeakMap();
@@ -41,7 +64,7 @@ const looks = new WeakMap();
 function look(box) {
   const { whole } = box.dataset;
   let seen = looks.get(box);
-  if (seen?.whole !== whole || (!seen.all && (seen.width !== box.clientWidth || seen.height !== box.scrollHeight))) {
+  if (!seen || seen.whole !== whole || (!seen.all && (seen.width !== box.clientWidth || seen.height !== box.scrollHeight))) {
     seen = { whole, width: box.clientWidth, height: box.scrollHeight, parts: [], all: false }; // its lines have moved
     looks.set(box, seen);
   }
@@ -75,6 +98,24 @@ function isSeen(element) {
   return box === null || look(box).all;
 }
 
+// Allowing several cards: those that were on the screen as a whole, with all of their text.
+
+function offer(form) {
+  const group = form.closest(".request-group");
+  const cards = [...group.querySelectorAll(".request")];
+  const seen = cards.filter((card) => look(card).all && isSeen(card));
+  const button = form.querySelector("button");
+  const field = form.elements.namedItem("cards");
+  const wanted = seen.map((card) => card.dataset.card).join(" ");
+  if (field.value !== wanted) {
+    field.value = wanted;
+    places.delete(button); // it means something else now
+  }
+  const told = `Allow ${seen.length === cards.length ? "all " : ""}${seen.length} that you have seen`;
+  if (button.textContent !== told) button.textContent = told;
+  return seen.length > 0;
+}
+
 function lines(box) {
   const { lineHeight, paddingTop, paddingBottom } = getComputedStyle(box);
   const height = parseFloat(lineHeight);
@@ -98,10 +139,12 @@ let due = false;
 function show() {
   due = false;
   let soonest = Infinity;
+  for (const card of document.querySelectorAll(".request-group .request")) look(card);
+  const none = new Set([...document.querySelectorAll("[data-seen-cards]")].filter((form) => !offer(form)));
   for (const button of measure()) {
     const wait = remaining(button);
     if (wait > 0) soonest = Math.min(soonest, wait);
-    const off = wait > 0 || (button.matches("[data-approves]") && !isSeen(button));
+    const off = wait > 0 || none.has(button.form) || (button.matches("[data-approves]") && !isSeen(button));
     if (off !== button.hasAttribute("aria-disabled")) button.toggleAttribute("aria-disabled", off);
     if (off && button.getAttribute("aria-disabled") !== "true") button.setAttribute("aria-disabled", "true");
   }
@@ -123,11 +166,13 @@ function showSoon() {
 // Measuring now finds every move, also one that nothing has reported.
 document.addEventListener("submit", (event) => {
   const button = event.submitter ?? event.target.querySelector("button");
-  if (!button?.closest(".request")) return;
+  if (!button?.closest(".request, .request-group")) return;
+  const several = event.target.matches("[data-seen-cards]");
+  const none = several && !offer(event.target);
   measure();
   const early = remaining(button) > 0;
   if (early) places.get(button).since = performance.now(); // this press was meant for what was there before
-  if (early || (button.matches("[data-approves]") && !isSeen(button))) {
+  if (early || none || (button.matches("[data-approves]") && !isSeen(button))) {
     event.preventDefault();
     event.stopImmediatePropagation();
     show();
@@ -135,7 +180,7 @@ document.addEventListener("submit", (event) => {
 }, true);
 
 document.addEventListener("formdata", ({ target, formData }) => {
-  if (target.closest(".request") && isSeen(target)) formData.set("seen", "yes");
+  if (target.matches("[data-seen-cards]") || (target.closest(".request") && isSeen(target))) formData.set("seen", "yes");
 });
 
 new MutationObserver(showSoon).observe(document.body, { subtree: true, childList: true, characterData: true, attributes: true });

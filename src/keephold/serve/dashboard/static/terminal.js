@@ -139,6 +139,7 @@ class LiveTerminal extends HTMLElement {
     this.classList.add("terminal-mine");
     for (const name of ["back", "keys", "soft"]) this.parts[name].hidden = false;
     this.parts.drive.hidden = true;
+    this.say("You drive");
     this.parts.keys.focus({ preventScroll: true });
     this.sizes = new ResizeObserver(() => this.resizeSoon());
     this.sizes.observe(this.parts.frame);
