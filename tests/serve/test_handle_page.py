@@ -12,6 +12,7 @@ from tests.turn.calls import STATEFUL, TALKING, reply, spawn
 import keephold
 from keephold import Call, Question, ToolError
 from keephold.cli import show
+from keephold.serve.dashboard import handle
 from keephold.serve.dashboard.painting import nearest, palette_css, rgb, screen_html
 from keephold.serve.dashboard.rendering import HERE
 from keephold.tools.terminal.emulator import Style, StyledRun, rows_of
@@ -130,10 +131,42 @@ async def test_the_journal_shows_what_went_in_and_what_came_out_and_marks_errors
         uid = await started(seen, "works", "w")
         await ended(seen, "w")
         page = await seen.page(f"/handles/{uid}")
-        good, bad = (each for each in page.all("li") if each.attributes.get("class", "").startswith("entry"))
+        bad, good = (each for each in page.all("details") if each.attributes.get("class", "").startswith("step"))
         assert "create" in good.text and '"made": "prod"' in good.text
-        assert bad.attributes["class"] == "entry entry-failed" and "the quota is used up" in bad.text
+        assert bad.attributes["class"] == "step entry-failed" and "the quota is used up" in bad.text
+        (summary,) = [each for each in bad.inside if each.tag == "summary"]
+        assert re.search(r"\+\d.* \d\d:\d\d:\d\d", summary.text), "after the entry before, and when"
         assert "the quota is used up" in said(page, "How it ended")
+
+
+async def test_a_long_journal_is_read_in_blocks_that_stay_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every entry is in one block, whichever way it is read: by the script, or by links without scripts."""
+    monkeypatch.setattr(handle, "BLOCK", 3)
+
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
+    async def steps(call: Call) -> str:
+        effects = call.durable()
+        for number in range(8):
+            await effects.run_json(f"s{number}", {}, _nothing)
+        return "done"
+
+    async with dashboard([steps]) as seen:
+        uid = await started(seen, "steps", "s")
+        await ended(seen, "s")
+        page = await seen.page(f"/handles/{uid}")
+        found = page.texts("span", class_="mono step-name")
+        assert found == ["s7", "s6", "s5", "s4", "s3"], "the newest, and a whole block"
+        blocks = [each.attributes["data-src"] for each in page.all("step-block")]
+        for address in blocks:
+            found += (await seen.page(address)).texts("span", class_="mono step-name")
+        assert found == [f"s{number}" for number in reversed(range(8))] and len(blocks) == 1
+        (earlier,) = [link.attributes["href"] for link in page.all("a", rel="next")]
+        page = await seen.page(earlier)
+        assert page.texts("span", class_="mono step-name") == ["s2", "s1", "s0"]
+
+
+async def _nothing(given: object) -> None:
+    return None
 
 
 async def test_E8_the_events_of_a_process_are_on_the_page_and_in_show() -> None:
@@ -166,8 +199,8 @@ async def test_R5_the_reasons_of_retries_are_in_the_journal_of_the_page_and_of_s
         uid = await started(seen, "flaky", "f")
         await ended(seen, "f")
         page = await seen.page(f"/handles/{uid}")
-        entries = [each for each in page.all("li") if each.attributes.get("class", "") == "entry entry-failed"]
-        assert ["busy <1>" in entries[0].text, "busy <2>" in entries[1].text, len(entries)] == [True, True, 2]
+        entries = page.all("details", class_="step entry-failed")
+        assert ["busy <2>" in entries[0].text, "busy <1>" in entries[1].text, len(entries)] == [True, True, 2]
         shown = "\n".join(show._lines(await seen.control.runtime_view.handle(uid), 0.0))
         assert "attempt  1  error  busy <1>" in shown and "attempt  2  error  busy <2>" in shown
 

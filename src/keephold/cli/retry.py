@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 @where_options
 @json_option
 def retry(id: str, conversation: str | None, where: Where, as_json: bool) -> None:
-    """Repeat the call of an ID, or uid, that was stopped with code `crash_loop`.
+    """Repeat the call of an ID, or uid, that failed or was ended.
 
-    A new handle of the same id starts with a copy of the journal, so recorded steps are not repeated. It has the same
-    idempotency key. A process that has the tool starts it within seconds, or when it is started itself.
+    A new handle of the same id starts with the same arguments and the same idempotency key. After a crash loop it has a
+    copy of the journal, so recorded steps are not repeated. A process that has the tool starts it within seconds, or
+    when it is started itself.
     """
 
     async def retried(controls: "Controls") -> dict[str, Any]:

@@ -138,6 +138,10 @@ class JournalEntry(Shape):
     ok: bool
     input: Any
     value: Any
+    at: Annotated[
+        float | None,
+        msgspec.Meta(description="When it was recorded, in seconds since 1970; null if that is not kept any more."),
+    ] = None
 
 
 class EmittedEvent(Shape):
@@ -411,8 +415,8 @@ def open_wait(row: WaitRow) -> OpenWait:
     )
 
 
-def journal_entry(entry: Entry) -> JournalEntry:
-    """Describe a recorded step."""
+def journal_entry(entry: Entry, at: float | None = None) -> JournalEntry:
+    """Describe a recorded step; `at` says when it was recorded."""
     given = getattr(entry, "input", b"")
     return JournalEntry(
         kind=entry.kind,
@@ -421,6 +425,7 @@ def journal_entry(entry: Entry) -> JournalEntry:
         and entry.kind != "attempt",  # that one is about a failed attempt, and kept when errors are forgotten
         input=masked(msgspec.json.decode(given)) if given else None,
         value=masked(msgspec.json.decode(entry.value)),
+        at=at,
     )
 
 

@@ -284,8 +284,11 @@ class StoreView:
         """Return a page of a call's journal, newest first; `next` is the `before` of earlier entries."""
         size = self._size(limit)
         entries, count = await self._store.journal_end(uid, before=before, limit=size)
-        left = max(0, (count if before is None else min(before, count)) - size)
-        return as_json(JournalPage([journal_entry(entry) for entry in entries], count, left or None))
+        end = count if before is None else min(before, count)
+        # Entries of failed attempts are deleted and their events are not, so that some more events may be needed.
+        times = await self._store.step_times(uid, after=max(0, count - end - size), limit=3 * size)
+        shown = [journal_entry(entry, times.get((entry.kind, entry.name))) for entry in entries]
+        return as_json(JournalPage(shown, count, max(0, end - size) or None))
 
     async def timeline(self, uid: str) -> list[dict[str, Any]]:
         """Return a handle's events, oldest first; if there are very many, the newest of them."""

@@ -222,6 +222,10 @@ class Browse(Store, Protocol):
         """Return the last lines of a journal without traces, or the last of its first `before`, newest first; and how
         many lines it has."""
 
+    async def step_times(self, uid: str, *, after: int = 0, limit: int = 200) -> dict[tuple[str, str], float]:
+        """Return when the last lines of a journal were written, by kind and name, without the last `after` of them, as
+        far as events are kept."""
+
     async def open_waits(
         self, *, conversation: str | None = None, after: str | None = None, limit: int = 1000
     ) -> list[tuple[WaitRow, Record]]:

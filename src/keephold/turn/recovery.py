@@ -420,7 +420,7 @@ class Recovery:
 
     async def retry(self, uid: str) -> Record:
         """Repeat a call that failed or was ended, and return the new handle. One that was stopped because it ended its
-        process continues with its journal (R8); any other begins anew.
+        process continues with its journal (R8); any other starts from its beginning.
 
         Raises `KeepholdError` if the handle has not stopped, or is done, or its tool is not here."""
         store = self._registry.store

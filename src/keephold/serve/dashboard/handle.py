@@ -33,6 +33,8 @@ _AROUND = 300
 """Characters shown before and after a match in its line."""
 _FOUND = 200
 """Handles that are searched for an id."""
+BLOCK = 100
+"""Journal entries that a page loads at a time."""
 WHOLE, PART = 1 << 16, 1 << 12
 """Characters of a value that are shown: for arguments and results, and for one side of a journal entry."""
 _GONE = {"handle_not_found": 404, "expired": 410, "handle_expired": 410}
@@ -40,7 +42,8 @@ _GONE = {"handle_not_found": 404, "expired": 410, "handle_expired": 410}
 
 def routes(renderer: Renderer, control: "Control", screens: "Screens") -> list[BaseRoute]:
     """Return the page's routes."""
-    return [Route("/handles/{uid}", _Page(renderer, control, screens).show)]
+    page = _Page(renderer, control, screens)
+    return [Route("/handles/{uid}", page.show), Route("/handles/{uid}/steps", page.steps)]
 
 
 class _Page:
@@ -73,8 +76,7 @@ class _Page:
             waiters=await control.runtime_view.waiters(uid),
             printed=printed,
             terminal=await self._terminal(fact),
-            journal=fact["journal"],
-            earlier_steps=max(0, fact["journal_entries"] - len(fact["journal"])),
+            **await self._journal(fact, request.query_params.get("steps", "")),
             workflow=workflow and workflow | {"steps": numbered(workflow["steps"])},
             graph=workflow and draw(workflow["steps"]),
             agent=await self._agent(fact),
@@ -82,6 +84,28 @@ class _Page:
             WHOLE=WHOLE,
             PART=PART,
         )
+
+    async def steps(self, request: Request) -> Response:
+        """Show one block of a journal, for a page that scrolls to it."""
+        uid, before = request.path_params["uid"], request.query_params.get("before", "")
+        end = int(before) if before.isdecimal() and len(before) < 10 else None
+        found = await self._control.store_view.journal(uid, before=end, limit=BLOCK + 1)
+        entries = _timed(found["entries"])[:BLOCK]
+        return await self._renderer.page(request, "steps.html", entries=entries, uid=uid, clipped=clipped, PART=PART)
+
+    async def _journal(self, fact: dict[str, Any], steps: str) -> dict[str, Any]:
+        """Return a journal, newest first: up to two blocks of entries, and the places of those before. A block begins
+        at a multiple of its size, so that it stays the same while the journal grows."""
+        count = fact["journal_entries"]
+        if not count:
+            return {"journal": None}
+        end = min(int(steps), count) if steps.isdecimal() and len(steps) < 10 else count
+        inner = max(0, (end - 1) // BLOCK * BLOCK)
+        start = max(0, inner - BLOCK) if end - inner < BLOCK else inner
+        found = await self._control.store_view.journal(fact["uid"], before=end, limit=end - start + 1)
+        entries = _timed(found["entries"])[: end - start]
+        journal = {"count": count, "end": end, "start": start, "entries": entries}
+        return {"journal": journal | {"blocks": list(range(start, 0, -BLOCK))}}
 
     async def _named(self, request: Request, id: str) -> Response:
         """Redirect to the newest handle of an id; if several conversations have one, list the newest of each."""
@@ -148,6 +172,15 @@ class _Page:
         except KeepholdError:  # a program's conversation is not listed
             return None
         return id
+
+
+def _timed(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add how long after the entry before it each was recorded; the last of these has none before it."""
+    before = [*entries[1:], {"at": None}]
+    return [
+        entry | {"after": None if entry["at"] is None or last["at"] is None else entry["at"] - last["at"]}
+        for entry, last in zip(entries, before, strict=True)
+    ]
 
 
 def clipped(value: Any, most: int) -> tuple[str, int]:

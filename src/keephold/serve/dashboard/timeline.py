@@ -219,7 +219,7 @@ class Lanes:
 
 def lanes(calls: Sequence[Fact], went: Mapping[str, Sequence[Stretch]], now: float, zoom: int = 1) -> Lanes | None:
     """Draw calls on one time axis, live ones first; None if there are none. `went` has the stretches of each call by
-    uid. `zoom` makes the axis so many times as long."""
+    uid. `zoom` is the factor by which the axis is longer."""
     shown = sorted(calls[-MOST:], key=lambda fact: (bool(fact.get("serial")), fact["stopped"] is not None))
     if not shown:
         return None
@@ -271,7 +271,7 @@ def _wide(width: float) -> float:
 
 
 def _ticks(length: float, most: int) -> list[tuple[float, str]]:
-    """Return at most about so many round times within that many seconds."""
+    """Return about `most` round times, or fewer, within that many seconds."""
     step = next((step for step in _STEPS if length / step <= most), _STEPS[-1] * math.ceil(length / most / _STEPS[-1]))
     return [(number * step, _label(number * step)) for number in range(math.floor(length / step) + 1)]
 

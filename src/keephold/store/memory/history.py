@@ -4,7 +4,7 @@ The newest `KEPT` are kept. Use a SQLite store to keep more.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice, repeat, takewhile
 from typing import Any
 
@@ -92,6 +92,11 @@ class History:
             and (not notifications or event.type in NOTIFICATION_TYPES)
         )
         return list(islice(chosen, limit))
+
+    def steps(self, uid: str) -> Iterator[StoredEvent]:
+        """Return the recorded steps of a call, newest first."""
+        self.translate()
+        return (event for event in reversed(self._stored) if event.uid == uid and event.type == "handle.stepped")
 
     def range(self) -> tuple[int, int]:
         """As `Store.events_range`."""

@@ -305,6 +305,10 @@ class MemoryStore:
         counts = Counter(row.conversation for row in _open_waits(self._t))
         return {conversation: counts[conversation] for conversation in conversations}
 
+    async def step_times(self, uid: str, *, after: int = 0, limit: int = 200) -> dict[tuple[str, str], float]:
+        found = islice(self._t.history.steps(uid), after, after + limit)
+        return {(event.data["kind"], event.data["name"]): event.at for event in reversed(list(found))}
+
     async def waits(self, uid: str) -> list[WaitRow]:
         return [self._t.waits[key_id] for key_id in self._t.keys.get(uid, ())]
 

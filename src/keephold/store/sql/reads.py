@@ -180,6 +180,11 @@ class SqlReads:
         rows = await self._rows(self.sql["journal_end"], (uid, min(end, limit), count - end))
         return [entry_row(row) for row in rows], count
 
+    async def step_times(self, uid: str, *, after: int = 0, limit: int = 200) -> dict[tuple[str, str], float]:
+        rows = await self._scanned(self.sql["step_times"], (uid, limit, after))
+        found = ((decode(data), at) for data, at in reversed(rows))
+        return {(data["kind"], data["name"]): at for data, at in found}
+
     async def waits(self, uid: str) -> list[WaitRow]:
         return [wait_row(row) for row in await self._rows(self.sql["waits"], (uid,))]
 

@@ -106,6 +106,13 @@ SELECT kind, name, digest, value, ok, input FROM journal WHERE number IN (
     ORDER BY number DESC LIMIT ? OFFSET ?
 ) ORDER BY number DESC;
 
+-- name: step_times
+-- When the last steps of a call were recorded, newest first. Its other events, which are in an index, say where to stop.
+SELECT data, at FROM events
+WHERE seq > (SELECT coalesce(min(seq), 0) FROM events WHERE uid = ?1 AND uid IS NOT NULL AND type <> 'handle.stepped')
+  AND uid = ?1 AND type = 'handle.stepped'
+ORDER BY seq DESC LIMIT ?2 OFFSET ?3;
+
 -- name: waits
 -- The waits of a call.
 SELECT key_id, uid, conversation, kind, name, secret_id, resolution, revoked FROM waits WHERE uid = ? ORDER BY number;

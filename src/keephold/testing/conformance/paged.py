@@ -279,6 +279,9 @@ class PageChecks(Suite):
                 assert [entry.name for entry in entries] == wanted and count == 9, (before, limit, entries)
         assert entries == [] and (await store.journal_end(uid(1), limit=1))[0][0] in await store.journal(uid(1))
         assert await store.journal_end(uid(3)) == ([], 0)
+        times = await store.step_times(uid(1), after=2, limit=3)
+        assert list(times) == [("step", name) for name in names[4:7]] and sorted(times.values()) == [*times.values()]
+        assert len(await store.step_times(uid(1))) == 9 and await store.step_times(uid(3)) == {}
 
     async def check_D3_open_waits_are_listed_by_the_page(self, store: Browse) -> None:
         for number in range(8):
