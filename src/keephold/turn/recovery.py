@@ -427,8 +427,9 @@ class Recovery:
         record = await store.handle(uid)
         if record is None:
             raise gone(uid)
-        outcome = record.state.outcome if isinstance(record.state, Stopped) else None
-        if not isinstance(outcome, Failure):
+        stopped = record.state if isinstance(record.state, Stopped) else None
+        outcome = None if stopped is None else stopped.outcome
+        if stopped is None or not isinstance(outcome, Failure):
             why = "has not stopped" if outcome is None else "did not fail"
             raise KeepholdError(
                 f"handle `{record.id}` {why}, so it cannot be retried; make a new call", code="not_retryable"
@@ -450,7 +451,7 @@ class Recovery:
             )
         looped = outcome.code == "crash_loop"
         await self._registry.write((Retried(again, uid) if looped else Registered(again),), keep=False)
-        if tool is not None and record.state.started is None:  # nobody has allowed it
+        if tool is not None and stopped.started is None:  # nobody has allowed it
             self.actions.start_again(*self._take_over(again, tool))
         elif tool is not None:
             await self._run_again(*self._take_over(again, tool))

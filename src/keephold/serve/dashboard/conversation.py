@@ -126,7 +126,7 @@ class _Page:
         except KeepholdError as error:
             return await self._renderer.problem(request, error.message, 404, "/conversations")
         path = f"/conversations/{quote(id)}"
-        zoom = int(asked["zoom"]) if asked.get("zoom") in map(str, ZOOMS) else 1
+        zoom = next((each for each in ZOOMS if asked.get("zoom") == str(each)), 1)
         turns = [await self._turn(id, turn, zoom) for turn in conversation["turns"]]
         if not turns and before is None:
             turns = [await self._turn(id, None, zoom)]
