@@ -3,6 +3,7 @@
 Functions that `_WRITE` lists check their operation, raise `KeepholdError` to refuse it, and run its statements.
 """
 
+import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
@@ -599,7 +600,8 @@ def collected(tx: Transaction, op: base.Collected) -> int:
         tx.touched.add(uid)
     forgotten = tx.rows(tx.sql["remove_old_tombstones"], (op.at - TOMBSTONE_SECS, op.limit))
     more = op.limit in (len(gone), len(forgotten))
-    for conversation in {row[3] for row in gone}:
+    # A look costs a walk over all tombstones that are kept; while there is more, one conversation in turn is enough.
+    for conversation in {row[3] for row in gone} if len(gone) < op.limit else {random.choice(gone)[3]}:
         forgotten += tx.rows(tx.sql["remove_surplus_tombstones"], (conversation, TOMBSTONES))
     if forgotten:
         tx.run(tx.sql["remove_waits"], (encode([uid for (uid,) in forgotten]).decode(),))
