@@ -140,3 +140,17 @@ def test_what_is_no_terminal_has_no_session_and_no_file_is_made(agent: Agent, st
     assert "is no terminal" in said.err
     assert not (agent.directory / "session.cast").exists()
     assert agent.keephold("logs", "t", "--cast", "-", "--raw").code == 2
+
+
+def test_C5_the_last_lines_are_printed_and_what_comes_after_them(agent: Agent) -> None:
+    agent.spawn("talk", "t")
+    agent.keephold("send", "t", "Ada")
+    assert agent.keephold("logs", "-n", "1", "t").out == "you said Ada\n"
+    assert agent.keephold("logs", "-n", "9", "t").out == SAID
+    assert agent.keephold("logs", "-n", "0", "t").out == ""
+    with agent.start("logs", "-n", "1", "-f", "t") as following:
+        assert following.stdout is not None
+        assert following.stdout.readline() == "you said Ada\n"
+        agent.keephold("send", "t", "bye")
+        assert (following.stdout.read(), following.wait(PATIENCE)) == ("", 0)
+    assert agent.keephold("logs", "-n", "1", "--since", "3", "t").code == 2

@@ -40,6 +40,7 @@ GROUPS = {
         "permissions": ("keephold.cli.requests:permissions", "List standing permissions, and revoke them."),
     },
     "Control": {
+        "run": ("keephold.cli.spawn:run", "Run a tool once, and print what it prints."),
         "spawn": ("keephold.cli.spawn:spawn", "Start a tool in the background."),
         "attach": ("keephold.cli.attach:attach", "Take over the terminal of a handle."),
         "send": ("keephold.cli.send:send", "Send input to a running handle, or answer its question."),

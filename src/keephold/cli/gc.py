@@ -1,33 +1,15 @@
 """`keephold gc`: delete now what retention would delete later, and files that a crash has left (S5)."""
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from keephold.cli.parameters import json_option
+from keephold.cli.parameters import age, json_option
 from keephold.cli.printing import byte_size, counted, print_json, progress, time_of_day
 from keephold.cli.store import Where, ask, where_options
 
 if TYPE_CHECKING:
     from keephold.control.base import Controls
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-_OLDEST = 100 * 365 * 86_400
-_AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)")
-
-
-def age(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    """Return the seconds of an age such as `12h`."""
-    if value is None:
-        return None
-    found = _AGE.fullmatch(value.strip())
-    if found is None:
-        raise click.BadParameter("an age such as `90s`, `30m`, `12h` or `7d`", context, parameter)
-    seconds = float(found[1]) * _UNITS[found[2] or "s"]
-    if seconds > _OLDEST:
-        raise click.BadParameter("an age of 100 years at most", context, parameter)
-    return seconds
 
 
 @click.command()

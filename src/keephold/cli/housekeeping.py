@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keephold.cli.gc import age
-from keephold.cli.parameters import NAME, json_lines_option, json_option
+from keephold.cli.parameters import NAME, age, json_lines_option, json_option
 from keephold.cli.printing import byte_size, counted, one_line, print_json, table, time_of_day
 from keephold.cli.store import place_of, store_option, to_look_after, without_tools
 from keephold.errors import KeepholdError

@@ -63,6 +63,14 @@ PAGES = {
         ("acp-check", "chat", "init"),
         ((0, "the editor closed the input"), _REFUSED, _SIGNALLED),
     ),
+    "worker": Page(
+        (
+            ("Run the functions of a configuration for Temporal:", "keephold worker --engine temporal"),
+            ("Run at most ten calls at once:", "keephold worker --engine temporal --max-running 10"),
+        ),
+        ("serve", "check", "tools"),
+        (_REFUSED, _SIGNALLED),
+    ),
     "top": Page(
         (
             ("Watch this project's handles:", "keephold top"),
@@ -141,6 +149,14 @@ PAGES = {
         ),
         ("logs", "send", "top"),
         ((0, "detached, or the program ended well"), (1, "the program failed, or was ended"), _REFUSED, _SIGNALLED),
+    ),
+    "run": Page(
+        (
+            ("Run a tool, and see what it prints:", "keephold run build target=app"),
+            ("Call a function:", "keephold run add a=2 b=3"),
+        ),
+        ("spawn", "tools", "logs"),
+        ((0, "it succeeded"), (1, "it failed"), (2, "it was not started"), (130, "it was aborted by Ctrl-C")),
     ),
     "spawn": Page(
         (

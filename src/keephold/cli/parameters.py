@@ -50,6 +50,24 @@ class _Address(click.types.StringParamType):
         return url
 
 
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_OLDEST = 100 * 365 * 86_400
+_AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)")
+
+
+def age(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """Return the seconds of an age such as `12h`."""
+    if value is None:
+        return None
+    found = _AGE.fullmatch(value.strip())
+    if found is None:
+        raise click.BadParameter("an age such as `90s`, `30m`, `12h` or `7d`", context, parameter)
+    seconds = float(found[1]) * _UNITS[found[2] or "s"]
+    if seconds > _OLDEST:
+        raise click.BadParameter("an age of 100 years at most", context, parameter)
+    return seconds
+
+
 NAME = _Name()
 ADDRESS = _Address()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keephold.cli.parameters import NAME, json_lines_option
+from keephold.cli.parameters import NAME, age, json_lines_option
 from keephold.cli.printing import counted, duration, one_line, print_json, relative, state_words, table
 from keephold.cli.store import Where, ask, where_options
 
@@ -17,50 +17,78 @@ if TYPE_CHECKING:
 
 _LIVE = ("pending", "running", "waiting")
 _HEAD = ("ID", "TOOL", "STATE", "CONVERSATION", "AGE", "DEADLINE")
+_MOST = 1000
 _COLOURS = {"waiting": "yellow", "running": "green"}
+_REASON = 200
+"""The longest reason, in columns."""
 _EXAMINED = 100
 """Calls without an owner that are examined one by one for the notes."""
 
 
 @click.command()
 @click.option("--conversation", metavar="C", type=NAME, help="List only the calls of this conversation.")
-@click.option("--all", "everything", is_flag=True, help="List stopped handles as well, until they are deleted.")
+@click.option("-a", "--all", "everything", is_flag=True, help="List stopped handles as well, until they are deleted.")
 @click.option("--state", type=click.Choice([*_LIVE, "stopped", "parked"]), help="List only calls in this state.")
-@click.option(
-    "--limit", metavar="N", type=click.IntRange(min=1), default=1000, help="List at most the oldest N. Default: 1000."
-)
+@click.option("--failed", is_flag=True, help="List only stopped handles that have failed.")
+@click.option("--tool", metavar="TOOL", type=NAME, help="List only calls of this tool.")
+@click.option("--since", metavar="AGO", callback=age, help="List only calls made in this time: 90s, 15m, 2h, 7d.")
+@click.option("--limit", metavar="N", type=click.IntRange(min=1),
+              help="List at most the newest N. Default: 1000; with --json and -q, all.")  # fmt: skip
+@click.option("-q", "--quiet", is_flag=True, help="Print only uids, one a line.")
 @where_options
 @json_lines_option
-def ps(conversation: str | None, everything: bool, state: str | None, limit: int, where: Where, as_json: bool) -> None:
-    """List the calls that have not stopped: spawned handles, and one-shot calls as `call:<label>`."""
+@click.pass_context
+def ps(
+    context: click.Context,
+    conversation: str | None,
+    everything: bool,
+    state: str | None,
+    failed: bool,
+    tool: str | None,
+    since: float | None,
+    limit: int | None,
+    quiet: bool,
+    where: Where,
+    as_json: bool,
+) -> None:
+    """List the calls that have not stopped, newest first: spawned handles, and one-shot calls as `call:<label>`."""
+    if failed and (state or everything):
+        raise click.UsageError("--failed lists stopped handles only; leave --state and --all out", context)
+    state = "failed" if failed else state
     states = (state,) if state else ("live", "stopped") if everything else ("live",)
-    listed, more, notes, place = ask(where, lambda controls: _list(controls, conversation, states, limit))
+    begins = None if since is None else time.time() - since
+    asked = {"conversation": conversation, "tool": tool, "since": begins}
+    most = limit or (2**53 if as_json or quiet else _MOST)
+    listed, more, notes, place = ask(where, lambda controls: _list(controls, asked, states, most))
     if not listed:
         kind = f"{state or 'live'} call" if state or not everything else "call"
-        notes = [f"(no {kind}{'' if conversation is None else f' of `{one_line(conversation)}`'} in {place})"]
+        of = [f" of `{one_line(each)}`" for each in (tool, conversation) if each is not None]
+        notes = [f"(no {kind}{''.join(of)} in {place})"]
     if as_json:
         for fact in listed:
             print_json(fact)
+    elif quiet:
+        for fact in listed:
+            click.echo(fact["uid"])
     else:
         _show(listed, notes)
     if more:
-        click.echo(f"These are the oldest {limit}; there are more, see --limit.", err=True)
+        click.echo(f"These are the newest {most}; there are more, see --limit.", err=True)
 
 
 async def _list(
-    controls: "Controls", conversation: str | None, states: Sequence[str], limit: int
+    controls: "Controls", asked: dict[str, Any], states: Sequence[str], limit: int
 ) -> tuple[list[dict[str, Any]], bool, list[str], str]:
     """Return the calls, whether there are more, notes on calls without an owner, and the name of the store."""
     found: list[dict[str, Any]] = []
     more = False
     for state in states:  # stopped one-shot calls are never listed
-        page = await controls.handles(
-            conversation=conversation, state=state, oneshot=state != "stopped", sort="oldest", limit=limit
-        )
+        stopped = state in ("stopped", "failed")
+        page = await controls.handles(**asked, state=state, oneshot=not stopped, limit=limit)
         found += page["handles"]
         more |= page["next"] is not None
     if len(states) > 1:
-        found.sort(key=lambda fact: fact["uid"])  # a uid begins with the time
+        found.sort(key=lambda fact: str(fact["uid"]), reverse=True)  # a uid begins with the time
     listed = found[:limit]
     orphans = [fact for fact in listed if fact["owner"] == "gone" and not fact.get("kept")]
     return listed, more or len(found) > limit, await _notes(controls, orphans), controls.place
@@ -84,14 +112,21 @@ async def _notes(controls: "Controls", orphans: Sequence[dict[str, Any]]) -> lis
     ]
 
 
+def _reason(fact: dict[str, Any]) -> str:
+    """Return why a handle has failed."""
+    return "" if fact["ok"] is not False else one_line(fact["message"] or fact["code"] or "", _REASON)
+
+
 def _show(listed: Sequence[dict[str, Any]], notes: Sequence[str]) -> None:
     now = time.time()
-    rows: list[tuple[str, ...]] = [_HEAD]
+    why = any(_reason(fact) for fact in listed)
+    rows: list[tuple[str, ...]] = [(*_HEAD, "REASON") if why else _HEAD]
     for fact in listed:
         texts = (fact["id"], fact["tool"], state_words(fact, now), fact["conversation"])
         deadline = "-" if fact["deadline"] is None else relative(fact["deadline"], now)
-        rows.append((*(one_line(text) for text in texts), duration(now - fact["created"]), deadline))
-    head, *cells = table(rows, shrinking=(0, 1, 2, 3))
+        reason = (_reason(fact),) if why else ()
+        rows.append((*(one_line(text) for text in texts), duration(now - fact["created"]), deadline, *reason))
+    head, *cells = table(rows, shrinking=(0, 1, 2, 3, 6) if why else (0, 1, 2, 3))
     click.echo("  ".join(head).rstrip())
     for row, fact in zip(cells, listed, strict=True):
         lost = fact["owner"] == "gone" and not fact.get("kept")

@@ -96,6 +96,13 @@ async def _send(controls: "Controls", id: str, conversation: str | None, sent: d
         if error.code != "handle_not_found":
             raise
         fact, sent = await _of_request(controls, id, sent, error)
+    for each in fact.get("held_up", ()):
+        if each["by"] == "permission":
+            raise KeepholdError(
+                f"`{one_line(fact['id'])}` has not started: it waits for your permission. `keephold allow "
+                f"{one_line(each['name'] or 'ID')}` starts it, `keephold deny` refuses it; nothing was sent",
+                code="not_running",
+            )
     async with controls.talk(fact, frames.Want(uid=fact["uid"], want="send", **sent)) as talk:
         while True:
             kind, payload = await talk.receive()

@@ -1,9 +1,9 @@
-"""`keephold spawn`: start a tool in the background, as an MCP host does for a model (M3)."""
+"""`keephold spawn` and `keephold run`: start a tool in the background, as an MCP host does for a model (M3)."""
 
 import json
 import secrets
-from collections.abc import Iterable, Mapping
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from keephold.cli.parameters import config_option, json_option, the_config
-from keephold.cli.printing import one_line, print_json
-from keephold.cli.store import store_of, store_option
+from keephold.cli.printing import one_line, print_json, printable
+from keephold.cli.store import Where, ask, store_of, store_option
 from keephold.errors import KeepholdError
 from keephold.tools.remote.server import need_mcp
 
 if TYPE_CHECKING:
     import io
     import socket
+
+    from keephold.control.base import Controls
 
 
 @click.command()
@@ -47,21 +49,11 @@ def spawn(
 
     A VALUE is text where the tool takes text, else JSON: `count=3`, `dry=true`, `files=["a","b"]`.
     """
-    need_mcp()
     given = _pairs(values)
-    loaded = the_config(config)
-    place = store or store_of(loaded)
-    id = f"{tool}-{secrets.token_hex(3)}" if id is None else id
-    from keephold.cli.mcp import connected
-
-    connection = connected(place, loaded, None)
-    if connection is None:
-        raise KeepholdError(
-            "no server can start it: a `memory:` store and [mcp] background_secs = 0 have none. Name a file "
-            "by --store, or start `keephold serve`",
-            code="unsupported_store",
-        )
-    reply = _spawned(connection, tool, given, id)
+    id = _new_id(tool) if id is None else id
+    place, connection = _connection(config, store)
+    with _session(connection) as session:
+        reply = _spawned(session, tool, given, id)
     if waits:
         from keephold.cli.wait import wait
 
@@ -77,6 +69,90 @@ def spawn(
     context.exit(int(bool(reply.get("is_error"))))
 
 
+@click.command()
+@click.argument("TOOL")
+@click.argument("VALUES", metavar="[NAME=VALUE]...", nargs=-1)
+@config_option
+@store_option
+@click.pass_context
+def run(context: click.Context, tool: str, values: tuple[str, ...], config: Path | None, store: str | None) -> None:
+    """Run a TOOL of the configuration once, and print its output as it comes, then its result.
+
+    It runs where `keephold spawn` would run it. Ctrl-C aborts it. The exit code is 0 if it succeeded.
+
+    A VALUE is text where the tool takes text, else JSON: `count=3`, `dry=true`, `files=["a","b"]`.
+    """
+    given, id = _pairs(values), _new_id(tool)
+    place, connection = _connection(config, store)
+    with _session(connection) as session:
+        if tool in _stateful(session):
+            reply = _spawned(session, tool, given, id)
+        else:
+            text, failed = _called(session, tool, given)
+            click.echo(printable(text).rstrip("\n"), err=failed)
+            context.exit(int(failed))
+    if reply["state"] == "pending":
+        click.echo(f"{one_line(id)} has not started; `keephold requests` shows whether it waits for you.", err=True)
+    where = Where(store=place)
+    try:
+        failed = ask(where, lambda controls: _followed(controls, id))
+    except KeyboardInterrupt:
+        ask(where, lambda controls: _aborted(controls, id), acting=True)
+        click.echo(f"{one_line(id)}: aborted", err=True)
+        context.exit(130)
+    context.exit(int(failed))
+
+
+async def _followed(controls: "Controls", id: str) -> bool:
+    """Print the output of a handle until it has stopped, then its result; return whether it failed."""
+    from keephold.cli.logs import Printer, print_output
+
+    await print_output(controls, id, None, Printer(), follow=True)
+    (fact,) = await controls.find((id,), None)
+    outcome = (await controls.handle(fact["uid"]))["outcome"] or {}
+    if fact["ok"] is False:
+        click.echo(f"{one_line(id)}: {one_line(fact['message'] or fact['code'] or 'failed')}", err=True)
+    elif outcome.get("type") == "ok" and outcome.get("value") is not None:
+        value = outcome["value"]
+        click.echo(printable(value).rstrip("\n") if isinstance(value, str) else one_line(value))
+    return fact["ok"] is False
+
+
+async def _aborted(controls: "Controls", id: str) -> None:
+    (fact,) = await controls.find((id,), None)
+    await controls.abort(fact["uid"])
+
+
+def _new_id(tool: str) -> str:
+    return f"{tool}-{secrets.token_hex(3)}"
+
+
+def _connection(config: Path | None, store: str | None) -> "tuple[str, socket.socket]":
+    """Return the store, and a connection to the server that runs its tools, which is started if need be."""
+    need_mcp()
+    loaded = the_config(config)
+    place = store or store_of(loaded)
+    from keephold.cli.mcp import connected
+
+    connection = connected(place, loaded, None)
+    if connection is None:
+        raise KeepholdError(
+            "no server can start it: a `memory:` store and [mcp] background_secs = 0 have none. Name a file "
+            "by --store, or start `keephold serve`",
+            code="unsupported_store",
+        )
+    return place, connection
+
+
+@contextmanager
+def _session(connection: "socket.socket") -> "Iterator[_Session]":
+    with closing(connection), connection.makefile("rwb") as stream:
+        session = _Session(stream)
+        session.ask("initialize", protocolVersion="2025-11-25", capabilities={}, clientInfo=_ME)
+        session.tell("notifications/initialized")
+        yield session
+
+
 def _pairs(arguments: Iterable[str]) -> dict[str, str]:
     """Return the arguments by name."""
     pairs: dict[str, str] = {}
@@ -90,33 +166,42 @@ def _pairs(arguments: Iterable[str]) -> dict[str, str]:
     return pairs
 
 
-def _spawned(connection: "socket.socket", tool: str, given: Mapping[str, str], id: str) -> dict[str, Any]:
+def _stateful(session: "_Session") -> dict[str, dict[str, Any]]:
+    """Return the tools that can be spawned, each with its properties."""
+    return {
+        each["name"]: known
+        for each in session.tools()
+        if (known := each["inputSchema"].get("properties", {})).keys() & {"spawn", "action"}
+    }
+
+
+def _spawned(session: "_Session", tool: str, given: Mapping[str, str], id: str) -> dict[str, Any]:
     """Return the reply of the spawn. Raise `KeepholdError` if it was refused."""
-    with closing(connection), connection.makefile("rwb") as stream:
-        session = _Session(stream)
-        session.ask("initialize", protocolVersion="2025-11-25", capabilities={}, clientInfo=_ME)
-        session.tell("notifications/initialized")
-        stateful = {
-            each["name"]: known
-            for each in session.ask("tools/list")["tools"]
-            if (known := each["inputSchema"].get("properties", {})).keys() & {"spawn", "action"}
-        }
-        if tool not in stateful:
-            listed = ", ".join(f"`{name}`" for name in stateful)
-            raise KeepholdError(
-                f"`{tool}` cannot be spawned on this server; tools that can: {listed}. A tool needs "
-                "`spawn = { stateful = true }` in its table of keephold.toml. A running `keephold serve` reads a "
-                "changed file only after SIGHUP",
-                code="invalid_arguments",
-            )
-        known = stateful[tool]
-        arguments = {name: _value(text, known.get(name)) for name, text in given.items()}
-        result = session.ask("tools/call", name=tool, arguments={**arguments, "spawn": id})
-    reply = result["content"][0]["text"]  # further blocks are notifications of earlier calls
-    if result.get("isError"):
-        raise KeepholdError(reply.partition("\nTry: ")[0], code="tool_error")  # that line is a call, for a model
-    parsed: dict[str, Any] = json.loads(reply)
+    stateful = _stateful(session)
+    if tool not in stateful:
+        listed = ", ".join(f"`{name}`" for name in stateful)
+        raise KeepholdError(
+            f"`{tool}` cannot be spawned on this server; tools that can: {listed}. A tool needs "
+            "`spawn = { stateful = true }` in its table of keephold.toml. A running `keephold serve` reads a "
+            "changed file only after SIGHUP",
+            code="invalid_arguments",
+        )
+    known = stateful[tool]
+    arguments = {name: _value(text, known.get(name)) for name, text in given.items()}
+    text, failed = session.call(tool, {**arguments, "spawn": id})
+    if failed:
+        raise KeepholdError(text.partition("\nTry: ")[0], code="tool_error")  # that line is a call, for a model
+    parsed: dict[str, Any] = json.loads(text)
     return parsed
+
+
+def _called(session: "_Session", tool: str, given: Mapping[str, str]) -> tuple[str, bool]:
+    """Return the answer of a one-shot call, and whether it failed. Raise `KeepholdError` if there is no such tool."""
+    schemas = {each["name"]: each["inputSchema"].get("properties", {}) for each in session.tools()}
+    if tool not in schemas:
+        listed = ", ".join(f"`{name}`" for name in schemas)
+        raise KeepholdError(f"there is no tool `{tool}` on this server; it has {listed}", code="unknown_tool")
+    return session.call(tool, {name: _value(text, schemas[tool].get(name)) for name, text in given.items()})
 
 
 _ME = {"name": "keephold-spawn", "version": version("keephold")}
@@ -168,6 +253,17 @@ class _Session:
             "the server ended before it answered; `keephold ps` shows whether the call was started",
             code="server_unreachable",
         )
+
+    def tools(self) -> list[dict[str, Any]]:
+        """Return the tools of the server."""
+        listed: list[dict[str, Any]] = self.ask("tools/list")["tools"]
+        return listed
+
+    def call(self, tool: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+        """Return the answer of a tool, and whether it is an error. Further blocks are notifications of earlier
+        calls."""
+        result = self.ask("tools/call", name=tool, arguments=arguments)
+        return result["content"][0]["text"], bool(result.get("isError"))
 
     def _send(self, message: dict[str, Any]) -> None:
         self._stream.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")

@@ -49,9 +49,8 @@ class Source:
     async def page(self, state: str, search: str, after: str | None = None) -> tuple[list[Fact], str | None]:
         """Return handles in a state, the newest first, and the `after` of the next page."""
         oneshot = state != "stopped"  # stopped one-shot calls are never shown
-        wanted = {"search": search} if search else {}
         found = await self._controls.handles(
-            state=state, oneshot=oneshot, sort="newest", after=after, limit=PAGE, **wanted
+            state=state, oneshot=oneshot, search=search or None, sort="newest", after=after, limit=PAGE
         )
         return found["handles"], found["next"]
 

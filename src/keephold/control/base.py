@@ -26,6 +26,8 @@ class Controls(Protocol):
         *,
         conversation: str | None = None,
         state: str | None = None,
+        tool: str | None = None,
+        since: float | None = None,
         search: str | None = None,
         oneshot: bool = False,
         sort: str = "newest",

@@ -228,6 +228,7 @@ class RemoteControl(Requests):
         kind: str | None = None,
         tool: str | None = None,
         search: str | None = None,
+        since: float | None = None,
         sort: str = "newest",
         after: str | None = None,
         limit: int = 50,
@@ -236,7 +237,7 @@ class RemoteControl(Requests):
         """Return a page of facts, in as many requests as the server's page size needs."""
         asked = {
             "conversation": conversation, "state": state, "kind": kind, "tool": tool, "search": search, "sort": sort,
-            "oneshot": "true" if oneshot else None,
+            "since": since, "oneshot": "true" if oneshot else None,
         }  # fmt: skip
         listed: list[dict[str, Any]] = []
         while True:
