@@ -6,7 +6,8 @@ is imported at its first use, so `import keephold` loads nothing else.
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # as type checkers take it; importing `typing` would take half of the time
 
 if sys.platform == "win32":
     raise ImportError("keephold does not run on Windows: it needs Unix sockets and signals; use Linux in WSL")
@@ -85,7 +86,7 @@ _HOMES = {
 
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any name as public
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name in _MODULES:
             return import_module(f"keephold.{name}")
         if name not in _HOMES:

@@ -5,12 +5,13 @@ from pathlib import Path
 from keephold.errors import KeepholdError
 from keephold.extras import need
 from keephold.store.base import Store
-from keephold.store.memory import MemoryStore
 
 
 def open_store(url: str) -> Store:
     """Return the store that a URL names (Y1). Nothing is opened or made yet."""
     if url == "memory:":
+        from keephold.store.memory import MemoryStore  # only here: commands that read a store start sooner
+
         return MemoryStore()
     kind, _, rest = url.partition("://")
     path = rest.removeprefix("/")
