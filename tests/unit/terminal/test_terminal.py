@@ -90,6 +90,7 @@ async def test_S3_how_it_ended_is_the_outcome(
     assert await sink.end() == (outcome, code, number)
 
 
+@pytest.mark.linux("whether a program reads is unknown")
 async def test_C7_ended_is_ended_and_then_nothing_is_taken_any_more(start: Start) -> None:
     live, sink = start(["cat"])
     await until(live.probe)
@@ -154,6 +155,7 @@ async def test_C6_null_ends_the_input_of_a_program_that_reads_lines(start: Start
     assert await sink.end() == (PrintedOutput(), 0, None)
 
 
+@pytest.mark.linux("whether a program reads is unknown")
 async def test_C6_text_comes_before_keys_and_they_are_typed_together_where_lines_are_read(start: Start) -> None:
     live, sink = start(["cat"])
     await until(live.probe)
@@ -162,6 +164,7 @@ async def test_C6_text_comes_before_keys_and_they_are_typed_together_where_lines
     assert sink.printed.endswith(b"hell\r\n")
 
 
+@pytest.mark.linux("whether a program reads is unknown")
 async def test_C6_where_keys_are_read_they_follow_a_text_by_themselves(start: Start) -> None:
     """A program that draws its own screen takes what comes at once for a paste, Enter included."""
     live, sink = start(python(ECHOES_KEYS))
@@ -311,6 +314,7 @@ async def test_a_program_that_asks_the_terminal_where_the_cursor_is_gets_an_answ
 # Whether it waits
 
 
+@pytest.mark.linux("whether a program reads is unknown")
 @pytest.mark.parametrize(
     ("line", "answer"),
     [
@@ -326,6 +330,7 @@ async def test_C4_the_probe_tells_what_is_known(start: Start, line: list[str], a
     await sink.end()
 
 
+@pytest.mark.linux("whether a program reads is unknown")
 async def test_C4_nobody_waits_for_the_caller_while_a_person_drives(start: Start) -> None:
     live, sink = start(["cat"])
     await until(live.probe)
@@ -369,6 +374,7 @@ async def test_C8_a_one_shot_password_is_asked_for(start: Start) -> None:
 # Costs
 
 
+@pytest.mark.linux("whether a program reads is unknown")
 @pytest.mark.slow
 async def test_two_hundred_idle_terminals_wake_nobody(start: Start) -> None:
     calls = [start(["cat"]) for _ in range(200)]
