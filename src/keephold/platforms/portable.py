@@ -390,9 +390,9 @@ class Portable:
     @property
     def weaker(self) -> Sequence[str]:
         """Say what is weaker here than on Linux."""
-        missed = "that overwrote its environment" if self.lists else "that left its process group"
+        unseen = " and overwrote its environment" if self.lists else ""
         return (
-            f"a descendant of a command {missed} is not ended with its call",
+            f"a descendant of a command that left its process group{unseen} is not ended with its call",
             "whether a command reads its input is unknown; a terminal without echo counts as a password prompt",
             "`keephold serve --replace` is refused",
             "the environment that keephold was started with, secrets included, can be read by its user's processes",
