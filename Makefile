@@ -114,7 +114,7 @@ types: setup
 	$(BIN)/mypy $(CODE)
 
 # Processes and terminals once more, in the form for macOS and for Linux without /proc.
-PORTABLE := KEEPHOLD_PLATFORM=portable $(PYTEST) -n 4 tests/unit/test_process.py tests/unit/test_guard.py tests/unit/terminal/test_pty.py tests/unit/terminal/test_terminal.py
+PORTABLE := KEEPHOLD_PLATFORM=portable $(PYTEST) -n 4 tests/unit/test_process.py tests/unit/terminal/test_pty.py tests/unit/terminal/test_terminal.py
 
 # Types take a minute of one core: they are checked while things are fetched, and beside the tests.
 test: setup ## lint, and run all tests
