@@ -22,7 +22,7 @@ from keephold.durable.deferred import Pending, parking
 from keephold.durable.host import WaitKind
 from keephold.durable.keys import Key, genuine, key_id, make_key, present
 from keephold.engines.base import Recorder
-from keephold.engines.channel import Channel
+from keephold.engines.channel import PIECE_BYTES, Channel
 from keephold.engines.wire import (
     Again,
     Emitting,
@@ -62,10 +62,10 @@ _LOOK_SECS = 0.5
 _FLUSH_SECS = 5.0
 INLINE_BYTES = 64 << 10
 """Larger values are kept in the store of the front end, and only their hash in the engine."""
-ENGINE_BYTES = 1 << 20
-"""Values up to this may be kept in the engine if no front end answers."""
-_STORE_SECS = 5.0
+ENGINE_BYTES = 512 << 10
+"""All values of a call that the engine keeps; further ones are kept in the store of the front end, too."""
 _IDLE_SECS = 30.0
+_HASH_BYTES = 64
 
 _body: ContextVar["Body | None"] = ContextVar("keephold_body", default=None)
 
@@ -148,6 +148,8 @@ class _EngineKeys:
 
     async def wait(self, key: str) -> Resolution:
         resolved = await self._body.event(self.name(key))
+        if "stored" in resolved:
+            resolved = {"status": resolved["status"], "payload": await self._body.channel.fetch(resolved["stored"])}
         if resolved["status"] == "revoked":
             raise ToolError("await-event key is invalid or revoked", code="await_event_unknown_or_revoked")
         return msgspec.convert(resolved, Resolution)
@@ -192,6 +194,8 @@ class Body:
         self._guard = guard
         self._suspend_secs = suspend_secs
         self._keys = _EngineKeys(self)
+        self._inlined = 0
+        """Bytes of values that the engine has."""
         self._events = dict(given.events)
         self._following: asyncio.Task[None] | None = None
         self._arrived = asyncio.Event()
@@ -209,10 +213,13 @@ class Body:
         listens = self.call.stateful and "apply" in self._tool.actions
         self.channel.open(listens=listens)
         looking: asyncio.Task[None] | None = None
+        if self._given.attempt > 1:
+            self.channel.say(Reading(False))  # so that the front end knows that it is not suspended any more
+        loading = asyncio.get_running_loop().create_task(self._load(), context=Context())
         try:
-            lines = await self._recorder.journal() if self._given.lines is None else self._given.lines
-            entries = [await self._entry(line) for line in lines]
-            self._start(entries)
+            await asyncio.wait((loading, self._over), return_when=asyncio.FIRST_COMPLETED)
+            if not self._over.done():
+                self._start(loading.result())
             looking = asyncio.get_running_loop().create_task(self._look(), context=Context())
             outcome = await self._over
             settled = getattr(self._live, "settled", None)
@@ -220,10 +227,14 @@ class Body:
                 await settled()
             return await self._report(outcome)
         finally:
-            for task in (looking, self._following):
+            for task in (loading, looking, self._following):
                 if task is not None:
                     task.cancel()
             await self.channel.close()
+
+    async def _load(self) -> Sequence[Entry]:
+        lines = await self._recorder.journal() if self._given.lines is None else self._given.lines
+        return [await self._entry(line) for line in lines]
 
     def _start(self, entries: Sequence[Entry]) -> None:
         call = self.call
@@ -256,26 +267,37 @@ class Body:
         if self._suspended is not None:
             self.channel.say(Suspending())
         await self.channel.flush(_FLUSH_SECS)
-        unsent, attempt = self.channel.unsent(), self._given.attempt
+        if self._lost:
+            raise Lost("the call has ended")
+        unsent = self.channel.unsent()
         if self._suspended is not None:
-            return msgspec.structs.replace(self._suspended, unsent=unsent, attempt=attempt)
+            return msgspec.structs.replace(self._suspended, unsent=unsent)
         if isinstance(outcome, Pending):
             terms = parking(outcome, self.host.clock.now(), self._tool)
-            return Parked(terms.deadline, terms.on_timeout, terms.on_cancel, unsent, attempt)
+            return Parked(terms.deadline, terms.on_timeout, terms.on_cancel, unsent)
         retry, failures = self._tool.retry, self._given.failures + 1
         taken = self.durable is not None and self.durable.taken
         may = retry.policy != "never" and failures < retry.max_attempts and not (self._ending or taken)
         if may and isinstance(outcome, Failure) and outcome.transient:
-            return Again(retry_delay(retry, failures), outcome, unsent, attempt)
-        return Ended(outcome, unsent, attempt)
+            return Again(retry_delay(retry, failures), outcome, unsent)
+        size = len(msgspec.json.encode(outcome))
+        if size > INLINE_BYTES and self.channel.connected:
+            stored = await self.channel.store(msgspec.to_builtins(outcome))
+            return Ended(Failure("The front end has lost the result.", "engine_failed"), unsent, stored)
+        if size > ENGINE_BYTES:
+            return Ended(Failure(_too_large("the result of the call", size), "limit_exceeded"), unsent)
+        return Ended(outcome, unsent)
 
     # Its end
 
     def end(self, grace: float) -> None:
         """End the tool (C7): its coroutine is cancelled."""
-        if not self._ending and self._live is not None and not self._over.done():
+        if not self._ending and not self._over.done():
             self._ending = True
-            self._live.end(grace)
+            if self._live is None:
+                self.stop(Failure("Tool execution cancelled.", "cancelled"))
+            else:
+                self._live.end(grace)
 
     def lost(self) -> None:
         """Stop, because another attempt runs the call."""
@@ -348,23 +370,21 @@ class Body:
 
     async def _line(self, kind: Any, name: str, digest: bytes, value: bytes, ok: bool) -> Line:
         decoded = msgspec.json.decode(value)
-        if len(value) > INLINE_BYTES and self.channel.connected:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_STORE_SECS if len(value) <= ENGINE_BYTES else None):
-                    return Line(kind, name, digest.hex(), None, ok, await self.channel.store(decoded))
-        if len(value) > ENGINE_BYTES:
-            raise ToolError(
-                f"the result of step `{name}` has {len(value)} bytes; without a front end ([serve] url) an engine "
-                f"keeps up to {ENGINE_BYTES}",
-                code="limit_exceeded",
-            )
+        full = self._inlined + len(value) > ENGINE_BYTES
+        if (len(value) > INLINE_BYTES or (full and len(value) > _HASH_BYTES)) and self.channel.connected:
+            return Line(kind, name, digest.hex(), None, ok, await self.channel.store(decoded))
+        if full and not self.channel.connected:
+            raise ToolError(_too_large(f"the result of step `{name}`", len(value)), code="limit_exceeded")
+        self._inlined += len(value)
         return Line(kind, name, digest.hex(), decoded, ok)
 
     async def _entry(self, line: Line) -> Entry:
         value = line.value if line.stored is None else await self.channel.fetch(line.stored)
         if line.kind == "event":  # a front end may not have it yet; there it counts once
             self.channel.say(Emitting(line.name, *value))
-        return Entry(line.kind, line.name, bytes.fromhex(line.digest), msgspec.json.encode(value), line.ok)
+        data = msgspec.json.encode(value)
+        self._inlined += len(data) if line.stored is None else 0
+        return Entry(line.kind, line.name, bytes.fromhex(line.digest), data, line.ok)
 
     async def event(self, name: str) -> dict[str, Any]:
         """Wait for an event of this call."""
@@ -388,7 +408,8 @@ class Body:
     # Sink
 
     def output(self, data: bytes) -> None:
-        self.channel.say(Printed(data))
+        for at in range(0, len(data), PIECE_BYTES):
+            self.channel.say(Printed(data[at : at + PIECE_BYTES]))
 
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         self.channel.say(Progressed(done, total, message))
@@ -432,6 +453,10 @@ class Body:
         if write is not None:
             with contextlib.suppress(ToolError):  # the front end has checked it
                 write(value, b"")
+
+
+def _too_large(what: str, size: int) -> str:
+    return f"{what} has {size} bytes; without a front end ([serve] url) an engine keeps {ENGINE_BYTES} of a call"
 
 
 def _joins(task: "asyncio.Task[Any]") -> bool:

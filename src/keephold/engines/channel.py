@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
+from itertools import islice
 from typing import Any
 
 import httpx2
@@ -25,6 +26,8 @@ SPOOL_BYTES = 8 << 20
 UNSENT_BYTES = 256 << 10
 """Bytes of output that travel with the end of an attempt if no front end takes them."""
 _AT_ONCE = 256 << 10
+PIECE_BYTES = 32 << 10
+"""Bytes of output in one frame."""
 _LISTEN_SECS = 20.0
 _AGAIN_SECS, _AGAIN_AT_MOST_SECS = 0.1, 5.0
 _ELSEWHERE = 421
@@ -46,7 +49,11 @@ class Channel:
         self._sending = 0
         """How many of them are on their way, and must not be changed."""
         self._size = 0
+        self._limit = SPOOL_BYTES if self.connected else UNSENT_BYTES
         self._missing = 0
+        self._note: Printed | None = None
+        """Says how much is missing."""
+        self._lost = False
         self._wanted, self._empty = asyncio.Event(), asyncio.Event()
         self._empty.set()
         self._epoch: str | None = None
@@ -78,35 +85,41 @@ class Channel:
     def say(self, frame: Frame) -> None:
         """Send a frame when its turn has come."""
         last = self._frames[-1] if len(self._frames) > self._sending else None
+        self._size += _size(frame)
         if isinstance(frame, Printed):
-            self._size += len(frame.data)
-            if isinstance(last, Printed) and len(last.data) < _AT_ONCE:
+            if isinstance(last, Printed) and last is not self._note and _size(last) + _size(frame) <= PIECE_BYTES:
                 self._frames.pop()
                 frame = Printed(last.data + frame.data)
         elif isinstance(frame, Progressed) and isinstance(last, Progressed):
-            self._frames.pop()  # only the newest counts
+            self._size -= _size(self._frames.pop())  # only the newest counts
         elif isinstance(frame, Reading):
             self._reading = frame.yes
         self._frames.append(frame)
-        if self._size > SPOOL_BYTES:
+        if self._size > self._limit:
             self._shorten()
         self._empty.clear()
         self._wanted.set()
 
     def _shorten(self) -> None:
-        """Drop output from the middle, so that three quarters of the limit are left."""
-        kept, before, limit = deque[Frame](), 0, SPOOL_BYTES * 3 // 8
-        surplus = self._size - 2 * limit
+        """Drop output from the middle, so that three quarters of the limit are left. The frames behind get other
+        numbers: none of them was sent."""
+        kept, before, limit = deque[Frame](), 0, self._limit * 3 // 8
+        surplus, note = self._size - 2 * limit, self._note
+        if not any(frame is note for frame in islice(self._frames, self._sending, None)):
+            note, self._missing = None, 0  # it was sent
         for position, frame in enumerate(self._frames):
-            if isinstance(frame, Printed) and position >= self._sending and before >= limit and surplus > 0:
-                surplus -= len(frame.data)
-                self._size -= len(frame.data)
-                self._missing += len(frame.data)
-                note = f"\n[{self._missing} bytes are missing: no front end took them]\n".encode()
-                kept.append(Printed(note if surplus <= 0 else b""))  # its number stays
-                self._missing = 0 if surplus <= 0 else self._missing
+            if frame is note:
+                self._size -= _size(frame)
+            elif isinstance(frame, Printed) and position >= self._sending and before >= limit and surplus > 0:
+                surplus -= _size(frame)
+                self._size -= _size(frame)
+                self._missing += _size(frame)
+                if surplus <= 0:
+                    self._note = Printed(f"\n[{self._missing} bytes are missing: no front end took them]\n".encode())
+                    self._size += _size(self._note)
+                    kept.append(self._note)
             else:
-                before += len(frame.data) if isinstance(frame, Printed) else 0
+                before += _size(frame)
                 kept.append(frame)
         self._frames = kept
 
@@ -133,7 +146,7 @@ class Channel:
 
     async def flush(self, secs: float) -> None:
         """Wait until a front end has everything, for at most that many seconds if the rest can travel otherwise."""
-        while self.connected and self._frames:
+        while self.connected and self._frames and not self._lost:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(secs):
                     await self._empty.wait()
@@ -141,16 +154,9 @@ class Channel:
                 return
 
     def unsent(self) -> list[Any]:
-        """Return what no front end has, each frame with its number. Output that does not fit loses its middle."""
-        numbered = [[self._first + at, msgspec.to_builtins(frame)] for at, frame in enumerate(self._frames)]
-        if self._size <= UNSENT_BYTES:
-            return numbered
-        half, total = UNSENT_BYTES // 2, 0
-        out = b"".join(frame.data for frame in self._frames if isinstance(frame, Printed))
-        note = f"\n[{len(out) - 2 * half} bytes are missing: no front end took them]\n".encode()
-        others = [each for each in numbered if each[1]["frame"] != "out"]
-        total = self._first + len(self._frames)
-        return [*others, [total, msgspec.to_builtins(Printed(out[:half] + note + out[-half:]))]]
+        """Return what no front end has: attempt, number and frame of each."""
+        at = enumerate(self._frames, self._first)
+        return [[self._attempt, number, msgspec.to_builtins(frame)] for number, frame in at]
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -166,7 +172,7 @@ class Channel:
                 batch, size = list[Frame](), 0
                 for frame in self._frames:
                     batch.append(frame)
-                    size += len(frame.data) if isinstance(frame, Printed) else 0
+                    size += _size(frame)
                     if size >= _AT_ONCE or len(batch) >= 1000:
                         break
                 self._sending = len(batch)
@@ -176,7 +182,12 @@ class Channel:
                     self._wanted.clear()
                     self._empty.set()
         except Lost:
-            self.on_lost()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._lost = True
+        self._empty.set()
+        self.on_lost()
 
     @property
     def _number(self) -> int | None:
@@ -191,15 +202,17 @@ class Channel:
         try:
             while True:
                 waiting = Talk(self._attempt, inputs=self._inputs, ask=self._number, wait=_LISTEN_SECS)
-                self._took(await self._talk(waiting))
+                said = await self._talk(waiting)
+                self._took(said)
+                if said.end is not None:
+                    await asyncio.sleep(_AGAIN_AT_MOST_SECS)  # it would be said again at once
         except Lost:
-            self.on_lost()
+            self._give_up()
 
     def _took(self, said: Said) -> None:
         while self._frames and self._first <= said.received:
-            frame = self._frames.popleft()
+            self._size -= _size(self._frames.popleft())
             self._first += 1
-            self._size -= len(frame.data) if isinstance(frame, Printed) else 0
         if self._epoch is not None and said.epoch != self._epoch:
             if self._open is not None:
                 self.say(self._open)
@@ -237,3 +250,7 @@ class Channel:
                 _log.warning("the front end of call %s does not answer: %s", self._call.uid, problem)
             await asyncio.sleep(delay)
             delay = min(delay * 2, _AGAIN_AT_MOST_SECS)
+
+
+def _size(frame: Frame) -> int:
+    return len(frame.data) if isinstance(frame, Printed) else len(_encode(frame))

@@ -60,6 +60,8 @@ suspended."""
 _SWEEP_SECS = 15.0
 _AGAIN_SECS, _AGAIN_AT_MOST_SECS = 0.2, 10.0
 _UNREAD_BYTES = 64 * 1024
+_EVENT_BYTES = 4 * 1024
+"""A larger payload of an event is kept in the store, and the worker fetches it."""
 _STARTS_AT_ONCE = 16
 T = TypeVar("T")
 
@@ -75,6 +77,8 @@ class FrontEnd:
         self.registry: Registry
         self.durability: Durability
         self.starting = asyncio.Semaphore(_STARTS_AT_ONCE)
+        self.leaving: set[asyncio.Task[None] | None] = set()
+        """Tasks that cancel calls which the engine may have got although its answer was lost."""
         self._sweeping: asyncio.TimerHandle | None = None
 
     def connect(self, registry: Registry, durability: Durability) -> None:
@@ -91,6 +95,9 @@ class FrontEnd:
             self._sweeping.cancel()
         for call in tuple(self.calls.values()):
             call.let_go()
+        for task in self.leaving:
+            if task is not None:
+                task.cancel()
         for engine in self.engines.values():
             await engine.close()
 
@@ -119,16 +126,18 @@ class FrontEnd:
         for call in self.calls.values() if self.url is None else ():
             call.look_for_keys()
 
-    def sweep_later(self) -> None:
+    def sweep_later(self, secs: float = _SWEEP_SECS) -> None:
         """Look now and then for suspended calls that have ended without a message of their worker."""
         if self._sweeping is None and not self.registry.closing:
-            self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_SECS, self._sweep)
+            self._sweeping = asyncio.get_running_loop().call_later(secs, self._sweep)
 
     def _sweep(self) -> None:
         self._sweeping = None
         self.registry.run_soon(self._look())
 
     async def _look(self) -> None:
+        clock = asyncio.get_running_loop().time
+        began = clock()
         for engine in self.engines.values():
             quiet = {call.uid for call in self.calls.values() if call.engine is engine and call.suspended}
             with contextlib.suppress(EngineUnavailable):
@@ -136,7 +145,7 @@ class FrontEnd:
                     if uid in self.calls:
                         self.calls[uid].wake()
         if any(call.suspended for call in self.calls.values()):
-            self.sweep_later()
+            self.sweep_later(max(_SWEEP_SECS, 10 * (clock() - began)))  # of many calls, less often
 
 
 class EngineRuntime:
@@ -180,15 +189,16 @@ class Following:
         self._sink = sink
         self._handle: Handle = sink.handle
         at = (self._handle.metadata or {}).get(AT) or [0, 0, False]
-        self._attempt, self._received, self.suspended = int(at[0]), int(at[1]), bool(at[2])
+        self._attempt, self._received, self.suspended = self._stored = int(at[0]), int(at[1]), bool(at[2])
         self.started = self._attempt > 0
         """Whether the engine has it."""
         self._epoch = secrets.token_hex(4)
         self._journal = Journal(front.registry, self.uid, invocation.fence, entries)
         self._inputs: list[Any] = list(self._journal.inputs)
         self._taken, self._unread, self._closed = 0, 0, bool(self._inputs) and self._inputs[-1] is None
-        self._number: int | None = None
         self._answer: tuple[int, Outcome] | None = None
+        self._answers: dict[str, Outcome] = {}
+        """Recorded since this front end has the call, by the name of the record."""
         self._grace: float | None = None
         self._news, self._awake = asyncio.Event(), asyncio.Event()
         self._applying = asyncio.Lock()
@@ -227,7 +237,8 @@ class Following:
     def end(self, grace: float) -> None:
         self._grace = grace
         self._tell()
-        self._spawn(self._cancel())
+        if self.started:
+            self._spawn(self._cancel())
 
     def let_go(self) -> None:
         """Forget the call, which runs on: another runtime takes it back."""
@@ -260,11 +271,17 @@ class Following:
                     call = await self._call()
                     await self._patiently(lambda: self.engine.start(call))
                 self.started = True
+                if self._grace is not None:
+                    self._spawn(self._cancel())
             await self._finish(await self._result())
         except asyncio.CancelledError:
             raise
         except _Over:
             self._stop(Failure("Tool execution cancelled.", "cancelled"))
+            self.started = True  # perhaps: the engine may have got it, although its answer was lost
+            self._front.leaving.add(asyncio.current_task())
+            await self._patiently(lambda: self.engine.cancel(self.uid))
+            self._front.leaving.discard(asyncio.current_task())
         except Exception as error:
             _log.error("call %s cannot be followed", self.uid, exc_info=error)
             self._stop(Failure(f"The engine refused the call: {type(error).__name__}: {error}", "engine_failed"))
@@ -322,14 +339,14 @@ class Following:
         self._awake.set()
 
     async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Repeat until the engine answers. Raises `_Over` if the handle stops before the call was started."""
+        """Repeat until the engine answers. Raises `_Over` if the call is ended before it was started."""
         delay, warned = _AGAIN_SECS, False
         while True:
+            if self._grace is not None and not self.started:
+                raise _Over
             try:
                 return await work()
             except EngineUnavailable as error:
-                if isinstance(self._handle.decided, Stopped) and not self.started:
-                    raise _Over from None
                 if not warned:
                     warned = True
                     _log.warning("the engine of call %s does not answer: %s", self.uid, error)
@@ -337,18 +354,14 @@ class Following:
                 delay = min(2 * delay, _AGAIN_AT_MOST_SECS)
 
     async def _cancel(self) -> None:
-        while not self.started:
-            await asyncio.sleep(0.05)
-            if isinstance(self._handle.decided, Stopped):
-                return
         await self._patiently(lambda: self.engine.cancel(self.uid))
         self.wake()
 
     async def _finish(self, report: Report) -> None:
         async with self._applying:
-            for number, frame in report.unsent:
-                if (report.attempt, number) > (self._attempt, self._received):
-                    self._begin(report.attempt)
+            for attempt, number, frame in report.unsent:
+                if (attempt, number) > (self._attempt, self._received):
+                    self._begin(attempt)
                     await self._apply(msgspec.convert(frame, Frame))
                     self._received = number
         if isinstance(report, Parked):
@@ -360,7 +373,8 @@ class Following:
             self._gone()
         else:
             assert isinstance(report, Ended), "an engine returns only the end"
-            self._stop(report.outcome)
+            stored = None if report.stored is None else await self._value(report.stored)
+            self._stop(report.outcome if stored is None else msgspec.convert(stored[0], Outcome))
 
     def _stop(self, outcome: Outcome) -> None:
         self._gone()
@@ -391,6 +405,9 @@ class Following:
             resolution = resolution_json(await waits.wait(key))
         except ToolError:
             resolution = {"status": "revoked"}
+        payload = msgspec.json.encode(resolution.get("payload"))
+        if len(payload) > _EVENT_BYTES and self._front.url is not None:
+            resolution["stored"], resolution["payload"] = await self._keep(payload), None
         await self._patiently(lambda: self.engine.resolve(self.uid, name, resolution))
         self.wake()
 
@@ -407,13 +424,12 @@ class Following:
         if talk.fetch is not None or talk.value is not msgspec.UNSET:
             return await self._values(talk)
         async with self._applying:
-            new = self._begin(talk.attempt)
+            self._begin(talk.attempt)
             for number, frame in enumerate(talk.frames, talk.first):
-                if number == self._received + 1 or (number > self._received and self._received == 0):
+                if number > self._received:  # a worker sends the next frames only when these are acknowledged
                     await self._apply(frame)
                     self._received = number
-                    new = True
-            if new:
+            if (self._attempt, self._received, self.suspended) != self._stored:
                 await self._store()
         self._received_inputs(talk.inputs)
         said = self._said(talk)
@@ -437,29 +453,30 @@ class Following:
             waiting = self._inputs[count:]
             self._unread = sum(len(msgspec.json.encode(each)) for each in waiting if each is not None)
 
-    def _begin(self, attempt: int) -> bool:
+    def _begin(self, attempt: int) -> None:
         """Note a new attempt."""
         if attempt <= self._attempt:
-            return False
+            return
         self._sink.withdraw()
+        self._sink.reading(False)
         self._attempt, self._received, self._answer = attempt, 0, None
         self.wake()
         self._handle.attempt = attempt
         if attempt > 1:
             self._sink.mark_attempt()
-        return True
 
     async def _store(self) -> None:
         """Write output and place together: what is acknowledged is not sent again, and nothing else is missing."""
         registry, output = self._front.registry, self._handle.output
-        place = [self._attempt, self._received, self.suspended]
-        ops: list[Op] = [Annotated(self.uid, metadata={AT: place})]
-        self._handle.metadata = {**(self._handle.metadata or {}), AT: place}
+        place = (self._attempt, self._received, self.suspended)
+        ops: list[Op] = [Annotated(self.uid, metadata={AT: list(place)})]
+        self._handle.metadata = {**(self._handle.metadata or {}), AT: list(place)}
         if output is not None:
             ops.append(Wrote(self.uid, self._invocation.fence, output.keep(registry.store.inline_output)))
-        if self._received <= 1:
+        if self._attempt != self._stored[0]:
             ops.append(Attempted(self.uid, self._invocation.fence, self._attempt, None))
         await registry.write(ops)
+        self._stored = place
 
     async def _apply(self, frame: Frame) -> None:
         """Take a frame. One that cannot be taken is logged, and does not hold up those behind it."""
@@ -498,15 +515,18 @@ class Following:
 
     def _ask(self, asking: Asking) -> None:
         question = msgspec.convert(asking.question, Question)
-        known = self._journal.recorded("ask", asking.name) if asking.name is not None else None
-        if known is not None:
-            self._answered(asking.number, Ok(msgspec.json.decode(known.value)))
-            return
+        if asking.name is not None:
+            entry = self._journal.recorded("ask", asking.name)
+            known = self._answers.get(asking.name) if entry is None else Ok(msgspec.json.decode(entry.value))
+            if known is not None:
+                self._answered(asking.number, None, known)
+                return
         record = None if asking.name is None else partial(self._journal.op, "ask", asking.name, given=question)
-        self._number = asking.number
-        self._sink.ask(question, partial(self._answered, asking.number), record)
+        self._sink.ask(question, partial(self._answered, asking.number, asking.name), record)
 
-    def _answered(self, number: int, outcome: Outcome) -> None:
+    def _answered(self, number: int, name: str | None, outcome: Outcome) -> None:
+        if name is not None and isinstance(outcome, Ok):
+            self._answers[name] = outcome
         self._answer = (number, outcome)
         self._tell()
 
@@ -529,25 +549,31 @@ class Following:
                 raise
 
     async def _values(self, talk: Talk) -> Said | tuple[int, str]:
-        """Store a large value of a step under its hash, or return one."""
-        registry, call = self._front.registry, self._invocation
-        if talk.fetch is not None:
-            for entry in await registry.store.journal(self.uid):
-                if entry.kind == "step" and entry.name == _stored(talk.fetch):
-                    return Said(self._received, self._epoch, value=msgspec.json.decode(entry.value))
-            return 410, "there is no such value"
-        data = msgspec.json.encode(talk.value)
+        """Store a large value under its hash, or return one."""
+        if talk.fetch is None:
+            return Said(self._received, self._epoch, stored=await self._keep(msgspec.json.encode(talk.value)))
+        found = await self._value(talk.fetch)
+        return (410, "there is no such value") if found is None else Said(self._received, self._epoch, value=found[0])
+
+    async def _value(self, stored: str) -> tuple[Any] | None:
+        for entry in await self._front.registry.store.journal(self.uid):
+            if entry.kind == "step" and entry.name == _stored(stored):
+                return (msgspec.json.decode(entry.value),)
+        return None
+
+    async def _keep(self, data: bytes) -> str:
         name = hashlib.sha256(data).hexdigest()
+        entry = Journaled(self.uid, self._invocation.fence, "step", _stored(name), b"", data)
         try:
-            await registry.write((Journaled(self.uid, call.fence, "step", _stored(name), b"", data),))
+            await self._front.registry.write((entry,))
         except KeepholdError as error:
             if error.code != "durable_effect_duplicate_step_id":
                 raise
-        return Said(self._received, self._epoch, stored=name)
+        return name
 
 
 class _Over(Exception):
-    """The handle stopped before the engine had its call."""
+    """The call is ended, and the engine has not said that it has it."""
 
 
 def _stored(name: str) -> str:

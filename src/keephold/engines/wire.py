@@ -67,7 +67,7 @@ class Given(msgspec.Struct, frozen=True, omit_defaults=True):
     lines: list[Line] | None = []
     """The journal; None if it is large: then it is read in pages."""
     events: dict[str, Any] = {}
-    """Resolutions by the name of their event."""
+    """Resolutions by the name of their event; `stored` instead of a large payload is its hash."""
     failures: int = 0
     """How many attempts have failed."""
     cancelled: bool = False
@@ -82,8 +82,9 @@ class Ended(msgspec.Struct, frozen=True, tag_field="report", tag="ended", omit_d
 
     outcome: Outcome
     unsent: list[Any] = []
-    """Numbered frames that no front end has taken."""
-    attempt: int = 0
+    """Frames that no front end has taken, each with its attempt and its number."""
+    stored: str | None = None
+    """The hash of the outcome, if it is large: then the front end's store has it."""
 
 
 class Parked(msgspec.Struct, frozen=True, tag_field="report", tag="parked", omit_defaults=True):
@@ -93,7 +94,6 @@ class Parked(msgspec.Struct, frozen=True, tag_field="report", tag="parked", omit
     on_timeout: Literal["error_as_result", "fail_turn"] = "error_as_result"
     on_cancel: Literal["cancel_external_work", "ignore"] = "cancel_external_work"
     unsent: list[Any] = []
-    attempt: int = 0
 
 
 class Suspended(msgspec.Struct, frozen=True, tag_field="report", tag="suspended", omit_defaults=True):
@@ -102,7 +102,6 @@ class Suspended(msgspec.Struct, frozen=True, tag_field="report", tag="suspended"
     awaiting: list[str] = []
     due: float | None = None
     unsent: list[Any] = []
-    attempt: int = 0
 
 
 class Again(msgspec.Struct, frozen=True, tag_field="report", tag="again", omit_defaults=True):
@@ -111,7 +110,6 @@ class Again(msgspec.Struct, frozen=True, tag_field="report", tag="again", omit_d
     delay: float
     error: Failure
     unsent: list[Any] = []
-    attempt: int = 0
 
 
 Report = Ended | Parked | Suspended | Again

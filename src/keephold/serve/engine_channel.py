@@ -38,7 +38,8 @@ class EngineChannel:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return Response(f"this is not a talk: {error}", 400)
         except KeepholdError as error:
-            return Response(error.message, 409 if error.code in ("lease_lost", "already_stopped") else 503)
+            said = {"lease_lost": 421, "already_stopped": 410}.get(error.code, 503), error.message
         if isinstance(said, tuple):
-            return Response(said[1], said[0])
+            status, why = said
+            return Response(why, status, {"connection": "close"} if status == 421 else None)  # another one may have it
         return Response(msgspec.json.encode(said), media_type="application/json")

@@ -30,6 +30,7 @@ _AGAIN = (
     RPCStatusCode.INTERNAL,
     RPCStatusCode.UNKNOWN,
 )
+CALL_BYTES = 256 << 10
 _RPC = timedelta(seconds=10)
 _CHECKS_AT_ONCE = 8
 T = TypeVar("T")
@@ -85,6 +86,8 @@ class Temporal:
             return self._client
 
     async def start(self, call: EngineCall) -> None:
+        if (size := len(msgspec.json.encode(call))) > CALL_BYTES:  # the server would not say so
+            raise ValueError(f"its arguments have {size} bytes; Temporal takes up to {CALL_BYTES}")
         client = await self._connected()
         with contextlib.suppress(WorkflowAlreadyStartedError):
             await asked(

@@ -79,14 +79,17 @@ class TemporalRecorder:
 
 async def _patiently(work: Any) -> Any:
     """Repeat until the server answers."""
-    delay = _AGAIN_SECS
+    delay, warned = _AGAIN_SECS, False
     while True:
         try:
             return await asked(work())
-        except (EngineUnavailable, WorkflowUpdateRPCTimeoutOrCancelledError):
+        except (EngineUnavailable, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # the SDK makes an error of its own of a cancellation
                 raise asyncio.CancelledError from None
+            if not warned and delay >= 1:
+                warned = True
+                _log.warning("Temporal does not answer: %s", error)
             await asyncio.sleep(delay)
             delay = min(2 * delay, _AGAIN_AT_MOST_SECS)
 
@@ -112,6 +115,7 @@ class TemporalWorker:
         self._client: Client
         self._http: httpx2.AsyncClient
         self._bodies: set[Body] = set()
+        self._stopping = False
         self.finished = 0
         """How many attempts have ended."""
 
@@ -123,7 +127,7 @@ class TemporalWorker:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until told to stop; then let calls end for a while, and release those that can continue elsewhere."""
         asyncio.get_running_loop().set_task_factory(task_factory)  # to know which tasks are those of a call
-        self._client = await self._place.connect()
+        self._client = await _patiently(self._place.connect)
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
         async with httpx2.AsyncClient(limits=limits, trust_env=False) as self._http:
             worker = Worker(
@@ -138,8 +142,9 @@ class TemporalWorker:
             )
             async with worker:
                 await stop.wait()
-                for body in tuple(self._bodies):  # waiting calls go at once, others when their step is recorded
-                    await body.suspend()
+                self._stopping = True  # waiting calls go at once, others when their step is recorded
+                leaving = [asyncio.ensure_future(body.suspend()) for body in self._bodies]
+            await asyncio.gather(*leaving)
         self._guard.close()
 
     @activity.defn(name=ACTIVITY)
@@ -156,6 +161,8 @@ class TemporalWorker:
         beating = asyncio.get_running_loop().create_task(_beat())
         work = asyncio.ensure_future(body.run())
         try:
+            if self._stopping:  # it came when the worker was told to stop
+                await body.suspend()
             report = await self._outlast(body, work, tool)
             return dict(msgspec.to_builtins(report))
         except Lost as error:

@@ -16,7 +16,7 @@ from typing import Any
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, TimeoutError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError, TimeoutError, is_cancelled_exception
 
 WORKFLOW = "keephold-call"
 ACTIVITY = "keephold-attempt"
@@ -31,6 +31,10 @@ PAGE_BYTES = 512 << 10
 HEARTBEAT_SECS = 15
 DEATHS = 3
 """How many workers in a row may die before a call that has recorded nothing is stopped (R8)."""
+CARRIED_BYTES = 3 << 19
+"""A state up to this is carried to the next run; the server takes 2 MiB with the call's arguments."""
+UNSENT_BYTES = 512 << 10
+"""Frames up to this wait for the end of the call; of more, the oldest are dropped."""
 _FOREVER = timedelta(days=3650)
 _UNKNOWN_SECS = 10
 
@@ -66,6 +70,8 @@ class CallWorkflow:
             kind = report["report"]
             if kind in ("ended", "parked"):
                 return report
+            if workflow.cancellation_reason() is not None:  # it came while the attempt ended otherwise
+                return await self._last(call) if kind == "suspended" else _cancelled()
             try:
                 if kind == "suspended":
                     await self._suspended(report)
@@ -84,7 +90,10 @@ class CallWorkflow:
                     await workflow.sleep(_UNKNOWN_SECS)
                 if self._updates >= UPDATES or workflow.info().is_continue_as_new_suggested():
                     await workflow.wait_condition(workflow.all_handlers_finished)
-                    workflow.continue_as_new(args=[call, self._packed()])
+                    state = self._packed()
+                    if len(state) > CARRIED_BYTES:
+                        return _failed(f"The journal of this call is too large: {len(state)} bytes.", "limit_exceeded")
+                    workflow.continue_as_new(args=[call, state])
             except asyncio.CancelledError:  # it waited: its tool gets its cancellation in one more attempt
                 return await self._last(call) if kind == "suspended" else _cancelled()
 
@@ -126,21 +135,21 @@ class CallWorkflow:
             return self._broken(error)
         finally:
             self._running = False
-        self._unsent += report.get("unsent", [])
+        self._unsent = _newest(self._unsent + report.get("unsent", []))
         if report["report"] in ("ended", "parked"):
             report["unsent"] = self._unsent
         return report
 
     def _broken(self, error: ActivityError) -> Json:
         cause = error.cause
-        if is_cancelled_exception(error) or isinstance(cause, CancelledError) or workflow.cancellation_reason():
+        if is_cancelled_exception(error) or workflow.cancellation_reason() is not None:
             return _cancelled()
         if isinstance(cause, TimeoutError):
             return {"report": "died"}
         if isinstance(cause, ApplicationError) and cause.type == UNKNOWN:
             return {"report": "unknown"}
-        if isinstance(cause, ApplicationError) and cause.type == LOST:
-            return {"report": "died"}
+        if isinstance(cause, ApplicationError) and cause.type == LOST:  # this attempt is current: a front end said so
+            return _failed(f"The front end refused the worker: {cause.message}", "cancelled")
         return _failed(f"The worker failed: {cause or error}", "engine_failed")
 
     # The journal
@@ -213,6 +222,15 @@ def _unpacked(carried: str) -> Json:
 
 def _size(value: Any) -> int:
     return len(json.dumps(value))
+
+
+def _newest(frames: list[Any]) -> list[Any]:
+    size = 0
+    for at in reversed(range(len(frames))):
+        size += _size(frames[at])
+        if size > UNSENT_BYTES:
+            return frames[at + 1 :]
+    return frames
 
 
 def _failed(message: str, code: str, transient: bool = False) -> Json:
