@@ -162,6 +162,9 @@ SHOWN = {
     "workflow": ("1280-light",),
     "terminal-driven": ("1280-light",),
     "conversation": ("1280-dark",),
+    "day-home": ("390-dark",),
+    "day-failed": ("1280-light",),
+    "day-journal": ("1280-light",),
 }
 """What the documentation has pictures of, and how it is looked at there."""
 
