@@ -129,13 +129,13 @@ MUTATIONS = [
     ),
     Mutation(
         "journal", "a recorded step is replayed for another input", "durable/journal.py",
-        "    if entry.digest != digest:", "    if False:", "tests/durable/test_effects.py tests/durable/test_replay.py",
+        "    if entry.digest != digest:", "    if False:", "tests/durable/test_effects.py tests/conformance/test_effects.py",
     ),
     Mutation(
         "journal-error", "a step that failed runs again at replay", "durable/journal.py",
         "        if entry is not None:\n            return _replayed",
         "        if entry is not None and entry.ok:\n            return _replayed",
-        "tests/durable/test_effects.py tests/durable/test_replay.py tests/durable/test_resume.py",
+        "tests/durable/test_effects.py tests/conformance/test_effects.py tests/durable/test_resume.py",
     ),
     Mutation(
         "key", "any signature makes a key genuine", "durable/keys.py",

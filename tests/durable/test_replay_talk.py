@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.durable.lives import Story, in_state, ok, power_cut, stopped, stored_in
+from tests.durable.lives import Story, in_state, power_cut, stopped, stored_in
 from tests.patience import until
 from tests.turn.calls import STATEFUL, TALKING, apply, reply, spawn
 
 import keephold
-from keephold import Call, Key, Pending, Question, Runtime, Turn
+from keephold import Call, Question, Runtime, Turn
 from keephold.outcomes import Ok
 
 
@@ -123,29 +123,6 @@ async def test_E10_an_input_that_was_closed_stays_closed(tmp_path: Path, story: 
     story.dies = False
     async with Runtime([work], store=cut) as rt:
         assert (await stopped(rt, "w")).outcome == Ok(["one"])
-
-
-async def test_E10_the_completion_key_is_the_same_and_the_replayed_call_parks(tmp_path: Path, story: Story) -> None:
-    keys: list[Key] = []
-
-    @keephold.tool(actions=STATEFUL, on_crash="replay")
-    async def work(call: Call) -> Pending:
-        keys.append(await call.completion_key())
-        await story.cut_here()
-        return Pending()
-
-    store = stored_in(tmp_path)
-    async with Runtime([work], store=store) as rt:
-        turn = await rt.turn("main").__aenter__()
-        await reply(turn, spawn("work", "w"))
-        await story.reached.wait()
-        cut = power_cut(store)
-    story.dies = False
-    async with Runtime([work], store=cut) as rt:
-        await until(lambda: len(keys) == 2)
-        assert keys[0] == keys[1]
-        assert str(await rt.resolve(keys[0], ok("yes"))) == "accepted"
-        assert (await stopped(rt, "w")).outcome == Ok("yes")
 
 
 async def test_E8_E10_sleeps_and_process_events_are_numbered_and_appended_once(tmp_path: Path, story: Story) -> None:

@@ -1,4 +1,4 @@
-"""Suites for people who write their own store: what the protocol promises, check by check.
+"""Suites for people who write their own store or engine: what the protocols promise, check by check.
 
     from keephold.testing.conformance import StoreConformance
 
@@ -11,9 +11,12 @@
     @pytest.mark.parametrize("check", MyConformance.checks())
     async def test_store(check): await MyConformance().run(check)
 
-Nothing here needs pytest. A check is a coroutine that raises `AssertionError`.
+`EffectsConformance` has the promises of calls with durable effects: its `make` returns a running `Site`. Nothing here
+needs pytest. A check is a coroutine that raises `AssertionError`.
 """
 
+from keephold.testing.conformance.effects import EffectsConformance
+from keephold.testing.conformance.site import Site
 from keephold.testing.conformance.store import StoreConformance
 
-__all__ = ["StoreConformance"]
+__all__ = ["EffectsConformance", "Site", "StoreConformance"]

@@ -1,0 +1,39 @@
+"""Durable effects promise the same on every store and on every engine."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.register_assert_rewrite("keephold.testing.conformance")
+
+from tests.conformance.sites import InMemory, OnStore  # noqa: E402
+
+if TYPE_CHECKING:
+    from tests.postgres import Schemas
+
+
+@pytest.mark.parametrize("check", InMemory.checks())
+async def test_memory(check: str) -> None:
+    await InMemory().run(check)
+
+
+@pytest.mark.parametrize("check", OnStore.checks())
+async def test_sqlite(check: str, tmp_path: Path) -> None:
+    numbers = itertools.count()
+    await OnStore(lambda: f"sqlite:///{tmp_path}/{next(numbers)}.db", tmp_path).run(check)
+
+
+@pytest.fixture
+def new_schema(postgres_schemas: "Schemas") -> Iterator[Callable[[], str]]:
+    """Returns the URL of an empty PostgreSQL store each time."""
+    with ExitStack() as schemas:
+        yield lambda: schemas.enter_context(postgres_schemas.one())
+
+
+@pytest.mark.parametrize("check", OnStore.checks())
+async def test_postgres(check: str, tmp_path: Path, new_schema: Callable[[], str]) -> None:
+    await OnStore(new_schema, tmp_path).run(check)
