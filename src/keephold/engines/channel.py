@@ -176,7 +176,7 @@ class Channel:
                     if size >= _AT_ONCE or len(batch) >= 1000:
                         break
                 self._sending = len(batch)
-                self._took(await self._talk(Talk(self._attempt, self._first, batch, self._inputs, self._number)))
+                await self._exchange(Talk(self._attempt, self._first, batch, self._inputs, self._number))
                 self._sending = 0
                 if not self._frames:
                     self._wanted.clear()
@@ -202,14 +202,15 @@ class Channel:
         try:
             while True:
                 waiting = Talk(self._attempt, inputs=self._inputs, ask=self._number, wait=_LISTEN_SECS)
-                said = await self._talk(waiting)
-                self._took(said)
+                said = await self._exchange(waiting)
                 if said.end is not None:
                     await asyncio.sleep(_AGAIN_AT_MOST_SECS)  # it would be said again at once
         except Lost:
             self._give_up()
 
-    def _took(self, said: Said) -> None:
+    async def _exchange(self, talk: Talk) -> Said:
+        """Say it, and take the answer. Two exchanges may be under way: what one has brought, the other brings again."""
+        said = await self._talk(talk)
         while self._frames and self._first <= said.received:
             self._size -= _size(self._frames.popleft())
             self._first += 1
@@ -219,14 +220,15 @@ class Channel:
             if self._reading:
                 self.say(Reading(True))
         self._epoch = said.epoch
-        for value in said.inputs:
+        for value in said.inputs[self._inputs - talk.inputs :]:
             self._inputs += 1
             self.on_input(value)
-        if said.answer is not None and self._answer is not None:
+        if said.answer is not None and self._answer is not None and talk.ask == self._number:
             answer, self._open, self._answer = self._answer, None, None
             answer(said.answer)
         if said.end is not None:
             self.on_end(said.end)
+        return said
 
     async def _talk(self, talk: Talk) -> Said:
         """Say it until a front end answers."""

@@ -21,7 +21,7 @@ import msgspec
 from keephold.durable.calls import Durability
 from keephold.durable.deferred import Pending, resolution_json
 from keephold.durable.journal import Journal
-from keephold.durable.keys import Key, call_secret
+from keephold.durable.keys import Key, call_secret, make_key, present
 from keephold.engines.base import Engine, EngineUnavailable
 from keephold.engines.wire import (
     Asking,
@@ -164,10 +164,11 @@ class EngineRuntime:
         return Following(self._front, self._engine, invocation, cast(Run, sink), entries)
 
     async def cancelled(self, key: Key, arguments: dict[str, Any]) -> None:
-        """D2: the hook of a parked call runs here, where the call was parked."""
-        hook = getattr(self.inner, "cancelled", None)
-        if hook is not None:
-            await hook(key, arguments)
+        """D2: the hook runs here, where the call was parked. It gets the key that the worker signed."""
+        hook, presented = getattr(self.inner, "cancelled", None), present(key)
+        names, found = presented.names(), await self._front.registry.store.secret(presented.secret_id)
+        if hook is not None and names is not None and found is not None:
+            await hook(make_key(*names, presented.secret_id, call_secret(found[1], names[1])), arguments)
 
     def link(self, uid: str) -> str | None:
         """Return the address of the engine's page about a call."""
@@ -374,11 +375,15 @@ class Following:
         else:
             assert isinstance(report, Ended), "an engine returns only the end"
             stored = None if report.stored is None else await self._value(report.stored)
-            self._stop(report.outcome if stored is None else msgspec.convert(stored[0], Outcome))
+            outcome = report.outcome if stored is None else msgspec.convert(stored[0], Outcome)
+            self._stop(outcome, crashed=report.crashed)
 
-    def _stop(self, outcome: Outcome) -> None:
+    def _stop(self, outcome: Outcome, *, crashed: bool = False) -> None:
         self._gone()
-        self._sink.stop(outcome)
+        if crashed and isinstance(outcome, Failure):
+            self._sink.crashed(outcome)
+        else:
+            self._sink.stop(outcome)
         self._sink.released()
 
     def _gone(self) -> None:

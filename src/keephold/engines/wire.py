@@ -85,6 +85,8 @@ class Ended(msgspec.Struct, frozen=True, tag_field="report", tag="ended", omit_d
     """Frames that no front end has taken, each with its attempt and its number."""
     stored: str | None = None
     """The hash of the outcome, if it is large: then the front end's store has it."""
+    crashed: bool = False
+    """Its worker died (R1)."""
 
 
 class Parked(msgspec.Struct, frozen=True, tag_field="report", tag="parked", omit_defaults=True):

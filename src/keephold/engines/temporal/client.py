@@ -117,7 +117,8 @@ class Temporal:
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
-            return Ended(Failure("Temporal knows nothing of this call any more.", "crashed", transient=True))
+            gone = Failure("Temporal knows nothing of this call any more.", "crashed", transient=True)
+            return Ended(gone, crashed=True)
 
     async def resolve(self, uid: str, event: str, resolution: dict[str, Any]) -> None:
         client = await self._connected()

@@ -16,7 +16,7 @@ from temporalio.client import (
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
@@ -166,7 +166,8 @@ class TemporalWorker:
             report = await self._outlast(body, work, tool)
             return dict(msgspec.to_builtins(report))
         except Lost as error:
-            raise ApplicationError(str(error), type=LOST, non_retryable=True) from None
+            benign = ApplicationErrorCategory.BENIGN  # expected: no traceback in the log
+            raise ApplicationError(str(error), type=LOST, non_retryable=True, category=benign) from None
         finally:
             self._bodies.discard(body)
             self.finished += 1

@@ -83,9 +83,9 @@ class CallWorkflow:
                 elif kind == "died":
                     self._deaths += 1
                     if not call.get("repeats"):
-                        return _failed("The worker that ran this call ended before the call did.", "crashed", True)
+                        return _crashed("The worker that ran this call ended before the call did.", "crashed", True)
                     if self._deaths >= DEATHS:
-                        return _failed(f"{DEATHS} workers in a row died while they ran this call.", "crash_loop")
+                        return _crashed(f"{DEATHS} workers in a row died while they ran this call.", "crash_loop")
                 elif kind == "unknown":
                     await workflow.sleep(_UNKNOWN_SECS)
                 if self._updates >= UPDATES or workflow.info().is_continue_as_new_suggested():
@@ -236,6 +236,10 @@ def _newest(frames: list[Any]) -> list[Any]:
 def _failed(message: str, code: str, transient: bool = False) -> Json:
     outcome = {"type": "error", "message": message, "code": code, "transient": transient}
     return {"report": "ended", "outcome": outcome}
+
+
+def _crashed(message: str, code: str, transient: bool = False) -> Json:
+    return {**_failed(message, code, transient), "crashed": True}
 
 
 def _cancelled() -> Json:
