@@ -129,7 +129,8 @@ MUTATIONS = [
     ),
     Mutation(
         "journal", "a recorded step is replayed for another input", "durable/journal.py",
-        "    if entry.digest != digest:", "    if False:", "tests/durable/test_effects.py tests/conformance/test_effects.py",
+        "    if entry.digest != digest:", "    if False:",
+        "tests/durable/test_effects.py tests/conformance/test_effects.py",
     ),
     Mutation(
         "journal-error", "a step that failed runs again at replay", "durable/journal.py",

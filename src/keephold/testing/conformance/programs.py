@@ -21,6 +21,8 @@ from keephold.testing.conformance.site import EffectsSuite, Site, crashing
 from keephold.tools.call import Call
 
 Op = tuple[Any, ...]
+_LUCK = "luck"
+"""The code of steps that fail."""
 _RESOLUTIONS: dict[str, Any] = {
     "ok": {"status": "ok", "payload": [1]},
     "err": {"status": "err", "payload": {"code": "denied", "message": "no"}},
@@ -108,13 +110,13 @@ class _Play:
                 self.faults.append(f"step {name} ran again after the program had its result")
             await asyncio.sleep(0)
             if fails:
-                raise ToolError(f"failed {name}", code="luck")
+                raise ToolError(f"failed {name}", code=_LUCK)
             return f"made {name}"
 
         try:
             made = str(await fx.run_json(name, {"name": name}, function))
         except ToolError as error:
-            if error.code != "luck":
+            if error.code != _LUCK:
                 raise
             made = error.message
         await self.world.passed(life)

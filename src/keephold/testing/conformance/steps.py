@@ -8,6 +8,8 @@ from keephold.handles.state import Failure, Ok
 from keephold.testing.conformance.site import EffectsSuite, Story, code_of, crashing
 from keephold.tools.call import Call
 
+_OWN = "mine"
+
 
 class StepChecks(EffectsSuite):
     """E1 to E4, E7."""
@@ -35,7 +37,7 @@ class StepChecks(EffectsSuite):
 
             async def fail(given: Any) -> Any:
                 ran.append(given)
-                raise ToolError("no", code="mine")
+                raise ToolError("no", code=_OWN)
 
             async def strange(given: Any) -> Any:
                 return object()
@@ -50,14 +52,14 @@ class StepChecks(EffectsSuite):
             await site.spawn("work")
             outcome = (await site.ended()).outcome
         twice, strange = "durable_effect_duplicate_step_id", "durable_effect_not_json"
-        codes = [None, twice, twice, "durable_effect_empty_step_id", "mine", twice, strange, strange]
+        codes = [None, twice, twice, "durable_effect_empty_step_id", _OWN, twice, strange, strange]
         assert outcome == Ok([[1, numbers], *sorted(codes[:2], key=str), *codes[2:]]), outcome
         assert ran == [1, 2, 3], ran
 
     @crashing
     async def check_E2_what_is_recorded_is_returned_and_not_done_again(self) -> None:
         story = Story()
-        error = ToolError("the till is locked", code="mine", transient=True)
+        error = ToolError("the till is locked", code=_OWN, transient=True)
 
         @self.tool()
         async def work(call: Call) -> list[Any]:
@@ -73,7 +75,7 @@ class StepChecks(EffectsSuite):
 
         info = await self.relive(work, story)
         first = {"made": [1, None]}
-        errors = [["the till is locked", "mine", True], ["KeyError: 'x'", "tool_error", False]]
+        errors = [["the till is locked", _OWN, True], ["KeyError: 'x'", "tool_error", False]]
         assert info.outcome == Ok([first, *errors, first]), info.outcome
         assert story.did == ["first", "own", "any", "second"] and info.attempt > 1 and info.ended_by == "self"
 
