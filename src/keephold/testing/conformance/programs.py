@@ -94,7 +94,7 @@ class _Play:
                 case "sleep":
                     await fx.sleep(rest[0])
                 case "event":
-                    made.append(await self._event(fx, *rest, life))
+                    made.append(await self._event(fx, rest[0], rest[1], life))
                 case "emit":
                     await fx.emit_process_event(rest[0], {"of": rest[0]})
                 case "all":

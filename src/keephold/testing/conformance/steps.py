@@ -44,7 +44,7 @@ class StepChecks(EffectsSuite):
 
             made = [await fx.run_json("a", 1, give)]
             both = await asyncio.gather(code_of(fx.run_json("b", 2, give)), code_of(fx.run_json("b", 2, give)))
-            refused = [("a", 9, give), ("", 9, give), ("c", 3, fail), ("c", 9, give)]
+            refused: list[Any] = [("a", 9, give), ("", 9, give), ("c", 3, fail), ("c", 9, give)]
             refused += [("d", object(), give), ("e", 4, strange)]
             return made + sorted(both, key=str) + [await code_of(fx.run_json(*each)) for each in refused]
 
