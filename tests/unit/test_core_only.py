@@ -58,7 +58,7 @@ import pkgutil
 import keephold
 
 OPTIONAL = re.compile(
-    r"keephold\\.(agent|mcp|serve|store\\.postgres|tools\\.remote|tracing|adapters\\.pydantic_ai|cli\\.top_\\w+"
+    r"keephold\\.(agent|engines|mcp|serve|store\\.postgres|tools\\.remote|tracing|adapters\\.pydantic_ai|cli\\.top_\\w+"
     r"|control\\.remote(_talk)?|tools\\.workflow\\.pinned|testing\\.model)(\\.|$)"
 )
 names = [each.name for each in pkgutil.walk_packages(keephold.__path__, "keephold.", onerror=lambda name: None)]
