@@ -85,7 +85,11 @@ def test_O1_a_window_never_exceeds_its_cap(data: bytes, limit: int, window: Wind
     spool = Spool()
     output = printed(spool, data)
     shown = projector.text(output.span(), OutputView(limit=limit, window=window), "")
-    parts = [part for part in shown.split("\n\n") if not part.lstrip("\n").startswith("...")] if "truncated..." in shown else [shown]
+    parts = (
+        [part for part in shown.split("\n\n") if not part.lstrip("\n").startswith("...")]
+        if "truncated..." in shown
+        else [shown]
+    )
     assert len("".join(parts).replace("\n", "").encode()) <= limit
     spool.close()
 
