@@ -1,21 +1,15 @@
-"""Sites for the suite of durable effects: a runtime on each store, and one whose calls run on Temporal."""
+"""Sites for the suite of durable effects: a runtime on a store."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from keephold.runtime import Runtime
 from keephold.store.housekeeping import housekeeping_of
 from keephold.store.urls import open_store
 from keephold.testing.conformance import EffectsConformance, Site
 from keephold.tools.base import Tool
-
-if TYPE_CHECKING:
-    from tests.temporal import Place
-
-    from keephold.engines.temporal.worker import TemporalWorker
 
 
 class StoreSite(Site):
@@ -58,31 +52,3 @@ class InMemory(OnStore):
 
     def __init__(self) -> None:
         super().__init__(lambda: "memory:", Path())
-
-
-class TemporalSite(Site):
-    """A front end, and a worker that takes its calls from a real server. In a crash all attempts of the worker are
-    lost, as they are when the server misses the heartbeats of a worker that died; that alone would take 15 s."""
-
-    def __init__(self, runtime: Runtime, worker: "TemporalWorker") -> None:
-        super().__init__()
-        self.runtime, self._worker = runtime, worker
-
-    async def crash(self) -> None:
-        for body in tuple(self._worker._bodies):
-            body.lost()
-
-
-class OnTemporal(EffectsConformance):
-    engine = "temporal"
-
-    def __init__(self, place: "Place") -> None:
-        self._place = place
-
-    @asynccontextmanager
-    async def make(self, tools: Sequence[Tool]) -> AsyncIterator[Site]:
-        from tests.engines.site import front_end, working
-
-        workers, served = working(self._place, tools), front_end(self._place, tools)
-        async with workers as (worker,), served as runtime:
-            yield TemporalSite(runtime, worker)

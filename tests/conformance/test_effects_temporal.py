@@ -1,13 +1,68 @@
 """Durable effects promise the same on Temporal, with a real server and real HTTP."""
 
 import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+from temporalio import activity
+from temporalio.exceptions import ApplicationError, TimeoutError, TimeoutType
+from tests.engines.site import front_end, working
+from tests.temporal import Place
 
 pytest.register_assert_rewrite("keephold.testing.conformance")
 
-from tests.conformance.sites import OnTemporal  # noqa: E402
-from tests.temporal import Place  # noqa: E402
+from keephold.engines.temporal.worker import TemporalWorker  # noqa: E402
+from keephold.engines.temporal.workflow import ACTIVITY, LOST  # noqa: E402
+from keephold.runtime import Runtime  # noqa: E402
+from keephold.testing.conformance import EffectsConformance, Site  # noqa: E402
+from keephold.tools.base import Tool  # noqa: E402
+
+
+class TemporalSite(Site):
+    """A front end, and a worker that takes its calls from a real server. In a crash its attempts end, and the server
+    is told that their heartbeats stopped; to find that out by itself would take it 15 s."""
+
+    def __init__(self, runtime: Runtime, worker: "MortalWorker") -> None:
+        super().__init__()
+        self.runtime, self._worker = runtime, worker
+
+    async def crash(self) -> None:
+        for body in tuple(self._worker._bodies):
+            self._worker.dying.add(body.call.uid)
+            body.lost()
+
+
+class MortalWorker(TemporalWorker):
+    """A worker whose attempts can end as if it had died."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.dying: set[str] = set()
+
+    @activity.defn(name=ACTIVITY)
+    async def _attempt(self, given_call: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return await super()._attempt(given_call, given)
+        except ApplicationError as error:
+            if error.type != LOST or given_call["uid"] not in self.dying:
+                raise
+            self.dying.discard(given_call["uid"])
+            raise TimeoutError("it died", type=TimeoutType.HEARTBEAT, last_heartbeat_details=[]) from None
+
+
+class OnTemporal(EffectsConformance):
+    engine = "temporal"
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    @asynccontextmanager
+    async def make(self, tools: Sequence[Tool]) -> AsyncIterator[Site]:
+        workers, served = working(self._place, tools, kind=MortalWorker), front_end(self._place, tools)
+        async with workers as (worker,), served as runtime:
+            yield TemporalSite(runtime, worker)
 
 
 @pytest.mark.parametrize("check", OnTemporal.checks())

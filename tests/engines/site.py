@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -20,6 +20,8 @@ from keephold.engines.temporal.worker import TemporalWorker
 from keephold.serve.engine_channel import EngineChannel
 from keephold.tools.base import Tool
 
+Worker = TypeVar("Worker", bound=TemporalWorker)
+
 
 def place_of(temporal: TestPlace) -> Place:
     return Place(address=temporal.address, namespace=temporal.namespace, task_queue=temporal.task_queue)
@@ -27,14 +29,14 @@ def place_of(temporal: TestPlace) -> Place:
 
 @asynccontextmanager
 async def working(
-    temporal: TestPlace, tools: Iterable[Tool], *, count: int = 1, suspend_secs: float = 600, **options: Any
-) -> AsyncIterator[Sequence[TemporalWorker]]:
+    temporal: TestPlace, tools: Iterable[Tool], *, count: int = 1, suspend_secs: float = 600,
+    kind: type[Worker] = TemporalWorker, **options: Any,
+) -> AsyncIterator[Sequence[Worker]]:  # fmt: skip
     """Workers for these tools. They suspend a call only after `suspend_secs`."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     factory = loop.get_task_factory()
     workers = [
-        TemporalWorker(place_of(temporal), tools, suspend_secs=suspend_secs, drain_secs=1, **options)
-        for _ in range(count)
+        kind(place_of(temporal), tools, suspend_secs=suspend_secs, drain_secs=1, **options) for _ in range(count)
     ]
     running = [asyncio.ensure_future(worker.run(stop)) for worker in workers]
     try:

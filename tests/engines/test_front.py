@@ -12,6 +12,8 @@ from tests.engines.site import spawn
 from tests.patience import until
 
 from keephold import Call, Runtime, ToolCall, tool
+from keephold.cli.printing import state_words
+from keephold.control.control import Control
 from keephold.durable.waits import open_keys
 from keephold.engines.base import EngineUnavailable
 from keephold.engines.front import FrontEnd
@@ -78,7 +80,7 @@ class Held:
         return set()
 
     def link(self, uid: str) -> str | None:
-        return None
+        return f"https://engine.example/{uid}"
 
     async def close(self) -> None:
         return None
@@ -251,3 +253,15 @@ async def test_E6_a_front_end_that_lost_the_call_sends_the_worker_to_another_one
     answer = await EngineChannel(site.front).answer(request, {"authorization": f"Bearer {call.bearer}"})
     assert (answer.status_code, answer.headers["connection"]) == (421, "close")
     site.rt.registry.write = write  # type: ignore[method-assign]
+
+
+@_site
+async def test_a_handle_as_json_says_that_it_is_suspended_and_where_its_engine_shows_it(site: Site) -> None:
+    call = await site.begin()
+    control = Control(site.rt)
+    await site.says(2, 1, Suspending())
+    found = await control.runtime_view.handle(call.uid)
+    assert (found["suspended"], found["attempt"], found["ui"]) == (True, 2, f"https://engine.example/{call.uid}")
+    assert state_words(found, 0) == "running, suspended, attempt 2"
+    await site.says(3, 1, Printed(b"awake"))
+    assert (await control.runtime_view.handle(call.uid))["suspended"] is False

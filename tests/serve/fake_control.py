@@ -27,6 +27,7 @@ def fact(id: str, state: str = "running", **more: Any) -> dict[str, Any]:
         "stateful": True,
         "state": state,
         "parked": False,
+        "suspended": False,
         "owner": None if stopped else "alive",
         "kept": None,
         "attempt": 1,

@@ -140,6 +140,7 @@ def state_words(fact: dict[str, Any], now: float) -> str:
     words = [
         fact["state"],
         "parked" if fact["parked"] else "",
+        "suspended" if fact.get("suspended") else "",
         "ready" if fact.get("ready") else "",
         *(held_up_text(each) for each in fact.get("held_up", ())),
         "taken over by the user" if fact.get("driver") else "",

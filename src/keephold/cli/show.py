@@ -156,10 +156,14 @@ def answer_lines(question: dict[str, Any]) -> Iterator[str]:
 def _ownership(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if found["parked"]:
         yield "owner", "nobody: it waits for its completion from outside"
+    elif found.get("suspended"):
+        yield "owner", "its engine: it only waits, and no worker has it"
     elif found["owner"] == "alive":
         yield "owner", "a process that lives"
     elif found["owner"] == "gone" and not found.get("kept"):
         yield "owner", "gone, and no other process has resumed it"
+    if found.get("ui"):
+        yield "workflow", found["ui"]
 
 
 def _kept(kept: dict[str, Any], now: float) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from keephold.durable.keys import masked
+from keephold.engines.wire import AT
 from keephold.handles.facts import NOTHING, Fact
 from keephold.handles.handle import Handle, HandleInfo, info_in
 from keephold.handles.output import Output
@@ -94,6 +95,7 @@ class HandleGlance(Shape, kw_only=True):
     stateful: bool
     state: Literal["pending", "running", "waiting", "stopped"]
     parked: bool
+    suspended: Annotated[bool, msgspec.Meta(description="It runs on an engine and only waits: no worker has it.")]
     ready: bool
     owner: Owner
     kept: KeptBy | None
@@ -202,6 +204,9 @@ class HandleDetails(HandleGlance, kw_only=True):
         str | None, msgspec.Meta(description="`queued`: resumed calls start one at a time, and it is not its turn yet.")
     ]
     retry_of: Annotated[str | None, msgspec.Meta(description="The uid of the call that it repeats.")]
+    ui: Annotated[
+        str | None, msgspec.Meta(description="The address of the page about it in the engine that runs it.")
+    ] = None
     holds_up: Annotated[list[HandleRef], msgspec.Meta(description="Handles of its process that wait behind it.")] = []
     journal: list[JournalEntry]
     journal_entries: int
@@ -218,6 +223,12 @@ def as_json(shape: msgspec.Struct) -> dict[str, Any]:
 def is_parked(record: Record) -> bool:
     """Whether it waits for an outside result (D9)."""
     return record.parking is not None and record.owner is None and not isinstance(record.state, Stopped)
+
+
+def is_suspended(record: Record) -> bool:
+    """Whether it waits in its engine, without a worker."""
+    at = (record.metadata or {}).get(AT)
+    return bool(at) and bool(at[-1]) and not is_parked(record) and not isinstance(record.state, Stopped)
 
 
 def owner_of(store: Store, record: Record) -> Owner:
@@ -276,6 +287,7 @@ def glance(store: Store, record: Record, fact: Fact = NOTHING) -> HandleGlance:
     return HandleGlance(
         **{name: getattr(info, name) for name in _AS_IN_INFO},
         stateful=record.stateful,
+        suspended=is_suspended(record),
         owner=owner_of(store, record),
         kept=kept_by(store, record),
         ok=info.ok if info.outcome is not None else None,

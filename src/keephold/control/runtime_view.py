@@ -129,9 +129,15 @@ class RuntimeView:
         record = await self.store_view.record(uid, conversation)
         handle = self._runtime.registry.loaded(record.uid)
         behind = [] if handle is None or not handle.active else waiting_behind(handle)
-        found = await self.store_view.described(record, holds_up=behind)
+        found = await self.store_view.described(record, holds_up=behind, ui=self._engine_page(record))
         output = found["output_bytes"]
         return {**found, "output": None if output is None else {"bytes": output}}
+
+    def _engine_page(self, record: Record) -> str | None:
+        front, tool = self._runtime.front_end, self._runtime.toolbox.of(record.conversation).get(record.tool)
+        if front is None or tool is None or tool.engine is None:
+            return None
+        return front.engines[tool.engine].link(record.uid)
 
     async def workflow(self, uid: str) -> dict[str, Any]:
         """Return a workflow's steps and how far each is."""

@@ -24,6 +24,7 @@ from keephold.durable.journal import Journal
 from keephold.durable.keys import Key, call_secret, make_key, present
 from keephold.engines.base import Engine, EngineUnavailable
 from keephold.engines.wire import (
+    AT,
     Asking,
     Emitting,
     Ended,
@@ -54,9 +55,6 @@ from keephold.tools.run import Run
 
 _log = logging.getLogger("keephold.engines")
 
-AT = "engine.at"
-"""Metadata of a handle: the attempt and the number of the last frame that the store has, and whether it is
-suspended."""
 _SWEEP_SECS = 15.0
 _AGAIN_SECS, _AGAIN_AT_MOST_SECS = 0.2, 10.0
 _UNREAD_BYTES = 64 * 1024

@@ -15,6 +15,9 @@ from keephold.handles.state import Failure, Outcome
 
 PATH = "/engines/"
 """Where a front end serves the channel: `POST /engines/<uid>`."""
+AT = "engine.at"
+"""Metadata of a handle: the attempt and the number of the last frame that the store has, and whether it is
+suspended."""
 
 
 class EngineCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
