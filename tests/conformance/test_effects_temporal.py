@@ -62,6 +62,7 @@ class OnTemporal(EffectsConformance):
     async def make(self, tools: Sequence[Tool]) -> AsyncIterator[Site]:
         workers, served = working(self._place, tools, kind=MortalWorker), front_end(self._place, tools)
         async with workers as (worker,), served as runtime:
+            assert isinstance(worker, MortalWorker)
             yield TemporalSite(runtime, worker)
 
 

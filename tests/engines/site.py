@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -20,8 +20,6 @@ from keephold.engines.temporal.worker import TemporalWorker
 from keephold.serve.engine_channel import EngineChannel
 from keephold.tools.base import Tool
 
-Worker = TypeVar("Worker", bound=TemporalWorker)
-
 
 def place_of(temporal: TestPlace) -> Place:
     return Place(address=temporal.address, namespace=temporal.namespace, task_queue=temporal.task_queue)
@@ -30,8 +28,8 @@ def place_of(temporal: TestPlace) -> Place:
 @asynccontextmanager
 async def working(
     temporal: TestPlace, tools: Iterable[Tool], *, count: int = 1, suspend_secs: float = 600,
-    kind: type[Worker] = TemporalWorker, **options: Any,
-) -> AsyncIterator[Sequence[Worker]]:  # fmt: skip
+    kind: type[TemporalWorker] = TemporalWorker, **options: Any,
+) -> AsyncIterator[Sequence[TemporalWorker]]:  # fmt: skip
     """Workers for these tools. They suspend a call only after `suspend_secs`."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     factory = loop.get_task_factory()

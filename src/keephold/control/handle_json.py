@@ -227,8 +227,8 @@ def is_parked(record: Record) -> bool:
 
 def is_suspended(record: Record) -> bool:
     """Whether it waits in its engine, without a worker."""
-    at = (record.metadata or {}).get(AT)
-    return bool(at) and bool(at[-1]) and not is_parked(record) and not isinstance(record.state, Stopped)
+    at = (record.metadata or {}).get(AT) or [False]
+    return bool(at[-1]) and not is_parked(record) and not isinstance(record.state, Stopped)
 
 
 def owner_of(store: Store, record: Record) -> Owner:
