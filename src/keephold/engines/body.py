@@ -62,7 +62,7 @@ _LOOK_SECS = 0.5
 _FLUSH_SECS = 5.0
 INLINE_BYTES = 64 << 10
 """Larger values are kept in the store of the front end, and only their hash in the engine."""
-ENGINE_BYTES = 512 << 10
+ENGINE_BYTES = 384 << 10
 """All values of a call that the engine keeps; further ones are kept in the store of the front end, too."""
 _IDLE_SECS = 30.0
 _HASH_BYTES = 64

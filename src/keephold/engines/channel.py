@@ -23,7 +23,7 @@ _log = logging.getLogger("keephold.engines")
 
 SPOOL_BYTES = 8 << 20
 """Bytes of output that are kept for a front end that does not answer."""
-UNSENT_BYTES = 256 << 10
+UNSENT_BYTES = 128 << 10
 """Bytes of output that travel with the end of an attempt if no front end takes them."""
 _AT_ONCE = 256 << 10
 PIECE_BYTES = 32 << 10

@@ -30,7 +30,8 @@ _AGAIN = (
     RPCStatusCode.INTERNAL,
     RPCStatusCode.UNKNOWN,
 )
-CALL_BYTES = 256 << 10
+CALL_BYTES = 1088 << 10
+"""A call with its arguments, which [limits] arguments_bytes bounds, too."""
 _RPC = timedelta(seconds=10)
 _CHECKS_AT_ONCE = 8
 T = TypeVar("T")

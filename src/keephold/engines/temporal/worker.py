@@ -130,21 +130,24 @@ class TemporalWorker:
         self._client = await _patiently(self._place.connect)
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
         async with httpx2.AsyncClient(limits=limits, trust_env=False) as self._http:
-            worker = Worker(
+            queue = self._place.task_queue
+            journals = Worker(
+                self._client, task_queue=queue, workflows=[CallWorkflow], workflow_runner=UnsandboxedWorkflowRunner()
+            )
+            attempts = Worker(
                 self._client,
-                task_queue=self._place.task_queue,
-                workflows=[CallWorkflow],
+                task_queue=queue,
                 activities=[self._attempt],
-                workflow_runner=UnsandboxedWorkflowRunner(),
                 max_concurrent_activities=self._max_running,
                 max_heartbeat_throttle_interval=timedelta(seconds=_BEAT_SECS),
                 graceful_shutdown_timeout=timedelta(seconds=self._drain_secs),
             )
-            async with worker:
-                await stop.wait()
-                self._stopping = True  # waiting calls go at once, others when their step is recorded
-                leaving = [asyncio.ensure_future(body.suspend()) for body in self._bodies]
-            await asyncio.gather(*leaving)
+            async with journals:  # to the last, because attempts record their steps while they end
+                async with attempts:
+                    await stop.wait()
+                    self._stopping = True  # waiting calls go at once, others when their step is recorded
+                    leaving = [asyncio.ensure_future(body.suspend()) for body in self._bodies]
+                await asyncio.gather(*leaving)
         self._guard.close()
 
     @activity.defn(name=ACTIVITY)
@@ -153,7 +156,7 @@ class TemporalWorker:
         tool = self._tools.get(call.tool)
         if tool is None:
             _log.warning("call %s needs the tool `%s`, which this worker does not have", call.uid, call.tool)
-            raise ApplicationError(f"this worker has no tool `{call.tool}`", type=UNKNOWN, non_retryable=True)
+            raise _failure(f"this worker has no tool `{call.tool}`", UNKNOWN)
         recorder = TemporalRecorder(self._client.get_workflow_handle(call.uid), begin.attempt)
         channel = Channel(self._http, call, begin.attempt)
         body = Body(tool, call, begin, recorder, channel, self._guard, suspend_secs=self._suspend_secs)
@@ -166,8 +169,7 @@ class TemporalWorker:
             report = await self._outlast(body, work, tool)
             return dict(msgspec.to_builtins(report))
         except Lost as error:
-            benign = ApplicationErrorCategory.BENIGN  # expected: no traceback in the log
-            raise ApplicationError(str(error), type=LOST, non_retryable=True, category=benign) from None
+            raise _failure(str(error), LOST) from None
         finally:
             self._bodies.discard(body)
             self.finished += 1
@@ -189,6 +191,10 @@ class TemporalWorker:
                     await body.suspend()
                 else:
                     body.end(tool.spawn.abort_grace_ms / 1000)
+
+
+def _failure(message: str, type: str) -> ApplicationError:
+    return ApplicationError(message, type=type, non_retryable=True, category=ApplicationErrorCategory.BENIGN)
 
 
 async def _beat() -> None:

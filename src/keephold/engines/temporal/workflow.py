@@ -31,9 +31,9 @@ PAGE_BYTES = 512 << 10
 HEARTBEAT_SECS = 15
 DEATHS = 3
 """How many workers in a row may die before a call that has recorded nothing is stopped (R8)."""
-CARRIED_BYTES = 3 << 19
+CARRIED_BYTES = 928 << 10
 """A state up to this is carried to the next run; the server takes 2 MiB with the call's arguments."""
-UNSENT_BYTES = 512 << 10
+UNSENT_BYTES = 256 << 10
 """Frames up to this wait for the end of the call; of more, the oldest are dropped."""
 _FOREVER = timedelta(days=3650)
 _UNKNOWN_SECS = 10

@@ -1,0 +1,165 @@
+"""Calls on Temporal at their edges: stale attempts, full journals, large values, workers that leave or know no tool."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.engines.site import front_end, place_of, spawn, working
+from tests.patience import PATIENCE, until
+from tests.temporal import Place
+
+from keephold import Call, ToolCall, tool
+from keephold.engines.body import Body
+from keephold.engines.temporal import workflow
+from keephold.engines.temporal.worker import TemporalRecorder
+from keephold.engines.wire import Line, Lost
+from keephold.tools.base import Action
+
+ALL: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
+
+
+async def _ended(turn: Any, id: str) -> dict[str, Any]:
+    waited: dict[str, Any] = await turn.wait(all=[id], timeout=PATIENCE)
+    (completed,) = waited["completed"]
+    return dict(completed)
+
+
+async def test_E6_the_record_of_an_attempt_that_is_not_the_current_one_is_refused(temporal: Place) -> None:
+    ready, over = asyncio.Event(), asyncio.Event()
+
+    @tool(engine="temporal", on_crash="replay", actions=ALL)
+    async def waits(call: Call) -> int:
+        if call.attempt == 1:
+            await call.durable().sleep(0.5)
+        ready.set()
+        await over.wait()
+        return call.attempt
+
+    async with working(temporal, [waits], suspend_secs=0.1), front_end(temporal, [waits]) as rt, rt.turn() as turn:
+        await turn.run([spawn("waits", "w")])
+        await until(ready.is_set)
+        client = await place_of(temporal).connect()
+        stale = TemporalRecorder(client.get_workflow_handle((await turn.handle("w")).uid), 1)
+        for refused in (stale.record(Line("step", "s", "")), stale.events(0)):
+            with pytest.raises(Lost):
+                await refused
+        over.set()
+        assert (await _ended(turn, "w"))["result"] == 2
+
+
+async def test_E7_a_long_journal_is_carried_to_new_runs_and_read_in_pages(
+    temporal: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"UPDATES": 8, "INLINE_BYTES": 500, "PAGE_BYTES": 2000}.items():
+        monkeypatch.setattr(workflow, name, value)
+    ran: list[int] = []
+
+    @tool(engine="temporal", on_crash="replay", actions=ALL)
+    async def steps(call: Call) -> list[int]:
+        async def step(number: int) -> str:
+            ran.append(number)
+            return str(number) * (100_000 if number == 3 else 300)
+
+        fx = call.durable()
+        return [len(await fx.run_json(f"s{number}", number, step)) for number in range(20)]
+
+    async with working(temporal, [steps]), front_end(temporal, [steps]) as rt, rt.turn() as turn:
+        await turn.run([spawn("steps", "s")])
+        result = (await _ended(turn, "s"))["result"]
+        attempt = (await turn.handle("s")).attempt
+    assert result[3] == 100_000 and sum(result) == 10 * 300 - 300 + 100_000 + 10 * 600
+    assert ran == list(range(20)) and attempt > 2
+
+
+async def test_results_and_arguments_may_be_larger_than_what_the_engine_takes(temporal: Place) -> None:
+    @tool(engine="temporal")
+    async def big(size: int, given: str = "") -> str:
+        return "x" * size
+
+    async with working(temporal, [big]), front_end(temporal, [big]) as rt, rt.turn() as turn:
+        calls = [{"size": 3_000_000}, {"size": 1, "given": "y" * 1_000_000}]
+        first, second = await turn.run([ToolCall(str(at), "big", given) for at, given in enumerate(calls)])
+    assert not first.is_error and "x" * 1000 in first.result
+    assert second.result == "x"
+
+
+async def test_C7_an_abort_that_comes_while_the_call_is_being_suspended_ends_it(
+    temporal: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suspending, cancelled, ends = asyncio.Event(), asyncio.Event(), list[str]()
+    report, end = Body._report, Body.end
+
+    async def slowly(body: Body, outcome: Any) -> Any:
+        if not suspending.is_set():
+            suspending.set()
+            await cancelled.wait()
+        return await report(body, outcome)
+
+    def noted(body: Body, grace: float) -> None:
+        cancelled.set()
+        end(body, grace)
+
+    monkeypatch.setattr(Body, "_report", slowly)
+    monkeypatch.setattr(Body, "end", noted)
+
+    @tool(engine="temporal", on_crash="replay", actions=ALL)
+    async def sleeps(call: Call) -> None:
+        try:
+            await call.durable().sleep(3600)
+        finally:
+            ends.append(call.id)
+
+    workers = working(temporal, [sleeps], suspend_secs=0.1)
+    async with workers as (worker,), front_end(temporal, [sleeps]) as rt, rt.turn() as turn:
+        await turn.run([spawn("sleeps", "s")])
+        await until(suspending.is_set)
+        await turn.run([ToolCall("x", "sleeps", {"action": "abort", "id": "s"})])
+        await until(lambda: worker.finished == 2)
+    assert ends == ["s", "s"], "the second attempt got the cancellation"
+
+
+async def test_R6_a_worker_that_is_told_to_stop_records_its_step_and_releases_its_calls(temporal: Place) -> None:
+    begun, go, ran = asyncio.Event(), asyncio.Event(), list[str]()
+
+    @tool(engine="temporal", on_crash="replay", actions=ALL)
+    async def works(call: Call) -> str:
+        fx = call.durable()
+
+        async def step(name: str) -> str:
+            ran.append(name)
+            begun.set()
+            await go.wait()
+            return name
+
+        return await fx.run_json("one", "one", step) + await fx.run_json("two", "two", step)
+
+    async with front_end(temporal, [works]) as rt, rt.turn() as turn:
+        async with working(temporal, [works]) as (first,):
+            await turn.run([spawn("works", "w")])
+            await until(begun.is_set)
+            asyncio.get_running_loop().call_later(0.1, go.set)
+        assert first.running == 0
+        async with working(temporal, [works]):
+            assert (await _ended(turn, "w"))["result"] == "onetwo"
+    assert ran == ["one", "two"]
+
+
+async def test_a_call_waits_for_a_worker_that_has_its_tool(
+    temporal: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workflow, "_UNKNOWN_SECS", 0.1)
+
+    @tool(engine="temporal", actions=ALL)
+    async def known() -> str:
+        return "done"
+
+    @tool(engine="temporal")
+    async def other() -> str:
+        return "other"
+
+    async with front_end(temporal, [known]) as rt, rt.turn() as turn:
+        async with working(temporal, [other]):
+            await turn.run([spawn("known", "k")])
+            await until(lambda: caplog.text.count("which this worker does not have") >= 2)
+        async with working(temporal, [known]):
+            assert (await _ended(turn, "k"))["result"] == "done"
