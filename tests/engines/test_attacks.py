@@ -77,7 +77,7 @@ async def test_results_and_arguments_may_be_larger_than_what_the_engine_takes(te
         return "x" * size
 
     async with working(temporal, [big]), front_end(temporal, [big]) as rt, rt.turn() as turn:
-        calls = [{"size": 3_000_000}, {"size": 1, "given": "y" * 1_000_000}]
+        calls: list[dict[str, Any]] = [{"size": 3_000_000}, {"size": 1, "given": "y" * 1_000_000}]
         first, second = await turn.run([ToolCall(str(at), "big", given) for at, given in enumerate(calls)])
     assert not first.is_error and "x" * 1000 in first.result
     assert second.result == "x"
@@ -131,7 +131,7 @@ async def test_R6_a_worker_that_is_told_to_stop_records_its_step_and_releases_it
             await go.wait()
             return name
 
-        return await fx.run_json("one", "one", step) + await fx.run_json("two", "two", step)
+        return str(await fx.run_json("one", "one", step) + await fx.run_json("two", "two", step))
 
     async with front_end(temporal, [works]) as rt, rt.turn() as turn:
         async with working(temporal, [works]) as (first,):

@@ -118,12 +118,12 @@ class Soak:
             assert last.split("\n")[0 if "---" not in last.split("\n")[0] else 1 :][:5] == wanted, (number, last)
             assert [event["type"] for event in found["process_events"]] == ["got"], found["process_events"]
         acknowledged: dict[tuple[str, str], set[str]] = defaultdict(set)
-        for number, name, _, token in self._lines("acknowledged"):
-            acknowledged[number, name].add(token)
+        for of, name, _, token in self._lines("acknowledged"):
+            acknowledged[of, name].add(token)
         assert all(len(tokens) == 1 for tokens in acknowledged.values()), "a step was recorded twice"
         ran: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for number, name, attempt, _ in self._lines("effects"):
-            ran[number, name].append(attempt)
+        for of, name, attempt, _ in self._lines("effects"):
+            ran[of, name].append(attempt)
         assert all(len(set(attempts)) == len(attempts) for attempts in ran.values()), "twice in one attempt"
         repeated = sum(len(attempts) - 1 for attempts in ran.values())
         attempts = Counter(found["attempt"] for found in self.done.values())
