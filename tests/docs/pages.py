@@ -7,6 +7,7 @@ An HTML comment directly above a block says what is to be done with it:
 - `<!-- terminal: SEEN | TYPED -->`: the session is run in a terminal, and so is typed when that is seen (`typed.py`).
 - `<!-- fragment -->`: the TOML is lines of a tool's table, not a file.
 - `<!-- signatures -->`: the Python is how public names are declared; `test_reference.py` compares it with the source.
+- `<!-- foreign -->`: the Python needs a package that is not installed here; `tests/interop` runs the same.
 - `<!-- handles -->`: the same for what a call sees of handles.
 """
 

@@ -1,1 +1,1 @@
-"""Adapters for existing agent loops: keephold's tools in the forms of pydantic-ai, OpenAI and Anthropic (G4)."""
+"""Adapters for existing agent loops: keephold's tools in the forms of provider SDKs and agent frameworks (G4)."""
