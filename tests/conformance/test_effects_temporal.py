@@ -15,9 +15,12 @@ pytest.register_assert_rewrite("keephold.testing.conformance")
 
 from keephold.engines.temporal.worker import TemporalWorker  # noqa: E402
 from keephold.engines.temporal.workflow import ACTIVITY, LOST  # noqa: E402
+from keephold.errors import ConfigError  # noqa: E402
 from keephold.runtime import Runtime  # noqa: E402
 from keephold.testing.conformance import EffectsConformance, Site  # noqa: E402
+from keephold.testing.conformance.site import code_of  # noqa: E402
 from keephold.tools.base import Tool  # noqa: E402
+from keephold.tools.call import Call  # noqa: E402
 
 
 class TemporalSite(Site):
@@ -70,3 +73,23 @@ class OnTemporal(EffectsConformance):
 async def test_temporal(check: str, temporal: Place, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.CRITICAL):  # a traceback that pytest keeps would keep the worker's connection open
         await OnTemporal(temporal).run(check)
+
+
+async def test_an_engine_refuses_by_name_what_it_cannot_do(temporal: Place) -> None:
+    suite, keys = OnTemporal(temporal), list[str]()
+
+    @suite.tool()
+    async def work(call: Call, key: str = "") -> list[str | None]:
+        fx = call.durable()
+        keys.append(await fx.external_event_key("mine"))
+        return [await code_of(fx.await_event_json(key)), await code_of(_handles(call))] if key else []
+
+    async def _handles(call: Call) -> None:
+        await call.handles.wait(all=["x"])
+
+    with pytest.raises(ConfigError, match='on_crash="external" is not possible'):
+        suite.tool(on_crash="external", deadline_secs=60)(_handles)
+    async with suite.make([work]) as site:
+        await site.run("work")
+        response = await site.run("work", key=keys[0])
+    assert response.result == '["engine_unsupported","engine_unsupported"]'

@@ -142,6 +142,12 @@ class _EngineKeys:
         """Return the event of a key of this call."""
         presented = present(str(key))
         names = presented.names()
+        if names is not None and names[1] != self._body.call.uid:
+            raise ToolError(
+                "a call on an engine can wait only for its own keys; wait for those of other calls in a tool without "
+                "`engine`",
+                code="engine_unsupported",
+            )
         if not genuine(presented, self._secret) or names is None or not names[2].startswith("event:"):
             raise ToolError("await-event key is invalid or revoked", code="await_event_unknown_or_revoked")
         return names[2].removeprefix("event:")

@@ -242,6 +242,9 @@ class Tool:
             raise ConfigError([f"tool `{self.name}`: deadline_secs must be above 0, not {self.deadline_secs!r}"])
         if self.on_crash == "external" and self.deadline_secs is None:
             raise ConfigError([f'tool `{self.name}`: on_crash="external" needs a deadline: deadline_secs=3600, say'])
+        if self.on_crash == "external" and self.engine is not None:
+            why = f'its engine, "{self.engine}", runs it again or ends it when a worker dies; use "replay" or "fail"'
+            raise ConfigError([f'tool `{self.name}`: on_crash="external" is not possible: {why}'])
         if self.max_running is not None and self.max_running < 1:
             raise ConfigError([f"tool `{self.name}`: max_running must be 1 or more, not {self.max_running}"])
         problem = engine_problem(self.engine, self.source)
