@@ -55,3 +55,27 @@ async def works(call: Call, number: int) -> list[Any]:
         call.emit(f"{name}\n")
     call.emit(f"end {number}\n")
     return [number, got, sure, read, *tokens]
+
+
+async def _exists(name: str) -> None:
+    while not (PLACE / name).exists():  # noqa: ASYNC110 (another process writes it)
+        await asyncio.sleep(0.1)
+
+
+@tool(actions=ALL, on_crash="replay", on_turn_end="keep")
+async def lingers(call: Call) -> str:
+    """Record a step when it is told to, and end when it is told to."""
+    note("begun", call.attempt)
+    await _exists("go")
+    call.emit(f"attempt {call.attempt} prints\n")
+    await call.durable().run_json("step", None, lambda _: asyncio.sleep(0, "x"))
+    note("recorded", call.attempt)
+    await _exists("end")
+    return f"attempt {call.attempt}"
+
+
+@tool(actions=ALL, on_crash="replay", on_turn_end="keep")
+async def dies(call: Call) -> str:
+    """End the process of its worker."""
+    note("died", call.attempt)
+    os._exit(1)

@@ -1,6 +1,11 @@
 """Calls on Temporal at their edges: stale attempts, full journals, large values, workers that leave or know no tool."""
 
 import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +25,7 @@ ALL: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
 
 async def _ended(turn: Any, id: str) -> dict[str, Any]:
     waited: dict[str, Any] = await turn.wait(all=[id], timeout=PATIENCE)
+    assert waited["completed"], waited
     (completed,) = waited["completed"]
     return dict(completed)
 
@@ -163,3 +169,53 @@ async def test_a_call_waits_for_a_worker_that_has_its_tool(
             await until(lambda: caplog.text.count("which this worker does not have") >= 2)
         async with working(temporal, [known]):
             assert (await _ended(turn, "k"))["result"] == "done"
+
+
+@asynccontextmanager
+async def _one_address(urls: list[str]) -> AsyncIterator[str]:
+    """An address that leads each connection to the next of these."""
+    turns = itertools.cycle(urls)
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def pipe(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65536):
+                sink.write(data)
+                await sink.drain()
+        sink.close()
+
+    async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, port = next(turns).removeprefix("http://").split(":")
+        there, back = await asyncio.open_connection(host, int(port))
+        for each in (pipe(reader, back), pipe(there, writer)):
+            tasks.add(asyncio.ensure_future(each))
+
+    server = await asyncio.start_server(lead, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
+
+
+async def test_a_worker_finds_the_front_end_of_its_call_behind_one_address(temporal: Place, tmp_path: Path) -> None:
+    @tool(engine="temporal", on_crash="replay", actions=ALL)
+    async def talks(call: Call) -> str:
+        call.emit(f"I am {call.id}\n")
+        return f"got {await call.input()}"
+
+    store = f"sqlite:///{tmp_path}/k.db"
+    async with contextlib.AsyncExitStack() as stack:
+        fronts = [await stack.enter_async_context(front_end(temporal, [talks], store)) for _ in range(2)]
+        address = await stack.enter_async_context(_one_address([rt.front_end.url for rt in fronts]))  # type: ignore[union-attr, misc]
+        for rt in fronts:
+            rt.front_end.url = address  # type: ignore[union-attr]
+        await stack.enter_async_context(working(temporal, [talks]))
+        for at, rt in enumerate(fronts):
+            async with rt.turn(f"c{at}") as turn:
+                ids = [f"t{at}{each}" for each in range(3)]
+                await turn.run([spawn("talks", id) for id in ids])
+                for id in ids:
+                    await turn.send(id, id)
+                    assert (await _ended(turn, id))["result"] == f"got {id}"
+                    assert (await turn.handle(id)).output_bytes == len(f"I am {id}\n")

@@ -103,6 +103,11 @@ class Site:
         (call,) = self.engine.calls.values()
         return await self.front.talk(call.uid, call.bearer, Talk(attempt, first, list(frames), **options))
 
+    @property
+    def reading(self) -> bool:
+        (following,) = self.front.calls.values()
+        return bool(following._handle.reading)
+
     async def output(self) -> str:
         (response,) = await self.turn.run([ToolCall("r", "read_output", {"id": "h"})])
         return str(response.result)
@@ -144,8 +149,7 @@ async def test_E6_an_earlier_attempt_is_refused(site: Site) -> None:
     assert (await site.says(1, 3, Printed(b"stale")))[0] == 409
     assert (await site.says(1, 1, value="stale"))[0] == 409
     assert "stale" not in await site.output()
-    (following,) = site.front.calls.values()
-    assert not following._handle.reading, "the attempt that read its input is over"
+    assert not site.reading, "the attempt that read its input is over"
 
 
 @_site
@@ -196,6 +200,20 @@ async def test_E10_the_next_attempt_gets_the_answer_that_an_earlier_one_got(site
     said = await site.says(2, 1, asking, ask=1)
     assert isinstance(said, Said) and said.answer == Ok("yes")
     assert (await site.turn.handle("h")).state == "running"
+
+
+@_site
+async def test_A6_a_call_that_has_not_fetched_its_input_does_not_wait_for_the_caller(site: Site) -> None:
+    await site.begin()
+    await site.turn.send("h", "sent")
+    said = await site.says(1, 1, Reading(True))
+    assert said.inputs == ["sent"] and not site.reading
+    await site.says(1, 2, inputs=1)
+    await site.says(1, 2, Reading(True), inputs=1)
+    assert not site.reading, "it was said before the input came"
+    await site.says(1, 3, Reading(False, 1), Reading(True, 1), inputs=1)
+    assert site.reading
+    assert (await site.says(2, 1, Reading(True))).inputs == ["sent"] and not site.reading
 
 
 async def _waits(site: Site) -> bool:

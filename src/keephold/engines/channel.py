@@ -93,7 +93,7 @@ class Channel:
         elif isinstance(frame, Progressed) and isinstance(last, Progressed):
             self._size -= _size(self._frames.pop())  # only the newest counts
         elif isinstance(frame, Reading):
-            self._reading = frame.yes
+            self._reading, frame = frame.yes, Reading(frame.yes, self._inputs)
         self._frames.append(frame)
         if self._size > self._limit:
             self._shorten()

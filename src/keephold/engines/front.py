@@ -499,8 +499,8 @@ class Following:
                 sink.output(data)
             case Progressed(done, total, message):
                 sink.progress(done, total, message)
-            case Reading(yes):
-                sink.reading(yes)
+            case Reading(yes, inputs):
+                sink.reading(yes and inputs == len(self._inputs))  # else it gets what was sent before
             case Asking():
                 self._ask(frame)
             case Withdrawn():

@@ -134,7 +134,10 @@ class Progressed(msgspec.Struct, frozen=True, tag_field="frame", tag="progress")
 
 
 class Reading(msgspec.Struct, frozen=True, tag_field="frame", tag="reading"):
+    """The tool waits for input, or does not. `inputs`: how many it has got."""
+
     yes: bool
+    inputs: int = 0
 
 
 class Asking(msgspec.Struct, frozen=True, tag_field="frame", tag="ask"):

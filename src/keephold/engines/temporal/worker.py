@@ -199,5 +199,5 @@ def _failure(message: str, type: str) -> ApplicationError:
 
 async def _beat() -> None:
     while True:
-        activity.heartbeat()
+        activity.heartbeat("began")
         await asyncio.sleep(_BEAT_SECS)

@@ -30,7 +30,8 @@ INLINE_BYTES = 32 << 10
 PAGE_BYTES = 512 << 10
 HEARTBEAT_SECS = 15
 DEATHS = 3
-"""How many workers in a row may die before a call that has recorded nothing is stopped (R8)."""
+"""How many workers in a row may die before a call that has recorded nothing is stopped (R8). One from which nothing was
+heard counts less: for a minute, the server gives attempts to workers that were cut off, and no tool begins there."""
 CARRIED_BYTES = 928 << 10
 """A state up to this is carried to the next run; the server takes 2 MiB with the call's arguments."""
 UNSENT_BYTES = 256 << 10
@@ -54,7 +55,7 @@ class CallWorkflow:
         self._events: Json = before.get("events", {})
         self._unsent: list[Any] = before.get("unsent", [])
         self._failures: int = before.get("failures", 0)
-        self._deaths: int = before.get("deaths", 0)
+        self._deaths: float = before.get("deaths", 0)
         self._updates = 0
         self._running = False
 
@@ -81,7 +82,7 @@ class CallWorkflow:
                     self._names = {(line["kind"], line["name"]) for line in self._lines}
                     await workflow.sleep(report["delay"])
                 elif kind == "died":
-                    self._deaths += 1
+                    self._deaths += 1 if report["began"] else 1 / 4
                     if not call.get("repeats"):
                         return _crashed("The worker that ran this call ended before the call did.", "crashed", True)
                     if self._deaths >= DEATHS:
@@ -145,7 +146,7 @@ class CallWorkflow:
         if is_cancelled_exception(error) or workflow.cancellation_reason() is not None:
             return _cancelled()
         if isinstance(cause, TimeoutError):
-            return {"report": "died"}
+            return {"report": "died", "began": bool(cause.last_heartbeat_details)}
         if isinstance(cause, ApplicationError) and cause.type == UNKNOWN:
             return {"report": "unknown"}
         if isinstance(cause, ApplicationError) and cause.type == LOST:  # this attempt is current: a front end said so
