@@ -15,6 +15,7 @@ from keephold import Call, Runtime, ToolCall, tool
 from keephold.cli.printing import state_words
 from keephold.control.control import Control
 from keephold.durable.waits import open_keys
+from keephold.engines import front
 from keephold.engines.base import EngineUnavailable
 from keephold.engines.front import FrontEnd
 from keephold.engines.wire import (
@@ -104,7 +105,7 @@ class Site:
         return await self.front.talk(call.uid, call.bearer, Talk(attempt, first, list(frames), **options))
 
     @property
-    def reading(self) -> bool:
+    def reading(self) -> Any:
         (following,) = self.front.calls.values()
         return bool(following._handle.reading)
 
@@ -200,6 +201,33 @@ async def test_E10_the_next_attempt_gets_the_answer_that_an_earlier_one_got(site
     said = await site.says(2, 1, asking, ask=1)
     assert isinstance(said, Said) and said.answer == Ok("yes")
     assert (await site.turn.handle("h")).state == "running"
+
+
+@_site
+async def test_not_more_calls_than_the_engine_takes_are_waited_for_at_once(site: Site) -> None:
+    polls, most = set[str](), 0
+    result = site.engine.result
+
+    async def counted(uid: str) -> Report:
+        nonlocal most
+        polls.add(uid)
+        most = max(most, len(polls))
+        try:
+            return await result(uid)
+        finally:
+            polls.discard(uid)
+
+    site.engine.result = counted  # type: ignore[method-assign]
+    limit, front._POLLS_AT_ONCE = front._POLLS_AT_ONCE, 2
+    try:
+        ids = [f"h{number}" for number in range(6)]
+        await site.turn.run([spawn("held", id) for id in ids])
+        await until(lambda: len(site.front.unpolled) == 4)
+        site.engine.ended.set_result(Ended(Ok("done")))
+        assert len((await site.turn.wait(all=ids, timeout=60))["completed"]) == 6
+    finally:
+        front._POLLS_AT_ONCE = limit
+    assert most == 2
 
 
 @_site

@@ -61,6 +61,9 @@ _UNREAD_BYTES = 64 * 1024
 _EVENT_BYTES = 4 * 1024
 """A larger payload of an event is kept in the store, and the worker fetches it."""
 _STARTS_AT_ONCE = 16
+_POLLS_AT_ONCE = 200
+"""Calls whose end is waited for by a request that stays open. Temporal refuses more than 1,200 in a namespace, and
+those of workers with them; others wait for a place, or for a sweep that finds them ended."""
 T = TypeVar("T")
 
 
@@ -77,6 +80,9 @@ class FrontEnd:
         self.starting = asyncio.Semaphore(_STARTS_AT_ONCE)
         self.leaving: set[asyncio.Task[None] | None] = set()
         """Tasks that cancel calls which the engine may have got although its answer was lost."""
+        self.polls = 0
+        self.unpolled: dict[Following, None] = {}
+        """Running calls for which there is no place."""
         self._sweeping: asyncio.TimerHandle | None = None
 
     def connect(self, registry: Registry, durability: Durability) -> None:
@@ -137,12 +143,12 @@ class FrontEnd:
         clock = asyncio.get_running_loop().time
         began = clock()
         for engine in self.engines.values():
-            quiet = {call.uid for call in self.calls.values() if call.engine is engine and call.suspended}
+            quiet = {call.uid for call in self.calls.values() if call.engine is engine and call.is_quiet}
             with contextlib.suppress(EngineUnavailable):
                 for uid in await engine.closed(quiet) if quiet else ():
                     if uid in self.calls:
-                        self.calls[uid].wake()
-        if any(call.suspended for call in self.calls.values()):
+                        self.calls[uid].wake(ends=True)
+        if any(call.is_quiet for call in self.calls.values()):
             self.sweep_later(max(_SWEEP_SECS, 10 * (clock() - began)))  # of many calls, less often
 
 
@@ -200,6 +206,7 @@ class Following:
         """Recorded since this front end has the call, by the name of the record."""
         self._grace: float | None = None
         self._news, self._awake = asyncio.Event(), asyncio.Event()
+        self._polls = self._ends = False
         self._applying = asyncio.Lock()
         self._watched: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -313,11 +320,19 @@ class Following:
         )
 
     async def _result(self) -> Report:
-        """Wait for the end. While the call is suspended, nothing is asked of the engine."""
+        """Wait for the end. While the call is suspended, or there is no place, nothing is asked of the engine."""
+        front = self._front
         while True:
             self._awake.clear()
-            if self.suspended:
+            if self.is_quiet:
+                if not self.suspended:
+                    front.unpolled[self] = None
+                front.sweep_later()
                 await self._awake.wait()
+                front.unpolled.pop(self, None)
+                continue
+            front.polls += 1
+            self._polls = True
             result = asyncio.ensure_future(self._patiently(lambda: self.engine.result(self.uid)))
             slept = asyncio.ensure_future(self._suspends())
             try:
@@ -327,14 +342,26 @@ class Following:
             finally:
                 for each in (result, slept):
                     each.cancel()
+                front.polls -= 1
+                self._polls = False
+                if front.unpolled:
+                    other = next(iter(front.unpolled))
+                    del front.unpolled[other]
+                    other._awake.set()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nobody waits for its end."""
+        full = self._front.polls >= _POLLS_AT_ONCE
+        return self.started and not (self._polls or self._ends) and (self.suspended or full)
 
     async def _suspends(self) -> None:
         while not self.suspended:
             await self._news.wait()
 
-    def wake(self) -> None:
-        """It may have ended, or continues."""
-        self.suspended = False
+    def wake(self, *, ends: bool = False) -> None:
+        """It continues, or ends."""
+        self.suspended, self._ends = False, self._ends or ends
         self._awake.set()
 
     async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -354,7 +381,7 @@ class Following:
 
     async def _cancel(self) -> None:
         await self._patiently(lambda: self.engine.cancel(self.uid))
-        self.wake()
+        self.wake(ends=True)
 
     async def _finish(self, report: Report) -> None:
         async with self._applying:
