@@ -4,11 +4,12 @@ import asyncio
 import signal
 from pathlib import Path
 
+import httpx2
 import pytest
 from tests.engines.processes import Worker, config, workers
 from tests.mcp.clients import connected, read
 from tests.patience import until
-from tests.serve.serving import TOKEN, served
+from tests.serve.serving import TOKEN, free_port, served
 from tests.soak import SOAK
 from tests.temporal import Place
 
@@ -26,7 +27,8 @@ async def test_E6_a_worker_that_was_stopped_and_goes_on_records_and_prints_nothi
     (tmp_path / "front").mkdir()
     variables = {"KEEPHOLD_SOAK_PLACE": str(tmp_path)}
     with workers() as started, served(tmp_path / "front", settings) as server:
-        started.append(Worker(tmp_path / "first", settings, **variables))
+        port = free_port()
+        started.append(Worker(tmp_path / "first", settings, "--metrics", f"127.0.0.1:{port}", **variables))
         async with connected(server.mcp, token=TOKEN) as client, server.client() as http:
             await client.call_tool("lingers", {"action": "spawn", "id": "l"})
             await until(lambda: _noted(tmp_path, "begun") == ["1"])
@@ -38,7 +40,7 @@ async def test_E6_a_worker_that_was_stopped_and_goes_on_records_and_prints_nothi
             (tmp_path / "go").touch()
             await until(lambda: _noted(tmp_path, "recorded"))
             started[0].send(signal.SIGCONT)
-            assert started[0].stop() == 0, "its attempt ends, so it can"
+            await until(lambda: _idle(http, port))
             (tmp_path / "end").touch()
             waited = read(await client.call_tool("await", {"all": ["l"]}))
             assert waited["completed"][0]["result"] == f"attempt {attempt}"
@@ -46,6 +48,11 @@ async def test_E6_a_worker_that_was_stopped_and_goes_on_records_and_prints_nothi
             output = (await http.get(f"/api/handles/{handle['uid']}/output", params={"format": "raw"})).text
     assert _noted(tmp_path, "recorded") == [attempt]
     assert output.count("prints") == 1 and f"attempt {attempt} prints" in output
+
+
+async def _idle(http: httpx2.AsyncClient, port: int) -> bool:
+    """Return whether a worker runs nothing, by its metrics."""
+    return "keephold_worker_attempts_running 0.0" in (await http.get(f"http://127.0.0.1:{port}/metrics")).text
 
 
 async def test_R8_a_tool_that_ends_three_workers_is_stopped(temporal: Place, tmp_path: Path) -> None:
