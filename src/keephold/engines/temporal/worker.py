@@ -164,7 +164,7 @@ class TemporalWorker:
         beating = asyncio.get_running_loop().create_task(_beat())
         work = asyncio.ensure_future(body.run())
         try:
-            if self._stopping:  # it came when the worker was told to stop
+            if self._stopping:  # it came after the signal to stop
                 await body.suspend()
             report = await self._outlast(body, work, tool)
             return dict(msgspec.to_builtins(report))

@@ -92,7 +92,7 @@ class Site:
 
 
 class Story:
-    """What a call did, over several lives, and where the first one ends."""
+    """The steps of a call over several lives, and the end of its first life."""
 
     def __init__(self) -> None:
         self.did: list[str] = []
