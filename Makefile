@@ -43,7 +43,7 @@ $(READY): requirements/dev.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-interop: build/interop/ready build/mcp1/ready build/mcp2/ready build/mcp-oldest/ready ## install the foreign programs that we are tested against
+interop: build/interop/ready build/mcp1/ready build/mcp2/ready build/mcp-oldest/ready build/claude-agent-sdk/ready ## install the foreign programs that we are tested against
 
 build/interop/ready: $(addprefix $(INTEROP)/,package.json package-lock.json .npmrc) | $(READY)
 	@mkdir -p $(@D)
@@ -60,6 +60,11 @@ build/mcp1/ready build/mcp2/ready: build/%/ready: $(INTEROP)/%.txt | $(READY)
 # Only these two packages, in front of those of .venv.
 build/mcp-oldest/ready: $(INTEROP)/mcp-oldest.txt | $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target $(@D) -r $<
+	@touch $@
+
+# From its source: its wheel has 366 MB of Claude Code, which no test runs. The packages that it needs are in build/mcp2.
+build/claude-agent-sdk/ready: $(INTEROP)/claude-agent-sdk.txt | $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-binary :all: --upgrade --require-hashes --target $(@D) -r $<
 	@touch $@
 
 # Debian's, of the system: the tests drive the browser that is installed and download none.
@@ -157,6 +162,7 @@ lock: $(UV) ## write all lock files anew, with the newest versions that are allo
 	$(COMPILE) $(INTEROP)/mcp1.in -o $(INTEROP)/mcp1.txt
 	$(COMPILE) $(INTEROP)/mcp2.in -o $(INTEROP)/mcp2.txt
 	$(COMPILE) --no-deps $(INTEROP)/mcp-oldest.in -o $(INTEROP)/mcp-oldest.txt
+	$(COMPILE) --no-deps --no-binary :all: $(INTEROP)/claude-agent-sdk.in -o $(INTEROP)/claude-agent-sdk.txt
 	$(MAKE) setup
 	for each in $(INTEROP) $(INTEROP)/agents; do \
 		(cd $$each && rm -f package-lock.json && $(NPM) install --package-lock-only --loglevel=error) || exit; done

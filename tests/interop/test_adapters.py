@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.interop.foreign import MCP1, MCP2, beside, told
+from tests.interop.foreign import CLAUDE, MCP1, MCP2, beside, told
 
 
 @pytest.mark.parametrize(("framework", "place"), [("langgraph", MCP1), ("openai_agents", MCP2)])
@@ -21,3 +21,16 @@ def test_G4_a_framework_that_calls_one_at_a_time_runs_our_tools(framework: str, 
     assert [each["result"] for each in done] == ["app built for release", "docs built for debug"]
     assert "no space" in failed and is_error in (True, None)
     assert "colour" in wrong
+
+
+def test_G4_the_claude_agent_sdk_serves_our_tools_in_its_process() -> None:
+    """The runtime's prompter permits a call: the SDK refuses questions, though Claude Code says that it takes them."""
+    seen = json.loads(told(beside("tests.interop.in_claude_agent", CLAUDE, MCP2)))
+    assert {"await", "build", "fail", "hang", "read_output"} <= set(seen["offered"])
+    (_, app, _), _, (_, both, _), (_, failed, is_error), (_, wrong, _), (_, deployed, _) = seen["read"]
+    assert json.loads(app)["id"] == "app" and seen["kept"] == ["app", "docs", "x"]
+    done = json.loads(both)["completed"]
+    assert [each["result"] for each in done] == ["app built for release", "docs built for debug"]
+    assert "no space" in failed and is_error
+    assert "colour" in wrong
+    assert deployed == "deployed"

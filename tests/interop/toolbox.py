@@ -34,6 +34,12 @@ async def hang() -> str:
     return ""
 
 
+@keephold.tool(run="ask")
+async def deploy() -> str:
+    """Deploy, if the user permits it."""
+    return "deployed"
+
+
 TOOLS = [build, fail, hang]
 SCRIPT: list[list[tuple[str, str, dict[str, Any]]]] = [
     [
