@@ -65,12 +65,13 @@ def mcp1(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def beside(module: str, *places: Path) -> subprocess.CompletedProcess[str]:
-    """Run a module of ours to its end, with the packages that are installed there after our own."""
+    """Run a module of ours to its end, with the packages that are installed there after our own. These take many
+    seconds to import on a busy machine."""
     for place in places:
         need(place)
     packages = [str(*place.glob("lib/python3*/site-packages")) or str(place) for place in places]
     program = "import runpy, sys; sys.path += sys.argv[2:]; runpy.run_module(sys.argv[1], run_name='__main__')"
-    return _run([sys.executable, "-c", program, module, *packages], environment={"PYTHONPATH": str(ROOT)})
+    return _run([sys.executable, "-c", program, module, *packages], environment={"PYTHONPATH": str(ROOT)}, patience=200)
 
 
 def _run(
