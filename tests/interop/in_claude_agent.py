@@ -68,7 +68,7 @@ async def main() -> None:
         options = ClaudeAgentOptions(mcp_servers={"keephold": claude_agent.server(rt, "main")})
         async with ClaudeSDKClient(options, transport=program):
             who = {"name": "claude-code", "version": "2"}
-            can = {"roots": {}, "elicitation": {}}
+            can: dict[str, Any] = {"roots": {}, "elicitation": {}}
             opened = {"protocolVersion": "2025-11-25", "capabilities": can, "clientInfo": who}
             await program.ask("initialize", opened)
             offered = {tool["name"] for tool in (await program.ask("tools/list", {}))["tools"]}
