@@ -1,12 +1,14 @@
 """Durable effects promise the same on every store and on every engine."""
 
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.soak import SOAK
 
 pytest.register_assert_rewrite("keephold.testing.conformance")
 
@@ -37,3 +39,13 @@ def new_schema(postgres_schemas: "Schemas") -> Iterator[Callable[[], str]]:
 @pytest.mark.parametrize("check", OnStore.checks())
 async def test_postgres(check: str, tmp_path: Path, new_schema: Callable[[], str]) -> None:
     await OnStore(new_schema, tmp_path).run(check)
+
+
+@pytest.mark.skipif(not SOAK, reason="for the soak: the suite plays some")
+@pytest.mark.parametrize("round", range(100))
+async def test_more_random_programs(round: int, tmp_path: Path, new_schema: Callable[[], str]) -> None:
+    numbers, seed = itertools.count(), random.randrange(2**32)
+    print("seed", seed)
+    await InMemory().play(seed=seed, count=50, crashes=0)
+    await OnStore(lambda: f"sqlite:///{tmp_path}/{next(numbers)}.db", tmp_path).play(seed=seed, count=20, crashes=3)
+    await OnStore(new_schema, tmp_path).play(seed=seed, count=20, crashes=3)

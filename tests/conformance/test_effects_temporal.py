@@ -1,6 +1,7 @@
 """Durable effects promise the same on Temporal, with a real server and real HTTP."""
 
 import logging
+import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, TimeoutError, TimeoutType
 from tests.engines.site import front_end, working
+from tests.soak import SOAK
 from tests.temporal import Place
 
 pytest.register_assert_rewrite("keephold.testing.conformance")
@@ -57,6 +59,7 @@ class MortalWorker(TemporalWorker):
 
 class OnTemporal(EffectsConformance):
     engine = "temporal"
+    programs = 4
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -93,3 +96,12 @@ async def test_an_engine_refuses_by_name_what_it_cannot_do(temporal: Place) -> N
         await site.run("work")
         response = await site.run("work", key=keys[0])
     assert response.result == '["engine_unsupported","engine_unsupported"]'
+
+
+@pytest.mark.skipif(not SOAK, reason="for the soak: the suite plays some")
+@pytest.mark.parametrize("round", range(50))
+async def test_more_random_programs(round: int, temporal: Place, caplog: pytest.LogCaptureFixture) -> None:
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    with caplog.at_level(logging.CRITICAL):
+        await OnTemporal(temporal).play(seed=seed, count=16, crashes=2)

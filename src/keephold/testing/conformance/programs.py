@@ -175,12 +175,15 @@ class _World:
 class ProgramChecks(EffectsSuite):
     """Random programs, a small number of them. Call `play` for more."""
 
+    programs = 8
+    """How many run at once in a check."""
+
     async def check_E_random_programs(self) -> None:
-        await self.play(seed=1, count=8, crashes=0)
+        await self.play(seed=1, count=self.programs, crashes=0)
 
     @crashing
     async def check_E_R_random_programs_and_crashes(self) -> None:
-        await self.play(seed=101, count=8, crashes=2)
+        await self.play(seed=101, count=self.programs, crashes=2)
 
     async def play(self, *, seed: int, count: int, crashes: int) -> None:
         """Play the programs of that many seeds at once, beginning with `seed`."""
