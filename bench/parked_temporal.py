@@ -40,7 +40,7 @@ async def main(calls: int) -> None:
         (place / "front").mkdir()
         front = Served(place / "front", settings)
         port = free_port()
-        worker = Worker(place / "worker", settings, "--metrics", f"127.0.0.1:{port}")
+        worker = Worker(place / "worker", settings, "--metrics", f"127.0.0.1:{port}", "--max-running", "1000")
         try:
             await _measure(calls, place, server, front, worker, port)
         finally:
@@ -98,7 +98,8 @@ async def _running(port: int) -> int:
 
 
 def _lines(file: Path) -> list[list[str]]:
-    return [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+    whole = file.read_text().rpartition("\n")[0] if file.exists() else ""
+    return [line.split() for line in whole.splitlines()]
 
 
 async def _all(work: Any, numbers: Any) -> None:

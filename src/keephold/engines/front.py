@@ -63,7 +63,7 @@ _EVENT_BYTES = 4 * 1024
 _STARTS_AT_ONCE = 16
 _POLLS_AT_ONCE = 200
 """Calls whose end is waited for by a request that stays open. Temporal refuses more than 1,200 in a namespace, and
-those of workers with them; others wait for a place, or for a sweep that finds them ended."""
+those of workers with them; other calls wait until one has ended, or a sweep finds that they have ended."""
 T = TypeVar("T")
 
 
@@ -82,7 +82,7 @@ class FrontEnd:
         """Tasks that cancel calls which the engine may have got although its answer was lost."""
         self.polls = 0
         self.unpolled: dict[Following, None] = {}
-        """Running calls for which there is no place."""
+        """Running calls over that limit."""
         self._sweeping: asyncio.TimerHandle | None = None
 
     def connect(self, registry: Registry, durability: Durability) -> None:
@@ -320,7 +320,7 @@ class Following:
         )
 
     async def _result(self) -> Report:
-        """Wait for the end. While the call is suspended, or there is no place, nothing is asked of the engine."""
+        """Wait for the end. While the call is suspended or over the limit, nothing is asked of the engine."""
         front = self._front
         while True:
             self._awake.clear()
