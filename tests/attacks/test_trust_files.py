@@ -251,7 +251,7 @@ DO_NOTHING = """
     tool.parameters tool.terminal.* tool.spawn.* tool.questions.*
     agent.description agent.tools agent.run agent.max_requests agent.max_tokens agent.max_cost agent.context_tokens
     agent.timeout_secs agent.max_running agent.on_turn_end
-    temporal.namespace temporal.task_queue
+    temporal.namespace temporal.task_queue temporal.ui
     server.timeout_secs server.tools server.prefix server.enabled server.scope server.stateful
 """
 """Settings that import, start, connect and write nothing of their own. `tool.spawn.lifecycle.assistant` and the models

@@ -35,7 +35,9 @@ async def test_L1_the_journal_has_what_the_tool_did_and_neither_traces_nor_keys(
         shown = await Stored(rt.registry.store).handle(uid, keys=True)
         (wait_row,) = shown["waits"]
         told = {"key": f"key:{wait_row['key_id']}"}
-        assert shown["journal"] == [{"kind": "step", "name": "mail", "ok": True, "input": told, "value": told}]
+        assert shown["journal"] == [
+            {"kind": "step", "name": "mail", "ok": True, "input": told, "value": told, "at": None}
+        ]
         assert list(shown["keys"]) == ["completion"] and shown["keys"]["completion"].startswith("hf1.")
 
 

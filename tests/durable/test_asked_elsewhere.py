@@ -167,7 +167,7 @@ async def test_what_may_be_a_password_is_not_written_to_the_store_if_the_owner_h
         assert not answered.is_error
         await until(lambda: in_state(second, "a", "running"))
         typed = await perform(handle, "apply", {"input": "hunter2"}, by="person")
-        assert (typed.code, "no socket" in typed.result) == ("owner_not_answering", True)
+        assert (typed.code, "not written to the store" in typed.result) == ("owner_not_answering", True)
         assert "['open'] x" in str(await reply(turn, apply("talks", "a", "x")))
 
 

@@ -26,8 +26,8 @@ def test_C7_abort_ends_what_another_process_runs_and_what_nobody_does(place: Pla
     assert place.keephold("abort", "g", "a") == (0, "g: aborted\na: aborted\n", "")
     ended = [json.loads(line) for line in place.keephold("ps", "--all", "--json").out.splitlines()]
     assert [(fact["id"], fact["state"], fact["ended_by"], fact["message"]) for fact in ended] == [
-        ("g", "stopped", "abort", "Aborted by a person."),
         ("a", "stopped", "abort", "pending tool completion cancelled"),
+        ("g", "stopped", "abort", "Aborted by a person."),
     ]
     assert place.keephold("complete", key, "--ok", "1").code == 3  # S2: a late completion changes nothing
     assert place.keephold("abort", "g") == (0, "g: had stopped already\n", "")  # twice is harmless

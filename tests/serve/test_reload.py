@@ -120,7 +120,7 @@ async def test_L4_what_needs_a_restart_is_said_as_long_as_it_does(text: str, tab
 
 def test_every_table_is_reloaded_or_said_to_need_a_restart() -> None:
     """A new table has to be thought about."""
-    fixed = {"store", "limits", "wait_handles", "workflows", "mcp", "acp", "serve"}
+    fixed = {"store", "limits", "wait_handles", "workflows", "engines", "mcp", "acp", "serve"}
     assert set(Config.model_fields) == fixed | {"conversation", "runtime", "agents"}
 
 

@@ -251,7 +251,8 @@ def test_every_query_is_described_and_scans_no_large_table() -> None:
     )
     for name, query in sql.SQL.items():
         if not query.startswith(("WHERE", "IN (", "+")) and name not in ("records", "events", "weigh"):
-            count = query.count("?") if "?1" not in query else max(n for n in range(1, 10) if f"?{n}" in query)
+            numbered = [n for n in range(1, 10) if f"?{n}" in query]
+            count = max(numbered, default=0) + query.count("?") - sum(query.count(f"?{n}") for n in numbered)
             plan = [str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", [None] * count)]
             scans = [
                 step for step in plan if step.startswith("SCAN") and not step.removeprefix("SCAN ").startswith(small)
