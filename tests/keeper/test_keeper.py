@@ -311,5 +311,6 @@ async def test_R7_a_store_is_not_restored_over_a_kept_process(tmp_path: Path) ->
         assert followed.data == b"up\n"
         followed.child.close_stdin()
         await followed.end()
+        await followed.until(lambda: (record := read_record(output, "u")) and record.exit)  # follows the report
     over = await asyncio.to_thread(CliRunner().invoke, main, words)
     assert "not a backup of a store" in over.output
