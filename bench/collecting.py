@@ -96,6 +96,8 @@ async def _stocked(server: str, schema: str, count: int) -> str:
     await stock(url, stopped=BY_API)
     connection = await asyncpg.connect(server)
     await connection.execute(_COPIES.format(schema=schema, times=count // BY_API - 1), timeout=3600)
+    for settle in ("VACUUM", "CHECKPOINT"):  # or the server would do it soon, and steps would wait for the copies
+        await connection.execute(settle, timeout=3600)
     await connection.close()
     return url
 

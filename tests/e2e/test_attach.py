@@ -158,4 +158,4 @@ def test_attach_is_for_terminals(agent: Agent, pane: Pane) -> None:
     agent.spawn("talk", "t")
     pane.type(f"{sys.executable} -m keephold attach t; echo exit code $?")
     pane.until("exit code 2")
-    assert "is no terminal" in pane.screen
+    assert "is not a terminal" in pane.screen

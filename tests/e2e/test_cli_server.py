@@ -175,7 +175,7 @@ def test_K5_the_token_is_that_of_the_environment_the_option_or_the_store_beside(
 def test_a_server_that_is_not_there_and_one_that_is_none_are_told_apart(place: Remote) -> None:
     nobody = place.keephold("ps", "--server", "http://127.0.0.1:1")
     assert nobody.code == 2 and "no server answers at http://127.0.0.1:1" in nobody.err
-    assert "is no address of a server" in place.keephold("ps", "--server", "work.db").err
+    assert "is not the address of a server" in place.keephold("ps", "--server", "work.db").err
     assert "is the address right?" in place.keephold("ps", "--server", f"{place.server.url}/nowhere").err
 
 

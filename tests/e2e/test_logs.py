@@ -137,7 +137,7 @@ def test_what_is_no_terminal_has_no_session_and_no_file_is_made(agent: Agent, st
         agent.apply("talk", "t", "bye")
     said = agent.keephold("logs", "t", "--cast", "session.cast")
     assert said.code == 2
-    assert "is no terminal" in said.err
+    assert "is not a terminal" in said.err
     assert not (agent.directory / "session.cast").exists()
     assert agent.keephold("logs", "t", "--cast", "-", "--raw").code == 2
 

@@ -301,7 +301,7 @@ async def test_what_does_not_run_or_is_no_terminal_is_refused_with_the_reason(tm
     async with Runtime([idle], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn, browsing(rt) as (client, _):
         await reply(turn, spawn("idle", "i"))
         answer = await client.get(f"/screens/{uid_of(rt)}")
-        assert (answer.status_code, answer.json()["error"]["message"]) == (400, "handle `i` is no terminal")
+        assert (answer.status_code, answer.json()["error"]["message"]) == (400, "handle `i` is not a terminal")
         assert (await client.get("/screens/nobody")).status_code == 404
         assert (await client.post(f"/screens/{uid_of(rt)}/drive", content=b"[")).status_code == 400
         assert (await client.post(f"/screens/{uid_of(rt)}/type", content=b"x" * (2 << 20))).status_code == 413

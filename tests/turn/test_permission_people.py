@@ -142,7 +142,7 @@ async def test_C2_Q4_a_persons_own_apply_needs_no_permission(clock: VirtualClock
 # What the person says (P3)
 
 
-WRONG = "which is no decision here; this prompt takes Approved, Denied, Edited, Dismissed"
+WRONG = "which is not a decision here; this prompt takes Approved, Denied, Edited, Dismissed"
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_K5_a_name_that_looks_like_one_is_not(url: str) -> None:
     ],
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(KeepholdError, match="is no address of a server; one looks like http"):
+    with pytest.raises(KeepholdError, match="is not the address of a server; one looks like http"):
         RemoteControl(url)
 
 

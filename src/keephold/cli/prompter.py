@@ -405,7 +405,7 @@ class TerminalPrompter:
             except _NotOpened as error:
                 return arguments, str(error)
             except ValueError as error:
-                if not await self._edit_again(f"These are no arguments: {error}."):
+                if not await self._edit_again(f"These are not arguments: {error}."):
                     return arguments, None
 
     async def _edit_result(self, text: str) -> tuple[str, str | None]:

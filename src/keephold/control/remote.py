@@ -39,7 +39,8 @@ class Requests:
         if parts is None:
             shown = url.partition("?")[0].rpartition("@")[2]  # the omitted parts may be a token or a password (K5)
             raise KeepholdError(
-                f"`{shown}` is no address of a server; one looks like http://127.0.0.1:8420", code="invalid_arguments"
+                f"`{shown}` is not the address of a server; one looks like http://127.0.0.1:8420",
+                code="invalid_arguments",
             )
         path = parts.path.rstrip("/")
         self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}"

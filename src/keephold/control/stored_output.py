@@ -63,7 +63,7 @@ class StoredOutput:
         self._output = output
         if want.want == "cast" and (output is None or output.timeline is None):
             raise KeepholdError(
-                f"Handle `{record.id}` is no terminal, or nothing is stored of its session", code="invalid_arguments"
+                f"Handle `{record.id}` is not a terminal, or nothing is stored of its session", code="invalid_arguments"
             )
         self._frames = self._cast() if want.want == "cast" else self._read(want.since)
 

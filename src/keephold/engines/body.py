@@ -424,7 +424,7 @@ class Body:
         self.channel.say(Showing(diff.path, diff.old, diff.new))
 
     def resized(self, rows: int, cols: int) -> None:
-        raise AssertionError("a function is no terminal")
+        raise AssertionError("a function is not a terminal")
 
     def reading(self, yes: bool) -> None:
         self.channel.say(Reading(yes))

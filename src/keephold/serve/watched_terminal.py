@@ -292,7 +292,7 @@ def painting_of(live: SupportsScreen) -> bytes:
 def terminal_of(handle: Handle) -> SupportsScreen:
     """Return the terminal of a handle. Raises `ToolError` if the handle does not run in one."""
     if handle.tool.source != "terminal":
-        raise ToolError(f"handle `{handle.id}` is no terminal", code="invalid_arguments")
+        raise ToolError(f"handle `{handle.id}` is not a terminal", code="invalid_arguments")
     if handle.run is None or handle.run.live is None or handle.run.ending or not handle.active:
         raise ToolError(f"handle `{handle.id}` does not run", code="not_running")
     return cast(SupportsScreen, handle.run.live)

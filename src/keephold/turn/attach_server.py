@@ -340,7 +340,7 @@ async def _cast(handle: Handle) -> AsyncGenerator[frames.Frame, None]:
     output = handle.output
     if output is None or output.timeline is None:
         raise ToolError(
-            f"handle `{handle.id}` is no terminal, so there is no session to show", code="invalid_arguments"
+            f"handle `{handle.id}` is not a terminal, so there is no session to show", code="invalid_arguments"
         )
     yield frames.STATE, status_of(handle, 0)
     for line in asciicast(output.timeline, output):
@@ -371,7 +371,7 @@ def _terminal(handle: Handle) -> SupportsScreen:
     if handle.tool.source != "terminal":
         word = shlex.quote(handle.id)
         raise ToolError(
-            f"handle `{handle.id}` is no terminal: `keephold logs -f {word}` follows what it prints, "
+            f"handle `{handle.id}` is not a terminal: `keephold logs -f {word}` follows what it prints, "
             f"`keephold send {word}` sends it something",
             code="invalid_arguments",
         )

@@ -239,7 +239,7 @@ class PromptQueue:
             if isinstance(said, kind):
                 return said
         right = ", ".join(kind.__name__ for kind in _DECISIONS[type(prompt)])
-        why = f"the prompter returned a {type(said).__name__}, which is no decision here; this prompt takes {right}"
+        why = f"the prompter returned a {type(said).__name__}, which is not a decision here; this prompt takes {right}"
         _log.error("%s", why)
         return Dismissed(why)
 

@@ -50,7 +50,7 @@ def read_input(handle: Handle, arguments: dict[str, Any]) -> dict[str, Any]:
         raise ToolError("send either keys or the end of the input (null), not both", code="invalid_arguments")
     if keys and "keys" not in handle.tool.action_parameters.get("apply", {}):
         raise ToolError(
-            f"tool `{handle.tool.name}` is no terminal and takes no keys; send a text", code="invalid_arguments"
+            f"tool `{handle.tool.name}` is not a terminal and takes no keys; send a text", code="invalid_arguments"
         )
     if isinstance(handle.state, Waiting) and isinstance(given, str):
         return {**arguments, "input": read_answer(handle.state.question, given)}
