@@ -4,13 +4,15 @@
 says, gets the responses and the notifications, answers inquiries, and speaks again where the end of a turn asks for
 another response. `seen` holds everything it was given, in order, so that a test can check the conversation from the
 model's side. A critical notification stops it in the middle of a sentence, as it would stop a stream.
+
+To test a loop of your own, give it `model.openai()` or `model.anthropic()` in place of the SDK's client.
 """
 
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -19,6 +21,10 @@ from keephold.turn.inquiry import Inquiry
 from keephold.turn.notifications import Notification, notification_block
 from keephold.turn.tool_call import ToolCall
 from keephold.turn.turn import Response, Turn
+
+if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
+    from openai import AsyncOpenAI
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,26 @@ class ScriptedModel:
                     self._hear("system", ending.message)
         return turn
 
+    def openai(self) -> "AsyncOpenAI":
+        """Return a client of OpenAI's SDK that this model answers, for a loop of yours. It needs no network."""
+        from keephold.testing.clients import openai_client
+
+        return openai_client(self._reply)
+
+    def anthropic(self) -> "AsyncAnthropic":
+        """Return a client of Anthropic's SDK that this model answers, for a loop of yours. It needs no network."""
+        from keephold.testing.clients import anthropic_client
+
+        return anthropic_client(self._reply)
+
+    async def _reply(self, given: str, results: bool) -> tuple[str, Sequence[ToolCall]]:
+        self._hear("tool" if results else "user", given)
+        says = self._next()
+        await asyncio.sleep(says.pace * len(says.text.split(" ")))
+        spoken = Spoken(says.text, self._numbered(says))
+        self.said.append(spoken)
+        return spoken.text, spoken.calls
+
     async def inquiry(self, inquiry: Inquiry) -> Any:
         """Answer an inquiry: pass this as `Runtime(inquiry=…)`."""
         self.inquiries.append(inquiry)
@@ -134,7 +160,8 @@ class ScriptedModel:
         text = "\n".join(response.model for response in responses)
         self._hear("tool", text, responses, [each for response in responses for each in response.notifications])
 
-    async def _speak(self, turn: Turn) -> Spoken:
+    def _next(self) -> Says:
+        """Return the next line of the script."""
         if not self._script:
             raise AssertionError(f"the script has no more lines, and the model was given: {self.seen[-1].text}")
         line = self._script.pop(0)
@@ -143,16 +170,18 @@ class ScriptedModel:
         says = Says(line) if isinstance(line, str) else line
         if not isinstance(says, Says):
             raise TypeError(f"a line of a script is a text, `Says(…)` or a function that returns one, not {says!r:.80}")
+        return says
+
+    async def _speak(self, turn: Turn) -> Spoken:
+        says = self._next()
         text = await self._stream(turn, says)
-        interrupted = text is not None
-        calls = () if interrupted else tuple(self._call(name, arguments) for name, arguments in says.calls)
-        spoken = Spoken(says.text if text is None else text, calls, interrupted)
+        spoken = Spoken(says.text, self._numbered(says)) if text is None else Spoken(text, interrupted=True)
         self.said.append(spoken)
         return spoken
 
-    def _call(self, name: str, arguments: dict[str, Any]) -> ToolCall:
-        self._calls += 1
-        return ToolCall(f"call_{self._calls}", name, arguments)
+    def _numbered(self, says: Says) -> tuple[ToolCall, ...]:
+        first, self._calls = self._calls + 1, self._calls + len(says.calls)
+        return tuple(ToolCall(f"call_{number}", *call) for number, call in enumerate(says.calls, start=first))
 
     async def _stream(self, turn: Turn, says: Says) -> str | None:
         """Say it word by word. Return what was said so far if a critical notification interrupted it, else None."""
