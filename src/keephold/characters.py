@@ -9,8 +9,9 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable
+from functools import cache
 
-_UNSEEN = re.compile(
+_UNSEEN = (
     "["
     # Default_Ignorable_Code_Point of Unicode 16.0, which fonts draw as nothing
     "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
@@ -24,21 +25,28 @@ _PICTURE = (
     "\u2b05-\u2b55\u3030\u303d\u3297\u3299\U0001f000-\U0001faff"
 )
 # The joiners that make one emoji of several, and the selector that makes a picture of a sign. There they are visible.
-_IN_EMOJI = re.compile(
+_IN_EMOJI = (
     f"(?:(?<=[{_PICTURE}])|(?<=[{_PICTURE}]\ufe0f))\u200d(?=[{_PICTURE}])"
     f"|(?<=[{_PICTURE}])\ufe0f|(?<=[0-9#*])\ufe0f(?=\u20e3)"
 )
-_RIGHT_TO_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\U00010fff\U0001e800-\U0001efff]")
-_STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
+_RIGHT_TO_LEFT = "[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\U00010fff\U0001e800-\U0001efff]"
+_STRING = r'"((?:[^"\\\n]|\\.)*)"'
 ISOLATE, ISOLATED = "\u2068", "\u2069"
 """Begin and end a text that cannot reorder what is beside it."""
 _LAST_KEPT = 0xFFFF
 """The last character whose form is kept: hostile text must not fill the memory with rare ones."""
 
 
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern when the first text needs it: most text is ASCII, and these take longer than a short command's
+    own work."""
+    return re.compile(pattern)
+
+
 def is_seen(character: str) -> bool:
     """Return whether a character has a visible form, or is the space."""
-    return character.isprintable() and not _UNSEEN.match(character)
+    return character.isprintable() and not _compiled(_UNSEEN).match(character)
 
 
 def code_point(character: str) -> str:
@@ -107,7 +115,7 @@ def _translated(text: str, forms: _Forms, before: str = "") -> str:
         return text.translate(forms)
     parts: list[str] = []
     at, whole = len(before), before + text
-    for joiner in _IN_EMOJI.finditer(whole, at):
+    for joiner in _compiled(_IN_EMOJI).finditer(whole, at):
         parts += (whole[at : joiner.start()].translate(forms), joiner[0])
         at = joiner.end()
     return "".join((*parts, whole[at:].translate(forms)))
@@ -115,7 +123,7 @@ def _translated(text: str, forms: _Forms, before: str = "") -> str:
 
 def has_right_to_left(text: str) -> bool:
     """Return whether some of it is written from right to left, which would reorder what is beside it."""
-    return not text.isascii() and _RIGHT_TO_LEFT.search(text) is not None
+    return not text.isascii() and _compiled(_RIGHT_TO_LEFT).search(text) is not None
 
 
 def isolated(text: str) -> str:
@@ -127,7 +135,7 @@ def isolated(text: str) -> str:
 
 def isolated_json(text: str) -> str:
     """Return JSON whose strings cannot reorder the other ones."""
-    return _STRING.sub(lambda string: f'"{isolated(string[1])}"', text) if has_right_to_left(text) else text
+    return _compiled(_STRING).sub(lambda string: f'"{isolated(string[1])}"', text) if has_right_to_left(text) else text
 
 
 def without_isolates(text: str) -> str:

@@ -1,5 +1,6 @@
 """The command line as a whole: fast help, lazy commands, errors in words. Each command has tests of its own."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.trusting import write_trusted
 
+from keephold import Runtime, ToolCall, tool
 from keephold.cli import COMMANDS, main
 
 CONFIG = """
@@ -53,6 +55,32 @@ def test_help_imports_no_command_and_nothing_heavy() -> None:
     for name, (_, line) in COMMANDS.items():
         assert name in run.stdout
         assert line in run.stdout
+
+
+@tool(actions=("spawn",), run="unattended")
+async def nap() -> None:
+    """Never end."""
+    await asyncio.Event().wait()
+
+
+@pytest.mark.cold
+async def test_ps_imports_only_what_reads_and_lists(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path / 'store.db'}"
+    program = (
+        f"import sys; from keephold.cli import main; main(['ps', '--store', {store!r}], standalone_mode=False);"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    async with Runtime(tools=[nap], store=store) as rt, rt.turn("main") as turn:
+        await turn.run([ToolCall("1", "nap", {"action": "spawn", "id": "one"})])
+        run = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        )
+    assert "one" in run.stdout
+    imported = set(run.stderr.split())
+    writes = {"keephold.store.sqlite.store", "keephold.store.sqlite.writer", "keephold.store.sql.operations"}
+    runs = {"keephold.config", "keephold.engines", "keephold.runtime", "keephold.schema", "keephold.turn"}
+    runs |= {"keephold.handles.output", "keephold.tools.base", "keephold.tools.builtin"}
+    assert not imported & (writes | runs | {"httpx2", "jinja2", "jsonschema_rs", "pydantic", "rich", "textual"})
 
 
 @pytest.mark.parametrize("name", COMMANDS)

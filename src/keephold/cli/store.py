@@ -39,10 +39,11 @@ def _store_url(context: click.Context, parameter: click.Parameter, value: str | 
     """Refuse a URL that names no store, by the name of the option or the variable that has it."""
     if not value or context.resilient_parsing:
         return value
-    from keephold.store.urls import open_store
+    from keephold.store.urls import open_store, sqlite_file
 
     try:
-        open_store(value)
+        if sqlite_file(value) is None:
+            open_store(value)
     except KeepholdError as error:
         said = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.ENVIRONMENT
         raise KeepholdError(f"{'KEEPHOLD_STORE' if said else '--store'}: {error.message}", code=error.code) from None
@@ -107,7 +108,29 @@ def _existing(url: str | None, *, acting: bool = False) -> "Store":
     """Return the store that is named, else the one that `keephold turn` would use here. Refuse one that is missing."""
     from keephold.store.urls import open_store
 
-    store = open_store(place_of(url, acting=acting))
+    return _there(open_store(place_of(url, acting=acting)))
+
+
+def _to_read(url: str | None) -> "Store":
+    """Return the same store, to be opened read-only. The part that writes is not even imported."""
+    from keephold.store.urls import sqlite_file
+
+    place = place_of(url, acting=False)
+    file = sqlite_file(place)
+    if file is not None:
+        from keephold.store.sqlite.read_only import ReadOnlyStore
+
+        return _there(ReadOnlyStore(file))
+    store = _existing(place)
+    if (address := getattr(store, "address", None)) is not None:
+        from keephold.store.postgres.store import ReadOnlyPostgres
+
+        return ReadOnlyPostgres(address)
+    return store
+
+
+def _there(store: "Store") -> "Store":
+    """Refuse a store that is missing."""
     if not store.durable:
         raise KeepholdError(
             "a `memory:` store is seen by no process but its own; name a file by --store", code="unsupported_store"
@@ -272,16 +295,7 @@ def ask(where: Where, operation: "Callable[[Controls], Awaitable[T]]", *, acting
 @asynccontextmanager
 async def reading(url: str | None) -> "AsyncIterator[Store]":
     """Open the store read-only: nothing is recovered, ended or collected."""
-    store = _existing(url)
-    path = getattr(store, "path", None)
-    if path is not None:
-        from keephold.store.sqlite.read_only import ReadOnlyStore
-
-        store = ReadOnlyStore(path)
-    elif (address := getattr(store, "address", None)) is not None:
-        from keephold.store.postgres.store import ReadOnlyPostgres
-
-        store = ReadOnlyPostgres(address)
+    store = _to_read(url)
     await store.open(lambda _: None)
     try:
         yield store

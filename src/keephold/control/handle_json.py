@@ -5,21 +5,22 @@ is replaced by its id (K5).
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from keephold.durable.keys import masked
-from keephold.engines.wire import AT
 from keephold.handles.facts import NOTHING, Fact
 from keephold.handles.handle import Handle, HandleInfo, info_in
-from keephold.handles.output import Output
 from keephold.handles.question import Question, question_key
 from keephold.handles.state import Failure, Outcome, Progress, Running, Stopped, Waiting
 from keephold.store.base import Allowed, Entry, Kind, ProcessEvent, Record, Store, WaitRow
 from keephold.text import as_text, plain, printable, time_of_day
 from keephold.tools.keeper.record import read_record
+
+if TYPE_CHECKING:
+    from keephold.handles.output import Output
 
 Seconds = Annotated[float, msgspec.Meta(description="Seconds since 1970.")]
 MaybeSeconds = Annotated[float | None, msgspec.Meta(description="Seconds since 1970.")]
@@ -227,7 +228,11 @@ def is_parked(record: Record) -> bool:
 
 def is_suspended(record: Record) -> bool:
     """Whether it waits in its engine, without a worker."""
-    at = (record.metadata or {}).get(AT) or [False]
+    if not record.metadata:
+        return False
+    from keephold.engines.wire import AT  # most handles run on no engine
+
+    at = record.metadata.get(AT) or [False]
     return bool(at[-1]) and not is_parked(record) and not isinstance(record.state, Stopped)
 
 
@@ -446,7 +451,7 @@ def emitted_event(event: ProcessEvent) -> EmittedEvent:
     return EmittedEvent(event.sequence, masked(event.type), masked(event.payload), event.at)
 
 
-def last_line(output: Output) -> str | None:
+def last_line(output: "Output") -> str | None:
     """Return the last line of an output that is not blank, safe to show."""
     text = printable(output.before(output.total, _LINE_BYTES).decode("utf-8", "replace"))
     for line in reversed(text.splitlines()):

@@ -274,11 +274,13 @@ class StoreView:
         return as_json(details(shown, record, waits, entries[::-1], count, **more))
 
     async def _waits_for_resume(self, record: Record) -> bool:
+        turn = await self._store.turn(record.conversation)
+        if turn is None or not turn.waits_for(record):
+            return False
         from keephold.tools.builtin import source_of  # takes a while
         from keephold.turn.recovery import waits_for_resume
 
-        turn = await self._store.turn(record.conversation)
-        return turn is not None and turn.waits_for(record) and waits_for_resume(record.state, source_of(record.tool))
+        return waits_for_resume(record.state, source_of(record.tool))
 
     async def journal(self, uid: str, *, before: int | None = None, limit: int = PAGE) -> dict[str, Any]:
         """Return a page of a call's journal, newest first; `next` is the `before` of earlier entries."""

@@ -8,8 +8,8 @@ authority, so it may be shown where the key may not: `masked` replaces a key by 
 import base64
 import hashlib
 import hmac
+import os
 import re
-import secrets
 from typing import Any, NamedTuple
 
 import msgspec
@@ -147,7 +147,7 @@ def unfinished_key(text: str) -> int:
 
 def new_secret() -> tuple[str, bytes]:
     """Return a new secret and its id."""
-    return secrets.token_hex(4), secrets.token_bytes(32)
+    return os.urandom(4).hex(), os.urandom(32)
 
 
 def _word(text: str) -> str:

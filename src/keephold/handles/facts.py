@@ -12,7 +12,7 @@ Posts end with the process that made them. A handle that nobody waits for elsewh
 """
 
 import asyncio
-import secrets
+import os
 from collections.abc import Collection, Container, Iterable
 from typing import TYPE_CHECKING, Literal
 
@@ -128,7 +128,7 @@ class _Watch:
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
         self.owner = handle.owner
-        self.token = secrets.token_hex(4)
+        self.token = os.urandom(4).hex()
         self.fact = NOTHING
         self.answered = asyncio.Event()
 

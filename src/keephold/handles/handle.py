@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from keephold.handles.output import Output
 from keephold.handles.question import Question
 from keephold.handles.state import Failure, Outcome, Pending, Progress, Running, State, Stopped, Waiting, name
 from keephold.store.base import Kind, Parking, Record
@@ -19,6 +18,7 @@ __all__ = ["Handle", "HandleInfo", "OnStop", "Progress", "Watcher", "info_in"]
 
 if TYPE_CHECKING:
     from keephold.handles.gate import Ticket
+    from keephold.handles.output import Output
     from keephold.tools.base import Tool
     from keephold.tools.call import FileDiff
     from keephold.tools.run import Run

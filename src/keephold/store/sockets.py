@@ -1,7 +1,6 @@
 """The Unix sockets of a process that has a store open: in a directory of its user, one name with several suffixes."""
 
 import os
-import tempfile
 from pathlib import Path
 
 from keephold.errors import KeepholdError
@@ -18,6 +17,8 @@ SUFFIXES = (STREAM, ".m", HANDOVER)
 def directory(name: str) -> Path:
     """Return the user's own directory for sockets whose names are as long as this one."""
     runtime, own = os.environ.get("XDG_RUNTIME_DIR"), f"keephold-{os.getuid()}"
+    import tempfile  # a command that reads a store does not come here
+
     places = [Path(runtime) / "keephold"] if runtime else []
     places += [Path(tempfile.gettempdir()) / own, Path("/tmp") / own]
     found = next((place for place in places if len(os.fsencode(place / name)) <= machine.socket_path), places[-1])

@@ -1,24 +1,26 @@
 """Which store a URL names (Y1)."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from keephold.errors import KeepholdError
 from keephold.extras import need
-from keephold.store.base import Store
+
+if TYPE_CHECKING:
+    from keephold.store.base import Store
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str) -> "Store":
     """Return the store that a URL names (Y1). Nothing is opened or made yet."""
     if url == "memory:":
         from keephold.store.memory import MemoryStore  # only here: commands that read a store start sooner
 
         return MemoryStore()
-    kind, _, rest = url.partition("://")
-    path = rest.removeprefix("/")
-    if kind == "sqlite" and rest.startswith("/") and path not in ("", ":memory:"):
-        from keephold.store.sqlite import SqliteStore
+    if (file := sqlite_file(url)) is not None:
+        from keephold.store.sqlite.store import SqliteStore
 
-        return SqliteStore(Path(path).expanduser())
+        return SqliteStore(file)
+    kind = url.partition("://")[0]
     if kind in ("postgresql", "postgres"):
         return _postgres(url)
     right = (
@@ -33,7 +35,15 @@ def open_store(url: str) -> Store:
     raise KeepholdError(f"{wrong}; {right}", code="unsupported_store")
 
 
-def _postgres(url: str) -> Store:
+def sqlite_file(url: str) -> Path | None:
+    """Return the file that the URL of a SQLite store names; None for any other URL."""
+    kind, _, rest = url.partition("://")
+    path = rest.removeprefix("/")
+    named = kind == "sqlite" and rest.startswith("/") and path not in ("", ":memory:")
+    return Path(path).expanduser() if named else None
+
+
+def _postgres(url: str) -> "Store":
     from keephold.store.postgres.address import address
 
     where = address(url)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -10,7 +10,9 @@ from keephold.store.base import EVENTS_LIMIT, NOTIFICATION_TYPES, Collected, Sto
 from keephold.store.events import Draft
 from keephold.store.sql.codec import Row, encode
 from keephold.store.sql.listing import Query, Sql
-from keephold.store.sql.transaction import Transaction
+
+if TYPE_CHECKING:
+    from keephold.store.sql.transaction import Transaction
 
 _NOTIFICATIONS = f"type IN ({', '.join(repr(each) for each in NOTIFICATION_TYPES)})"
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -25,7 +27,7 @@ def event_rows(drafts: Iterable[Draft]) -> list[EventRow]:
     return [(at, type, place, uid, encode(data)) for type, place, uid, data in drafts]
 
 
-def note_events(tx: Transaction) -> list[EventRow]:
+def note_events(tx: "Transaction") -> list[EventRow]:
     """Return the rows of the events of a transaction. Events wake other processes; for steps alone that is not
     urgent."""
     drafts = tx.events
@@ -36,7 +38,7 @@ def note_events(tx: Transaction) -> list[EventRow]:
     return event_rows(drafts)
 
 
-def remove_events(tx: Transaction, op: Collected) -> bool:
+def remove_events(tx: "Transaction", op: Collected) -> bool:
     """Delete events of that age, and those beyond the limit, oldest first and some at a time (S5). Returns whether
     there may be more."""
     row = tx.row(tx.sql["kept_events"], ())

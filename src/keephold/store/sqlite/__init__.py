@@ -1,5 +1,16 @@
-"""The store in a SQLite file."""
+"""The store in a SQLite file. Commands that only read it (`read_only.py`) do not import the part that writes."""
 
-from keephold.store.sqlite.store import SqliteStore
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from keephold.store.sqlite.store import SqliteStore
 
 __all__ = ["SqliteStore"]
+
+
+def __getattr__(name: str) -> object:
+    if name != "SqliteStore":
+        raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
+    from keephold.store.sqlite.store import SqliteStore
+
+    return SqliteStore

@@ -9,7 +9,6 @@ again.
 import contextlib
 import errno
 import os
-import secrets
 import stat
 import sys
 import threading
@@ -32,6 +31,8 @@ from keephold.store.sqlite.sql import APPLICATION_ID, SQL, migrations
 from keephold.store.sqlite.write_errors import is_full
 
 BUSY_MS = 5000
+INLINE_OUTPUT = 65_536
+"""Bytes of output that are kept in the database; more is in a file."""
 _MAGIC = b"SQLite format 3\0"
 _REMOTE = frozenset(
     {"9p", "afs", "ceph", "cifs", "fuse.glusterfs", "fuse.sshfs", "ncpfs", "nfs", "nfs4", "smb3", "smbfs"}
@@ -252,7 +253,7 @@ def _create(path: Path) -> None:
             connection.pragma("auto_vacuum", "incremental")  # first of all: later it would be ignored
             connection.pragma("application_id", APPLICATION_ID)
             _migrate(connection, path)
-            connection.execute(SQL["add_secret"], (secrets.token_hex(4), secrets.token_bytes(32), time.time()))
+            connection.execute(SQL["add_secret"], (os.urandom(4).hex(), os.urandom(32), time.time()))
             connection.pragma("journal_mode", "wal")
         finally:
             connection.close()

@@ -19,7 +19,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import secrets
 import socket
 import time
 from collections.abc import Iterable
@@ -39,7 +38,7 @@ class Owners:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.me = secrets.token_hex(8)
+        self.me = os.urandom(8).hex()
         self._lock: Descriptor | None = None
 
     def enter(self, bell: str = "") -> None:

@@ -17,7 +17,6 @@ from keephold.store.base import Done, Failed, Heard, Op
 from keephold.store.sqlite import opening
 from keephold.store.sqlite.processes import owners_of
 from keephold.store.sqlite.reads import Reads
-from keephold.store.sqlite.store import SqliteStore
 from keephold.store.sqlite.threads import Scanner, in_thread
 
 
@@ -25,7 +24,7 @@ class ReadOnlyStore(Reads):
     """The store in the existing file at `path`. It does not hear of changes."""
 
     durable = True
-    inline_output = SqliteStore.inline_output
+    inline_output = opening.INLINE_OUTPUT
     owner = ""
     trouble: str | None = None
     on_commit: Listeners[[]] = Listeners()

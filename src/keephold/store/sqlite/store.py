@@ -24,7 +24,7 @@ from keephold.listeners import Listeners
 from keephold.store.base import Done, Failed, Heard, Op
 from keephold.store.sql.commits import Commit, complain, tell
 from keephold.store.sqlite.lock_holders import stopped_holder
-from keephold.store.sqlite.opening import StoreFiles
+from keephold.store.sqlite.opening import INLINE_OUTPUT, StoreFiles
 from keephold.store.sqlite.reads import Reads
 from keephold.store.sqlite.threads import Scanner, in_thread
 from keephold.store.sqlite.writer import Fault, Writer
@@ -45,7 +45,7 @@ class SqliteStore(Reads):
     """
 
     durable = True
-    inline_output = 65_536
+    inline_output = INLINE_OUTPUT
 
     def __init__(self, path: str | os.PathLike[str], *, fault: Fault | None = None) -> None:
         self.path = Path(os.path.realpath(path))
