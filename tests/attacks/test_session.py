@@ -50,7 +50,7 @@ class Pages:
             )
             told = "<script>document.title = `${document.referrer}|${window.opener}|`</script>"
             body = f"<!doctype html><title>nice</title><h1>nice</h1>{frames}{told}".encode()
-            toss = f"Set-Cookie: keephold_{self._target.port}=tossed; Path=/"
+            toss = "Set-Cookie: keephold=tossed; Path=/"
             lines = ["HTTP/1.1 200 OK", "Content-Type: text/html", f"Content-Length: {len(body)}", "Connection: close"]
             lines += [toss, f"{toss}; Domain=localhost", "", ""]
             writer.write("\r\n".join(lines).encode() + body)
@@ -95,7 +95,7 @@ async def test_K9_a_page_on_another_port_gets_no_cookie_that_works(server: Serve
         asked_for = {heard["host"] for heard in others.heard}
         assert {f"{name}:{others.port}" for name in ("127.0.0.1", "localhost", "guess.localhost")} <= asked_for
         assert not [heard for heard in others.heard if own in str(heard)], "nobody learns the name"
-        for cookie in others.cookies() | {f"keephold_{server.port}=tossed"}:
+        for cookie in others.cookies() | {"keephold=tossed"}:
             for host in (server.host, f"127.0.0.1:{server.port}", f"localhost:{server.port}"):
                 stolen = await send(server, "/api/handles", headers={"Cookie": cookie, "Host": host}, token=False)
                 assert stolen.status == 401, (cookie, host)

@@ -65,7 +65,7 @@ async def application(
         await app.open()
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port = listening.getsockname()[1]
-            asgi = app.asgi(TOKEN, principals, options.pop("hosts", ()), port=port, **options)
+            asgi = app.asgi(TOKEN, principals, options.pop("hosts", ()), **options)
             web = uvicorn.Server(
                 uvicorn.Config(
                     asgi, http=SlowClientProtocol, log_level="critical", ws="none", timeout_graceful_shutdown=2

@@ -27,6 +27,7 @@ from keephold.handles.clock import SystemClock
 from keephold.serve import app
 from keephold.serve.app import App
 from keephold.serve.door import HEADERS, ServeDoor
+from keephold.serve.session_places import SessionFile
 from keephold.serve.sessions import Sessions
 from keephold.store.sqlite import SqliteStore
 
@@ -231,7 +232,7 @@ async def logged_in(guarded: ServeDoor, path: str = "/") -> dict[str, str]:
 
 
 async def test_K9_the_address_with_the_token_leads_to_a_session_at_a_name_of_its_own() -> None:
-    guarded = guard(TOKEN, port=8420)
+    guarded = guard(TOKEN)
     answered = await asked(guarded, f"/?token={TOKEN}", {"Host": "127.0.0.1:9000"})
     assert answered.status_code == 303 and "set-cookie" not in answered.headers
     location = answered.headers["location"]
@@ -241,7 +242,7 @@ async def test_K9_the_address_with_the_token_leads_to_a_session_at_a_name_of_its
     entered = await asked(guarded, location)
     assert entered.status_code == 200 and entered.headers["refresh"] == "0; url=/"
     cookie = entered.headers["set-cookie"]
-    assert cookie.startswith("keephold_8420=") and TOKEN not in cookie
+    assert cookie.startswith("keephold=") and TOKEN not in cookie
     attributes = {part.strip().lower() for part in cookie.split(";")[1:]}
     assert attributes == {"httponly", "samesite=strict", "path=/", "max-age=2592000"}
     again = await asked(guarded, location)
@@ -258,11 +259,12 @@ async def test_K9_the_address_with_the_token_leads_to_a_session_at_a_name_of_its
 
 async def test_K9_the_public_address_keeps_its_sessions_where_it_is() -> None:
     for url, cookie, secure in (
-        ("https://mine.example", "__Host-keephold_8420=", True),
+        ("https://mine.example", "__Host-keephold=", True),
+        ("https://mine.example:8443", "__Host-keephold_8443=", True),
         ("http://mine.example:8420", "keephold_8420=", False),
     ):
-        guarded = guard(TOKEN, None, ["127.0.0.1", "mine.example"], url=url, port=8420)
-        here = {"Host": "mine.example"}
+        guarded = guard(TOKEN, None, ["127.0.0.1", "mine.example"], url=url)
+        here = {"Host": url.partition("//")[2]}
         answered = await asked(guarded, f"/handles?token={TOKEN}", here)
         assert (answered.status_code, answered.headers["location"]) == (303, "/handles")
         said = answered.headers["set-cookie"]
@@ -291,7 +293,7 @@ async def test_K9_there_is_no_session_where_other_servers_would_get_its_cookie()
 
 
 async def test_K1_a_wrong_token_and_a_token_elsewhere_give_nothing() -> None:
-    guarded = guard(TOKEN, port=8420)
+    guarded = guard(TOKEN)
     wrong = await asked(guarded, "/?token=nonsense")
     assert wrong.status_code == 401 and "set-cookie" not in wrong.headers and "not the token" in wrong.text
     for path in (f"/api/handles?token={TOKEN}", f"/mcp?token={TOKEN}"):  # not for programs: addresses are logged
@@ -335,18 +337,18 @@ async def test_K1_the_redirect_never_leaves_the_site(path: str, place: str | Non
         ("GOOD", True),
         ('other={"a": 1}; GOOD', True),  # what other programs of this host have set
         ("a b=c; =; ;; GOOD; $x=1", True),
-        ("keephold_1=tossed; GOOD; keephold_1=tossed", True),  # what a page of another name may set for all of them
+        ("keephold=tossed; GOOD; keephold=tossed", True),  # what a page of another name may set for all of them
         ("GOODx", False),
-        ("keephold_1=wrong", False),
-        (f"keephold_1={TOKEN}", False),
-        ("keephold_2=VALUE", False),
+        ("keephold=wrong", False),
+        (f"keephold={TOKEN}", False),
+        ("keephold_1=VALUE", False),
         ("", False),
-        ("keephold_1", False),
-        ("keephold_1=\xfc", False),
+        ("keephold", False),
+        ("keephold=\xfc", False),
     ],
 )
 async def test_K1_the_cookie_is_known_among_others(cookie: str, let_in: bool) -> None:
-    guarded = guard(TOKEN, port=1)
+    guarded = guard(TOKEN)
     mine = await logged_in(guarded)
     given = cookie.replace("GOOD", mine["Cookie"]).replace("VALUE", mine["Cookie"].partition("=")[2])
     headers = {"Host": mine["Host"], "Cookie": given.encode("latin-1")}
@@ -382,9 +384,9 @@ async def test_K1_the_cookie_changes_something_only_from_a_page_of_ours(headers:
 
 async def test_K1_another_token_makes_the_cookie_worthless(tmp_path: Path) -> None:
     file = tmp_path / "sessions"
-    mine = await logged_in(guard(TOKEN, sessions=Sessions(TOKEN, file)))
-    assert (await asked(guard(TOKEN, sessions=Sessions(TOKEN, file)), "/", mine)).text == "inside"
-    answered = await asked(guard(f"{TOKEN}2", sessions=Sessions(f"{TOKEN}2", file)), "/", mine)
+    mine = await logged_in(guard(TOKEN, sessions=Sessions(TOKEN, SessionFile(file))))
+    assert (await asked(guard(TOKEN, sessions=Sessions(TOKEN, SessionFile(file))), "/", mine)).text == "inside"
+    answered = await asked(guard(f"{TOKEN}2", sessions=Sessions(f"{TOKEN}2", SessionFile(file))), "/", mine)
     assert answered.status_code == 403
 
 

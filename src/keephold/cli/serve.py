@@ -176,7 +176,8 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
     from keephold.serve.app import App
     from keephold.serve.metrics import Prometheus
     from keephold.serve.server import serve
-    from keephold.serve.sessions import Sessions, sessions_file
+    from keephold.serve.session_places import place_of
+    from keephold.serve.sessions import Sessions
 
     host, url, principals = wanted.host, wanted.url, wanted.principals.tokens
     check_own_token(wanted.token)
@@ -219,9 +220,8 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
                 owner,
                 principals,
                 [host] if url is None else [host, urlsplit(url).hostname or host],
-                sessions=Sessions(owner, sessions_file(getattr(store, "path", None))),
+                sessions=Sessions(owner, place_of(store, owner)),
                 url=url,
-                port=number,
                 named=address in (*LOOPBACK, *ANY),
                 loopback=is_loopback(host) and url is None,  # a public address leads here through a proxy
             )

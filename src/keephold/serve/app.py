@@ -104,7 +104,6 @@ class App:
         *,
         sessions: Sessions | None = None,
         url: str | None = None,
-        port: int = 0,
         named: bool = True,
         loopback: bool = True,
     ) -> ASGIApp:
@@ -123,7 +122,6 @@ class App:
             hosts,
             sessions=self.sessions,
             url=url,
-            port=port,
             named=named,
             metrics_open=loopback,
             longest=self.runtime.limits.line_bytes,

@@ -24,10 +24,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keephold.control.webhooks import PATH, Completing
 from keephold.engines.wire import PATH as ENGINES
+from keephold.errors import KeepholdError
 from keephold.mcp.http import LOOPBACK, Door
 from keephold.serve.engine_channel import EngineChannel
 from keephold.serve.login import ask_for_token, go_on, name_ended, no_session
-from keephold.serve.operations import is_more, refused
+from keephold.serve.operations import is_more, refusal, refused
 from keephold.serve.sessions import LASTS_SECS, Session, Sessions
 
 _OPEN = ("/healthz",)
@@ -77,7 +78,6 @@ class ServeDoor(Door):
         *,
         sessions: Sessions | None = None,
         url: str | None = None,
-        port: int = 0,
         named: bool = True,
         metrics_open: bool = True,
         longest: int = 16 << 20,
@@ -95,7 +95,6 @@ class ServeDoor(Door):
         self._completing = completing
         self._workers = workers or EngineChannel(None)
         self._sessions = sessions or Sessions(owner)
-        self._port = port
         self._named = named
         self._longest = longest
         self._open = (*_OPEN, "/metrics") if metrics_open else _OPEN
@@ -108,6 +107,11 @@ class ServeDoor(Door):
             await send({"type": "websocket.close", "code": 1008})
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        if self._may_have_session(scope, headers):
+            unknown = await self._refresh()
+            if unknown is not None:
+                await unknown(scope, receive, _with_headers(send))
+                return
         if scope["path"].startswith(PATH):  # machines send many of these, so they skip the rest
             scope["route"] = self._completing
             strange = self._strange(scope, headers)
@@ -121,7 +125,10 @@ class ServeDoor(Door):
             strange = self._strange(scope, headers) or await self._workers.answer(Request(scope, receive), headers)
             await strange(scope, receive, _with_headers(send))
             return
-        answer = await self._answer(scope, receive, headers)
+        try:
+            answer = await self._answer(scope, receive, headers)
+        except KeepholdError as error:  # the store cannot keep a session now
+            answer = refusal(error)
         if answer is not None:
             await answer(scope, receive, _with_headers(send))
             return
@@ -142,9 +149,9 @@ class ServeDoor(Door):
         query = scope["query_string"].decode("latin-1")
         given = dict(parse_qsl(query)) if query and method == "GET" else {}
         if path == "/login" and "ticket" in given:
-            return self._redeem(given["ticket"], headers)
+            return await self._redeem(given["ticket"], headers)
         if "token" in given and not path.startswith(("/api", "/mcp")):
-            return self._welcome(given["token"], path, query, headers)
+            return await self._welcome(given["token"], path, query, headers)
         scope[OWNER] = self._is_owner(headers)
         if scope[OWNER]:
             return None
@@ -195,7 +202,25 @@ class ServeDoor(Door):
 
     def _is_own(self, name: str) -> bool:
         """Whether the host is the dashboard's own."""
-        return self._named and name.endswith(_OWN) and name == f"{self._sessions.name}{_OWN}"
+        own = self._sessions.name
+        return self._named and own != "" and name == f"{own}{_OWN}"
+
+    def _may_have_session(self, scope: Scope, headers: Heads) -> bool:
+        """Whether sessions or the dashboard's name matter for a request. Most requests of machines read nothing."""
+        return (
+            scope["path"] == "/login"
+            or b"token=" in scope["query_string"]
+            or self._name(headers.get("host", "")).endswith(_OWN)
+            or any(_values(headers.get("cookie", ""), self._cookie_name(headers)))
+        )
+
+    async def _refresh(self, *, lately: bool = False) -> Response | None:
+        """Learn which sessions there are, or return a refusal: other servers may have ended one."""
+        try:
+            await self._sessions.refresh(lately=lately)
+        except KeepholdError as error:
+            return refusal(error)
+        return None
 
     def _is_public(self, name: str) -> bool:
         return name == self._public
@@ -211,9 +236,11 @@ class ServeDoor(Door):
         return None
 
     def _cookie_name(self, headers: Heads) -> str:
-        """Return the cookie's name; it has the port, since all ports of a host share their cookies."""
-        secure = self._secure and self._is_public(self._name(headers.get("host", "")))
-        return f"{'__Host-' if secure else ''}keephold_{self._port}"
+        """Return the cookie's name, the same at all servers behind a load balancer. All ports of a host share their
+        cookies, and a public host may have dashboards of other stores, so there it has the port that browsers use."""
+        if not self._is_public(self._name(headers.get("host", ""))):
+            return "keephold"
+        return f"{'__Host-' if self._secure else ''}keephold{_port(headers).replace(':', '_')}"
 
     def _session(self, headers: Heads) -> tuple[Session, str] | None:
         """Return the session of a request, and its cookie."""
@@ -241,10 +268,10 @@ class ServeDoor(Door):
             nonlocal streams, over
             if message["type"] == "http.response.start":
                 streams = not any(name == b"content-length" for name, _ in message["headers"])
-                if self._sessions.renew(session):
+                if await self._renewed(session):
                     again = (b"set-cookie", self._set_cookie(headers, cookie).encode())
                     message["headers"] = [*message["headers"], again]
-            elif streams and not over and self._sessions.find(cookie) is None:
+            elif streams and not over and not await self._lasts(cookie):
                 over = True
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             if not over:
@@ -252,9 +279,18 @@ class ServeDoor(Door):
 
         return sending
 
+    async def _renewed(self, session: Session) -> bool:
+        try:
+            return await self._sessions.renew(session)
+        except KeepholdError:  # it is due again at the next request
+            return False
+
+    async def _lasts(self, cookie: str) -> bool:
+        return await self._refresh(lately=True) is None and self._sessions.find(cookie) is not None
+
     # A browser, the first time
 
-    def _welcome(self, given: str, path: str, query: str, headers: Heads) -> Response:
+    async def _welcome(self, given: str, path: str, query: str, headers: Heads) -> Response:
         """Move the token from the address into a session."""
         if not self._opens(given):
             return ask_for_token(401, _WRONG)
@@ -265,8 +301,8 @@ class ServeDoor(Door):
         if origin is None:
             return no_session()
         if not origin:
-            return self._with_session(RedirectResponse(place, 303), headers)
-        return RedirectResponse(f"{origin}/login?ticket={self._sessions.ticket(place)}", 303)
+            return await self._with_session(RedirectResponse(place, 303), headers)
+        return RedirectResponse(f"{origin}/login?ticket={await self._sessions.ticket(place)}", 303)
 
     async def _login(self, receive: Receive, headers: Heads) -> Response:
         """Take the token of the form."""
@@ -282,22 +318,22 @@ class ServeDoor(Door):
         if not self._opens(dict(parse_qsl(body.decode("latin-1"))).get("token", "").strip()):
             return ask_for_token(401, _WRONG)
         if not origin:
-            return self._with_session(RedirectResponse("/", 303), headers)
-        return go_on(f"{origin}/login?ticket={self._sessions.ticket('/')}")
+            return await self._with_session(RedirectResponse("/", 303), headers)
+        return go_on(f"{origin}/login?ticket={await self._sessions.ticket('/')}")
 
-    def _redeem(self, ticket: str, headers: Heads) -> Response:
+    async def _redeem(self, ticket: str, headers: Heads) -> Response:
         """Begin the session at its own host."""
-        place = self._sessions.redeem(ticket) if self._origin(headers) == "" else None
+        place = await self._sessions.redeem(ticket) if self._origin(headers) == "" else None
         if place is None:
             return ask_for_token(401, "That login was used before, or is too old.")
-        return self._with_session(go_on(place), headers)
+        return await self._with_session(go_on(place), headers)
 
     def _opens(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._owner or b"")
 
-    def _with_session(self, response: Response, headers: Heads) -> Response:
+    async def _with_session(self, response: Response, headers: Heads) -> Response:
         if self._session(headers) is None:  # a browser that is logged in stays in its session
-            cookie = self._sessions.begin(headers.get("user-agent", ""))
+            cookie = await self._sessions.begin(headers.get("user-agent", ""))
             response.headers["set-cookie"] = self._set_cookie(headers, cookie)
         return response
 

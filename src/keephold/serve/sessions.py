@@ -4,23 +4,21 @@ Browsers send a cookie to every port of the host that set it. A cookie of `127.0
 server of this machine. So the dashboard has a host name of its own, `<name>.localhost`, and the cookie is for that host
 only. The name is random, and only holders of the token learn it.
 
-The file beside the store holds what must outlive the server. Processes change it one at a time and replace it as a
-whole. An empty name in it says that `keephold logout` has ended all sessions.
+All servers of a store share the sessions: a document, kept in a `Place`, holds what must outlive a server. A server
+reads it for each request of a browser, and replaces it as a whole, unless another process was first. An empty name in
+it says that `keephold logout` has ended all sessions.
 """
 
-import contextlib
-import errno
-import fcntl
 import hashlib
 import hmac
 import logging
-import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from keephold.errors import KeepholdError
 
@@ -31,9 +29,8 @@ _RENEW_SECS = 300
 _TICKET_SECS = 30
 _MOST = 100
 """Sessions, and tickets, at once; the one that was not used for the longest time ends."""
-_BYTES = 1 << 20
-_TRIES, _PATIENT_TRIES, _TRY_SECS = 3, 200, 0.005
-"""Tries for the lock: of a server, which does not pause between them because its loop would stop, and of a command."""
+_TRIES = 100
+"""How often a change is tried again because other processes were first."""
 _BROWSERS = (
     ("Edg", "Edge"),
     ("OPR/", "Opera"),
@@ -64,36 +61,53 @@ class Session(msgspec.Struct, frozen=True):
     used: float
 
 
+class _Ticket(msgspec.Struct, frozen=True):
+    """A login on its way from one of the server's names to another, where it becomes a cookie."""
+
+    digest: str
+    place: str
+    made: float
+
+
 class _Kept(msgspec.Struct, frozen=True):
-    """The file's content. `owner` ties it to the owner's token: with another token, it is worthless."""
+    """The document. `owner` ties it to the owner's token: with another token, it is worthless."""
 
     name: str
     owner: str
     sessions: tuple[Session, ...] = ()
+    tickets: tuple[_Ticket, ...] = ()
 
 
-_Mark = tuple[int, int, int]
-_Change = Callable[[Iterable[Session]], Iterable[Session]]
+_Change = Callable[[_Kept], _Kept]
 
 
-def sessions_file(store: Path | None) -> Path | None:
-    """Return the file of a store's sessions; None if the store is not a file."""
-    return None if store is None else store.with_name(f"{store.name}-sessions")
+class Place(Protocol):
+    """Where the document is, for all servers of a store."""
+
+    async def read(self, *, lately: bool) -> bytes | None:
+        """Return the document, or None. `lately`: it may be a second old."""
+
+    async def replace(self, was: bytes | None, document: bytes) -> bool:
+        """Write the document, unless it is not `was` any more. Raise `OSError` if that cannot be done here, and
+        `KeepholdError` if it cannot be done at present."""
 
 
 class Sessions:
-    """The sessions of one owner, shared by all servers on a store."""
+    """The sessions of one owner, shared by all servers on a store.
+
+    `name`, `all` and `find` answer from what was read last: `refresh` first.
+    """
 
     def __init__(
-        self, owner: str | None = None, file: Path | None = None, *, now: Callable[[], float] = time.time
+        self, owner: str | None = None, place: Place | None = None, *, now: Callable[[], float] = time.time
     ) -> None:
-        """Without a `file`, sessions end with the process. Without `owner`, they can be listed and ended only."""
+        """Without a `place`, sessions end with the process. Without `owner`, they can be listed and ended only."""
         self._owner = None if owner is None else owner.encode()
-        self._file = file
+        self._place = place
         self._now = now
-        self._mark: _Mark | None = None
-        self._read: _Kept | None = None
-        self._tickets: dict[str, tuple[str, float]] = {}
+        self._document: bytes | None = None
+        """As it is at its place."""
+        self._read = None if place is not None else self._new()
 
     @property
     def token(self) -> str:
@@ -103,125 +117,141 @@ class Sessions:
     @property
     def name(self) -> str:
         """Return the label of the dashboard's host name."""
-        return self._kept().name
+        return "" if self._read is None else self._read.name
 
     def all(self) -> list[Session]:
         """Return the sessions that have not ended, the last used first."""
-        return sorted(self._valid(self._kept()), key=lambda session: -session.used)
-
-    def begin(self, agent: str) -> str:
-        """Begin a session for a browser with this `User-Agent`. Return its cookie."""
-        cookie, now = secrets.token_urlsafe(32), self._now()
-        begun = Session(secrets.token_hex(4), _digest(cookie), browser_of(agent), now, now)
-        self._try_to_change(lambda sessions: [begun, *sessions])
-        return cookie
+        return [] if self._read is None else self._valid(self._read)
 
     def find(self, cookie: str) -> Session | None:
         """Return the session of a cookie, unless it has ended."""
-        digest = _digest(cookie)
+        digest = self._digest("cookie", cookie)
         return next((each for each in self.all() if hmac.compare_digest(each.digest, digest)), None)
 
-    def renew(self, session: Session) -> bool:
+    async def refresh(self, *, lately: bool = False) -> None:
+        """Learn what other processes have changed; `lately`: up to a second ago. Raise `KeepholdError` if that is not
+        known at present."""
+        await self._look(lately=lately)
+        if self._read is None and self._owner is not None:
+            await self._try_to_change(lambda kept: kept)
+
+    async def begin(self, agent: str) -> str:
+        """Begin a session for a browser with this `User-Agent`. Return its cookie."""
+        cookie, now = secrets.token_urlsafe(32), self._now()
+        begun = Session(secrets.token_hex(4), self._digest("cookie", cookie), browser_of(agent), now, now)
+        await self._try_to_change(lambda kept: replace(kept, sessions=(begun, *kept.sessions)))
+        return cookie
+
+    async def renew(self, session: Session) -> bool:
         """Note that a session is used. Return whether that was due, and its cookie should be sent again."""
         if self._now() - session.used < _RENEW_SECS:
             return False
-        used = msgspec.structs.replace(session, used=self._now())
-        self._try_to_change(lambda sessions: [used if each.id == session.id else each for each in sessions])
+        used = replace(session, used=self._now())
+
+        def note(kept: _Kept) -> _Kept:
+            return replace(kept, sessions=tuple(used if each.id == used.id else each for each in kept.sessions))
+
+        await self._try_to_change(note)
         return True
 
-    def end(self, id: str | None = None) -> list[Session]:
+    async def end(self, id: str | None = None) -> list[Session]:
         """End this session; without an id, all of them, and change the host name. Return those that ended. Raise
-        `KeepholdError` if they would be back after a restart."""
-        ended = [each for each in self.all() if id is None or each.id == id]
+        `KeepholdError` if they have not ended, or would be back after a restart."""
+        ended: list[Session] = []
+
+        def remove(kept: _Kept) -> _Kept:
+            ended[:] = [each for each in kept.sessions if id in (None, each.id)]
+            left = tuple(each for each in kept.sessions if each not in ended)
+            return self._new() if id is None else replace(kept, sessions=left)
+
         try:
-            self._change(lambda sessions: [each for each in sessions if id not in (None, each.id)], renamed=id is None)
+            await self._change(remove)
         except OSError as error:
             raise KeepholdError(
-                f"ended until the server restarts, because {self._file} cannot be written: {error.strerror}; "
+                f"ended until the server restarts, because {self._place} cannot be written: {error.strerror}; "
                 "try again, or remove it",
                 code="store_unavailable",
             ) from None
         return ended
 
-    # Tickets carry a login from one of the server's names to another, where it becomes a cookie.
-
-    def ticket(self, place: str) -> str:
+    async def ticket(self, place: str) -> str:
         """Return a ticket that begins a session once, within seconds; the browser then goes to `place`."""
-        now = self._now()
-        live = [(name, each) for name, each in self._tickets.items() if 0 <= now - each[1] < _TICKET_SECS]
         ticket = secrets.token_urlsafe(32)
-        self._tickets = dict([*live[1 - _MOST :], (_digest(ticket), (place, now))])
+        made = _Ticket(self._digest("ticket", ticket), place, self._now())
+        await self._try_to_change(lambda kept: replace(kept, tickets=(*kept.tickets, made)))
         return ticket
 
-    def redeem(self, ticket: str) -> str | None:
+    async def redeem(self, ticket: str) -> str | None:
         """Use up a ticket. Return its place, or None if it is none or too old."""
-        place, made = self._tickets.pop(_digest(ticket), ("", -1.0))
-        return place if made >= 0 and 0 <= self._now() - made < _TICKET_SECS else None
+        digest, places = self._digest("ticket", ticket), list[str]()
 
-    # The file
+        def use_up(kept: _Kept) -> _Kept:
+            places[:] = [each.place for each in kept.tickets if hmac.compare_digest(each.digest, digest)]
+            return replace(kept, tickets=tuple(each for each in kept.tickets if each.digest != digest))
+
+        await self._try_to_change(use_up)
+        return places[0] if places else None
+
+    # The document
 
     def _valid(self, kept: _Kept) -> list[Session]:
         oldest = self._now() - LASTS_SECS
-        return [each for each in kept.sessions if each.used > oldest]
+        return sorted((each for each in kept.sessions if each.used > oldest), key=lambda session: -session.used)
 
-    def _kept(self) -> _Kept:
-        self._refresh()
-        if self._read is None:
-            if self._owner is None:
-                return _Kept("", "")
-            self._try_to_change(lambda sessions: sessions)
-            assert self._read is not None
-        return self._read
+    def _fresh(self, kept: _Kept) -> _Kept:
+        """Return it without what has ended by itself."""
+        tickets = tuple(each for each in kept.tickets if 0 <= self._now() - each.made < _TICKET_SECS)
+        return replace(kept, sessions=tuple(self._valid(kept)[:_MOST]), tickets=tickets[-_MOST:])
 
-    def _refresh(self) -> None:
-        """Read the file if another process has changed it. A damaged file does not end sessions; a missing one does."""
-        if self._file is None:
+    async def _look(self, *, lately: bool = False) -> None:
+        """Read the document if it has changed. A damaged one does not end sessions; a missing one does."""
+        if self._place is None:
             return
-        try:
-            mark = _mark(self._file.stat())
-        except OSError:
-            mark = None
-        if mark != self._mark:
-            self._mark, found = mark, self._decode(_content(self._file))
-            if found is not None or mark is None:
+        document = await self._place.read(lately=lately)
+        if document != self._document:
+            self._document, found = document, self._decode(document or b"")
+            if found is not None or document is None:
                 self._read = found if found is not None and found.name else None
 
-    def _change(self, change: _Change, *, renamed: bool = False) -> None:
-        """Replace the sessions; `renamed`: and the name. Raise `OSError` if that is not kept."""
-        kept: _Kept | None = None
-        try:
-            with _locked(self._file, patient=self._owner is None):
-                self._refresh()
-                kept = self._changed(change, renamed)
-                if self._file is not None:
-                    self._mark = _write(self._file, msgspec.json.encode(kept))
-        finally:
-            self._read = kept or self._changed(change, renamed)
+    async def _change(self, change: _Change) -> None:
+        """Change the document. Raise `OSError` if only this process knows the change, `KeepholdError` if none does."""
+        for _ in range(_TRIES):
+            await self._look()
+            kept = self._fresh(change(self._fresh(self._read or self._new())))
+            document = msgspec.json.encode(kept)
+            try:
+                if document == self._document or await self._replace(document):
+                    self._document, self._read = document, kept
+                    return
+            except OSError:
+                self._read = kept
+                raise
+        raise KeepholdError("too many processes change the browser sessions; try again", code="store_unavailable")
 
-    def _try_to_change(self, change: _Change) -> None:
+    async def _replace(self, document: bytes) -> bool:
+        return self._place is None or await self._place.replace(self._document, document)
+
+    async def _try_to_change(self, change: _Change) -> None:
         try:
-            self._change(change)
+            await self._change(change)
         except OSError as error:
-            _log.warning("browser sessions end with this server, because %s: %s", self._file, error.strerror)
-
-    def _changed(self, change: _Change, renamed: bool) -> _Kept:
-        kept = self._read or self._new()
-        latest = sorted(change(self._valid(kept)), key=lambda session: -session.used)
-        return msgspec.structs.replace(self._new() if renamed else kept, sessions=tuple(latest[:_MOST]))
+            _log.warning("browser sessions end with this server, because %s: %s", self._place, error.strerror)
 
     def _new(self) -> _Kept:
         name = "" if self._owner is None else f"keephold-{secrets.token_hex(16)}"
-        return _Kept(name, self._tie(name))
+        return _Kept(name, self._digest("name", name))
 
-    def _tie(self, name: str) -> str:
-        return "" if self._owner is None else hmac.new(self._owner, name.encode(), hashlib.sha256).hexdigest()
+    def _digest(self, kind: str, secret: str) -> str:
+        """Return what is kept of a secret. Only holders of the token can make it, and that of one kind is of no use as
+        another: to write the document is not enough to begin a session."""
+        return hmac.digest(self._owner or b"", f"{kind} {secret}".encode("utf-8", "replace"), hashlib.sha256).hex()
 
-    def _decode(self, content: bytes) -> _Kept | None:
+    def _decode(self, document: bytes) -> _Kept | None:
         try:
-            kept = msgspec.json.decode(content, type=_Kept)
+            kept = msgspec.json.decode(document, type=_Kept)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
-        known = self._owner is None or not kept.name or hmac.compare_digest(kept.owner, self._tie(kept.name))
+        known = self._owner is None or not kept.name or hmac.compare_digest(kept.owner, self._digest("name", kept.name))
         return kept if known else None
 
 
@@ -230,60 +260,3 @@ def browser_of(agent: str) -> str:
     browser = next((name for part, name in _BROWSERS if part in agent), None)
     system = next((name for part, name in _SYSTEMS if part in agent), None)
     return "unknown browser" if browser is None else f"{browser} on {system}" if system else browser
-
-
-def _digest(secret: str) -> str:
-    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
-
-
-def _mark(stat: os.stat_result) -> _Mark:
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size
-
-
-def _content(file: Path) -> bytes:
-    """Return what the file holds; nothing if others could have read or written it."""
-    try:
-        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW), "rb") as opened:
-            return b"" if os.fstat(opened.fileno()).st_mode & 0o077 else opened.read(_BYTES)
-    except OSError:
-        return b""
-
-
-@contextlib.contextmanager
-def _locked(file: Path | None, *, patient: bool) -> Iterator[None]:
-    """Keep other processes from changing the file. The lock counts only on the file that is there, not on a replaced
-    one. Raise `OSError` instead of waiting for a process that was stopped in the middle."""
-    if file is None:
-        yield
-        return
-    for _ in range(_PATIENT_TRIES if patient else _TRIES):
-        opened = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            if _holds(opened, file):
-                yield
-                return
-        finally:
-            os.close(opened)
-        if patient:
-            time.sleep(_TRY_SECS)
-    raise BlockingIOError(errno.EAGAIN, "another process is changing it")
-
-
-def _holds(opened: int, file: Path) -> bool:
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.fstat(opened).st_ino == file.stat().st_ino
-    except (BlockingIOError, FileNotFoundError):
-        return False
-
-
-def _write(file: Path, content: bytes) -> _Mark:
-    new = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
-    try:
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as made:
-            made.write(content)
-        mark = _mark(new.stat())
-        new.replace(file)
-    finally:
-        new.unlink(missing_ok=True)
-    return mark

@@ -188,8 +188,8 @@ class Forms:
     async def end_session(self, request: Request, fields: Fields) -> Response:
         """End a session, or all of them. The door then asks this browser for the token, if its own has ended."""
         if "all" in fields:
-            self._sessions.end()
-        elif not self._sessions.end(fields.get("id", "")):
+            await self._sessions.end()
+        elif not await self._sessions.end(fields.get("id", "")):
             raise _Refused("that session has ended before", 404)
         return _back(fields, "logged-out")
 

@@ -318,6 +318,7 @@ class Pages:
     async def sessions(self, request: Request) -> Response:
         """List the browsers that are logged in."""
         mine = request.scope.get(SESSION)
+        await self._sessions.refresh()
         return await self._renderer.page(
             request, "sessions.html", sessions=self._sessions.all(), mine=None if mine is None else mine.id
         )

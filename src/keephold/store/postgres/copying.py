@@ -102,6 +102,8 @@ async def load(found: Session, address: Address, opened: IO[bytes], contents: Co
     for (owner,) in await found.rows("SELECT owner FROM owners", ()):
         for query in ("remove_owner", "remove_requests", "remove_posts"):
             await found.rows(SQL[query], (owner,))
+    if "browsers" in contents.tables:  # a session that has ended since must not be back
+        await found.run("DELETE FROM browsers")
     if contents.schema == max(migrations()):
         for each in await problems(found):
             if each.rule not in contents.broken:

@@ -41,6 +41,26 @@ SELECT carried, carried_by FROM turns WHERE conversation = ? AND ended_at IS NUL
 -- Whether a conversation has notifications, and how many were dropped.
 SELECT dropped, dropped_at FROM queues WHERE conversation = ? FOR UPDATE;
 
+-- name: browser_owners
+-- The owners of dashboards that have browser sessions.
+SELECT owner FROM browsers ORDER BY owner;
+
+-- name: browser_sessions
+-- The browser sessions of an owner.
+SELECT sessions FROM browsers WHERE owner = ?;
+
+-- name: add_browser_sessions
+-- Begin the browser sessions of an owner, unless another process was first.
+INSERT INTO browsers (owner, sessions, at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING RETURNING owner;
+
+-- name: replace_browser_sessions
+-- Change the browser sessions of an owner, unless another process was first.
+UPDATE browsers SET sessions = ?, at = ? WHERE owner = ? AND sessions = ? RETURNING owner;
+
+-- name: delete_browser_sessions
+-- Delete browser sessions that were not changed for long.
+DELETE FROM browsers WHERE at < ?;
+
 -- name: lock
 -- Take locks until the transaction ends.
 SELECT pg_advisory_xact_lock(each) FROM unnest(CAST(? AS bigint[])) AS each;

@@ -34,6 +34,9 @@ INLINE_OUTPUT = 1 << 40
 BUSY = "5s"
 """How long a vacuum waits for other transactions, a backup for instance. Everything else waits behind it."""
 
+BROWSERS_SECS = 30 * 86_400.0
+"""Sessions that no server has changed for this long have expired: a token was replaced, for instance."""
+
 
 class PostgresStore(Reads):
     """Keeps everything in the schema that the URL names, and makes it if it does not exist.
@@ -86,6 +89,23 @@ class PostgresStore(Reads):
             with self._explained():
                 for table in own_tables():
                     await found.run(f'VACUUM (FULL) "{table}"')
+
+    # The browser sessions of each owner of a dashboard (`serve/session_places.py`)
+
+    async def browser_owners(self) -> list[str]:
+        return [owner for (owner,) in await self._rows(SQL["browser_owners"], ())]
+
+    async def browser_sessions(self, owner: str) -> bytes | None:
+        rows = await self._rows(SQL["browser_sessions"], (owner,))
+        return rows[0][0] if rows else None
+
+    async def keep_browser_sessions(self, owner: str, was: bytes | None, document: bytes, at: float) -> bool:
+        async with self._session() as found:
+            with self._explained():
+                if was is not None:
+                    return bool(await found.rows(SQL["replace_browser_sessions"], (document, at, owner, was)))
+                await found.rows(SQL["delete_browser_sessions"], (at - BROWSERS_SECS,))
+                return bool(await found.rows(SQL["add_browser_sessions"], (owner, document, at)))
 
     @asynccontextmanager
     async def _session(self, **settings: str) -> AsyncIterator[Session]:
