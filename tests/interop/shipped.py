@@ -56,8 +56,10 @@ class Proxy:
     """Sends each request to a random one of the servers that live, never to the same one twice in a row."""
 
     def __init__(self, port: int, servers: list[Served]) -> None:
+        self.port = port
         self.url = f"http://localhost:{port}/mcp"
         self.servers = servers
+        self.adds_token = True
         self.requests = 0
         self.kills_after: int | None = None
         """The number of requests after which it kills a server that is answering none."""
@@ -73,6 +75,11 @@ class Proxy:
             writing.transport.abort()
         await asyncio.gather(*self._clients.values(), return_exceptions=True)
         await asyncio.gather(*(writing.wait_closed() for writing in self._clients), return_exceptions=True)
+
+    @property
+    def last(self) -> Served:
+        """The server that got the last request."""
+        return next(each for each in self.servers if each.port == self._last)
 
     def _choose(self) -> int:
         self.requests += 1
@@ -92,7 +99,8 @@ class Proxy:
             fields = dict(line.lower().split(b":", 1) for line in rest.splitlines() if line)
             body = await reading.readexactly(int(fields.get(b"content-length", b"0")))
             kept = [line for line in rest.splitlines() if not line.lower().startswith(b"connection:")]
-            added = [b"Connection: close", b"Authorization: Bearer " + TOKEN.encode()]
+            token = [b"Authorization: Bearer " + TOKEN.encode()] if self.adds_token else []
+            added = [b"Connection: close", *token]
             port = self._choose()
             self._busy[port] += 1
             try:
