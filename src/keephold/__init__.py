@@ -4,13 +4,9 @@ These names, and the modules `errors`, `outcomes`, `policies`, `prompts` and `te
 is imported at its first use, so `import keephold` loads nothing else.
 """
 
-import sys
 from importlib import import_module
 
 TYPE_CHECKING = False  # as type checkers take it; importing `typing` would take half of the time
-
-if sys.platform == "win32":
-    raise ImportError("keephold does not run on Windows: it needs Unix sockets and signals; use Linux in WSL")
 
 if TYPE_CHECKING:
     from keephold import errors as errors

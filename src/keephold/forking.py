@@ -12,6 +12,8 @@ import os
 import weakref
 from typing import Protocol, TypeVar
 
+from keephold.platforms import machine
+
 
 class Closable(Protocol):
     def close(self) -> object: ...
@@ -59,4 +61,4 @@ def _in_child() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
 
-os.register_at_fork(after_in_child=_in_child)
+machine.after_fork(_in_child)

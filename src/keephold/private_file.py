@@ -6,6 +6,9 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from keephold.platforms import machine
+from keephold.platforms.flags import O_NOFOLLOW, O_NONBLOCK
+
 
 class NotPrivateError(Exception):
     """Another user can read or write the file."""
@@ -13,9 +16,9 @@ class NotPrivateError(Exception):
 
 def read_private(file: Path, limit: int) -> bytes:
     """Return at most `limit` bytes of the file. Raise `NotPrivateError`, or `OSError` if it cannot be read."""
-    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
+    with os.fdopen(os.open(file, os.O_RDONLY | O_NOFOLLOW | O_NONBLOCK), "rb") as opened:
         info = os.fstat(opened.fileno())
-        if info.st_uid != os.geteuid() or info.st_mode & 0o077:
+        if info.st_uid != machine.user() or not machine.is_private(info):
             raise NotPrivateError(str(file))
         return opened.read(limit)
 
@@ -40,4 +43,4 @@ def is_ours(path: str) -> bool:
     except (OSError, ValueError):
         return False
     private = stat.S_ISDIR(above.st_mode) and not above.st_mode & 0o077
-    return stat.S_ISSOCK(found.st_mode) and private and found.st_uid == above.st_uid == os.geteuid()
+    return stat.S_ISSOCK(found.st_mode) and private and found.st_uid == above.st_uid == machine.user()

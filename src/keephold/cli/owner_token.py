@@ -3,13 +3,13 @@
 import contextlib
 import os
 import secrets
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keephold.cli.parameters import LEAST, is_token, text_of
 from keephold.cli.store import SQLITE, default_store
 from keephold.errors import ConfigError
+from keephold.platforms import machine
 
 if TYPE_CHECKING:
     from keephold.store.base import Store
@@ -33,7 +33,7 @@ def owner_token(file: Path) -> str:
             new.unlink()
     except OSError as error:
         raise ConfigError([f"no token can be kept at {file}: {error.strerror}; set KEEPHOLD_TOKEN instead"]) from None
-    if stat.S_IMODE(file.stat().st_mode) & 0o077:
+    if not machine.is_private(file.stat()):
         raise ConfigError([f"{file} can be read by others, who could use the server: chmod 600 it, or remove it"])
     token = text_of(file, "the file of the owner's token").strip()
     if len(token) < LEAST or not is_token(token):

@@ -5,7 +5,6 @@ import contextlib
 import errno
 import gc
 import logging
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +35,7 @@ from keephold.cli.trust import trusted_config
 from keephold.config import Config, load_config
 from keephold.config.trust import examine
 from keephold.errors import ConfigError, KeepholdError
+from keephold.platforms import machine
 from keephold.store.sockets import HANDOVER, STREAM
 from keephold.store.urls import open_store
 from keephold.tools.environment import take
@@ -312,7 +312,7 @@ async def _listening(wanted: _Wanted, store: "Store") -> "tuple[list[socket.sock
 def _cancel_on_signals(ended: list[int]) -> None:
     """Until it serves, let TERM and INT cancel this task, and ignore HUP. A shell makes background jobs ignore INT, so
     that is set as well."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    task = asyncio.current_task()
     assert task is not None
 
     def end(number: int) -> None:
@@ -320,9 +320,9 @@ def _cancel_on_signals(ended: list[int]) -> None:
         task.cancel()
 
     with contextlib.suppress(RuntimeError):  # only the main thread gets signals
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, end, number)
-        loop.add_signal_handler(signal.SIGHUP, lambda: None)
+        for name in ("SIGINT", "SIGTERM", "SIGBREAK"):
+            machine.on_signal(name, end)
+        machine.on_signal("SIGHUP", lambda _: None)
 
 
 def _reload(runtime: "Runtime", wanted: _Wanted) -> None:

@@ -7,7 +7,6 @@ bytes are the loaded ones. The user's own file, in their configuration directory
 Imports are kept light: shell completion and the commands that only look come through here.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from keephold.errors import ConfigError
+from keephold.platforms import machine
+from keephold.platforms.flags import O_NOCTTY, O_NONBLOCK
 from keephold.private_file import NotPrivateError, read_private, replace_private
 
 T = TypeVar("T")
@@ -160,7 +161,7 @@ class _Refused(Exception):
 
 def _read(path: Path) -> bytes:
     # Non-blocking: in place of the file that was found, there may be a pipe by now.
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
+    with os.fdopen(os.open(path, os.O_RDONLY | O_NONBLOCK | O_NOCTTY), "rb") as file:
         info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode):
             raise _Refused("it is not a regular file")
@@ -179,7 +180,7 @@ def _not_mine(path: Path) -> str:
 
 def _unsafe(path: Path, info: os.stat_result) -> str:
     """Return why another user controls the file or directory."""
-    me, where = os.geteuid(), "it" if path.name == FILE_NAME else f"the directory {path} above it"
+    me, where = machine.user(), "it" if path.name == FILE_NAME else f"the directory {path} above it"
     if info.st_uid not in (me, 0):
         return f"{where} belongs to another user ({_user_name(info.st_uid)}), not to you or root"
     if stat.S_ISLNK(info.st_mode) or not _others_write(path, info):
@@ -189,6 +190,8 @@ def _unsafe(path: Path, info: os.stat_result) -> str:
 
 def _others_write(path: Path, info: os.stat_result) -> bool:
     mode = info.st_mode
+    if machine.is_private(info):
+        return False
     if stat.S_ISDIR(mode) and mode & stat.S_ISVTX:  # others can add files, but not replace ours
         return False
     return bool(mode & stat.S_IWOTH) or bool(mode & stat.S_IWGRP and not _only_me(path, info.st_gid))
@@ -272,7 +275,7 @@ class Record:
             raise ConfigError(["there is no home directory for the record of trusted files; set XDG_STATE_HOME"])
         try:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self.file.parent.stat().st_uid != os.geteuid():  # `sudo` that keeps HOME
+            if self.file.parent.stat().st_uid != machine.user():  # `sudo` that keeps HOME
                 raise ConfigError([f"{self.file.parent} belongs to another user; set HOME to your own directory"])
             with _locked(self.file.parent):  # so that two changes at once are both kept
                 entries = self.read()
@@ -287,9 +290,8 @@ class Record:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    descriptor = os.open(directory, os.O_RDONLY)
+    descriptor = machine.lock_directory(directory, wait=True)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)

@@ -19,6 +19,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from keephold.platforms import machine
+from keephold.platforms.flags import O_CLOEXEC, O_NOFOLLOW, O_NONBLOCK
 from keephold.private_file import is_ours
 
 _PIECE = 1 << 16
@@ -69,9 +71,9 @@ def connect(store: Path, config: Path | None, conversation: str | None, name: st
 
 def open_own(path: Path, flags: int) -> int:
     """Open a file beside the store. Raise `OSError` if it is a link, a pipe or another user's."""
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0o600)
     facts = os.fstat(descriptor)
-    if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
+    if not stat.S_ISREG(facts.st_mode) or facts.st_uid != machine.user():
         os.close(descriptor)
         raise PermissionError(errno.EPERM, "This is not a file of yours", str(path))
     return descriptor

@@ -27,6 +27,7 @@ from typing import NamedTuple, cast
 from keephold.handles.spool import Spool
 from keephold.handles.timeline import Timeline
 from keephold.platforms import machine
+from keephold.platforms.flags import O_CLOEXEC, O_NOFOLLOW
 from keephold.store.base import KeptOutput
 
 _MEMORY = 1 << 20
@@ -214,7 +215,7 @@ class Output:
             self._spool.disk.take(more)
         try:
             while data:
-                written = os.pwrite(self._descriptor, data, place)
+                written = machine.write_at(self._descriptor, data, place)
                 place += written
                 data = data[written:]
         except OSError:
@@ -341,8 +342,8 @@ class Output:
         try:
             if descriptor < 0:
                 descriptor = self._open(0)
-            data = os.pread(descriptor, size, place)
-            while len(data) < size and (more := os.pread(descriptor, size - len(data), place + len(data))):
+            data = machine.read_at(descriptor, size, place)
+            while len(data) < size and (more := machine.read_at(descriptor, size - len(data), place + len(data))):
                 data += more
             return data
         except OSError:
@@ -492,7 +493,7 @@ class Output:
 
     def _open(self, flags: int) -> int:
         assert self._path is not None
-        return os.open(self._path, flags | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+        return os.open(self._path, flags | os.O_RDWR | O_NOFOLLOW | O_CLOEXEC, 0o600)
 
     def sync(self) -> None:
         """Return when the file's data is on the disk. Raises `OSError` if the disk says it is not."""

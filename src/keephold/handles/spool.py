@@ -7,14 +7,15 @@ leave a locked directory alone.
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from keephold.forking import Descriptor
 from keephold.handles.disk import Disk
+from keephold.platforms import machine
 
 _PREFIX = "keephold-spool-"
 
@@ -58,10 +59,8 @@ class Spool:
         harmless."""
         self._closed = True
         if self._directory is not None and not self.durable:
-            # The lock is released last: anybody may remove a directory without one.
-            shutil.rmtree(self._directory, ignore_errors=True)
-            if self._lock is not None:
-                self._lock.close()
+            assert self._lock is not None, "made together with the directory"
+            machine.remove_directory(self._directory, self._lock.close)
             self._directory = None
 
 
@@ -85,22 +84,17 @@ def _sweep(below: Path) -> None:
     for path in below.glob(f"{_PREFIX}*"):
         lock = _locked(path)
         if lock is not None:
-            shutil.rmtree(path, ignore_errors=True)
-            os.close(lock)
+            machine.remove_directory(path, partial(os.close, lock))
 
 
 def _locked(path: Path) -> int | None:
     """Return a descriptor that holds the lock of a directory of this user; None if another process holds it or there is
     none."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        lock = machine.lock_directory(path)
     except OSError:
         return None
-    try:
-        if os.fstat(descriptor).st_uid == os.geteuid():
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-    except OSError:
-        pass
-    os.close(descriptor)
+    if os.fstat(lock).st_uid == machine.user():
+        return lock
+    os.close(lock)
     return None

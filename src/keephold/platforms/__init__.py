@@ -1,8 +1,8 @@
 """Everything that differs between operating systems, behind one object: `machine`.
 
 `Portable` needs only POSIX; it is for macOS, and for Linux without `/proc`. `Linux` does the same better, with pidfds,
-`/proc` and control groups. The choice is made once, by what the machine has. `KEEPHOLD_PLATFORM=portable` chooses the
-first everywhere.
+`/proc` and control groups. `Windows` does less. The choice is made once, by what the machine has.
+`KEEPHOLD_PLATFORM=portable` chooses the first everywhere.
 
 The guard's program (`tools/marks.py`) and every worker import this package, so it imports little.
 """
@@ -18,6 +18,10 @@ VARIABLE = "KEEPHOLD_PLATFORM"
 
 
 def _chosen() -> Portable:
+    if os.name == "nt" or os.environ.get(VARIABLE) == "windows":
+        from keephold.platforms.windows import Windows
+
+        return Windows()
     if sys.platform == "linux" and os.environ.get(VARIABLE) != "portable":
         from keephold.platforms.linux import Linux, has_everything
 

@@ -73,6 +73,12 @@ class Portable:
     """Whether the machine tells if a program reads its input."""
     replaces_servers = False
     """Whether a server can hand its sockets over to its successor."""
+    runs_programs = True
+    """Whether programs can be run: as commands, in terminals, as MCP servers and agents, and for workers."""
+    has_sockets = True
+    """Whether processes reach each other by Unix sockets, so that several can have one SQLite store open."""
+    replaces_open_files = True
+    """Whether a file that is open can be renamed, replaced and removed."""
 
     def __init__(self) -> None:
         self._guards: dict[str, int] = {}
@@ -142,15 +148,21 @@ class Portable:
 
     def command_of(self, pid: int) -> list[str]:
         """Return the words of a process's command line; none if they are unknown."""
-        with contextlib.suppress(Exception):  # psutil.Error, or there is no psutil
+        if not self.lists:
+            return []
+        try:
             return list(self._psutil.Process(pid).cmdline())
-        return []
+        except (self._psutil.Error, OSError):
+            return []
 
     def started(self, pid: int) -> int:
         """Return when a process was started, for `runs`; 0: unknown."""
-        with contextlib.suppress(Exception):
+        if not self.lists:
+            return 0
+        try:
             return int(self._psutil.Process(pid).create_time() * 1000)
-        return 0
+        except (self._psutil.Error, OSError):
+            return 0
 
     def runs(self, pid: int, started: int) -> bool | None:
         """Whether the process that was started at that time still runs; None: unknown."""
@@ -178,6 +190,21 @@ class Portable:
             return _KqueueEnd(pid)
         except ProcessLookupError:  # kqueue does not know a zombie, either
             return _Ended()
+
+    def after_fork(self, in_child: Callable[[], None]) -> None:
+        """Call this in every child that is forked without `exec`."""
+        os.register_at_fork(after_in_child=in_child)
+
+    def on_signal(self, name: str, call: "Callable[[int], object]") -> Callable[[], object]:
+        """Call this in the running loop with the number of the signal, if the system has one of that name. Return what
+        ends that. Raises `RuntimeError` in a thread that gets no signals."""
+        import asyncio
+
+        loop, number = asyncio.get_running_loop(), getattr(signal, name, None)
+        if number is None:
+            return lambda: None
+        loop.add_signal_handler(number, call, number)
+        return lambda: loop.remove_signal_handler(number)
 
     # Groups of processes
 
@@ -319,6 +346,70 @@ class Portable:
         return os.open(_name_of_terminal(master), os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
 
     # Files, memory, sockets
+
+    def user(self) -> int:
+        """Return the number of our user, as `st_uid` has it."""
+        return os.geteuid()
+
+    def is_private(self, facts: os.stat_result) -> bool:
+        """Whether nobody but the owner can read or write a file, by the result of `stat`."""
+        return not facts.st_mode & 0o077
+
+    def lock(self, fd: int, *, shared: bool = False, wait: bool = False) -> None:
+        """Lock a file until it is closed. Raises `BlockingIOError` if another has locked it and this does not wait."""
+        import fcntl
+
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+
+    def unlock(self, fd: int) -> None:
+        """Release the lock of a file."""
+        import fcntl
+
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
+    def lock_directory(self, path: "Path", *, wait: bool = False) -> int:
+        """Return a descriptor that holds the lock of a directory, which is not a link. Raises as `lock` does."""
+        opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            self.lock(opened, wait=wait)
+        except BaseException:
+            os.close(opened)
+            raise
+        return opened
+
+    def remove_directory(self, path: "Path", release: Callable[[], object]) -> None:
+        """Remove a directory with everything in it, and then release its lock: without one, others may remove it."""
+        import shutil
+
+        shutil.rmtree(path, ignore_errors=True)
+        release()
+
+    def sync_directory(self, path: "Path") -> None:
+        """Return when the names in a directory are on the disk."""
+        opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+    def read_at(self, fd: int, size: int, place: int) -> bytes:
+        """Read at most this number of bytes from this place of a file."""
+        return os.pread(fd, size, place)
+
+    def write_at(self, fd: int, data: "bytes | memoryview", place: int) -> int:
+        """Write to this place of a file; return how many bytes were written."""
+        return os.pwrite(fd, data, place)
+
+    def most_files(self) -> int:
+        """Return how many descriptors this process may have open, after raising that number as far as possible."""
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < hard:
+            with contextlib.suppress(OSError, ValueError):  # macOS names a higher limit than it grants
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+                return hard
+        return soft
 
     def sync_data(self, fd: int) -> None:
         """Return when the data of a file is on the disk."""

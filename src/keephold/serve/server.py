@@ -10,7 +10,6 @@ import contextlib
 import errno
 import logging
 import os
-import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
@@ -24,7 +23,7 @@ from keephold.errors import ConfigError
 from keephold.forking import close_in_children
 from keephold.platforms import machine
 from keephold.serve.handover import Offer, Predecessor, Successor
-from keephold.serve.slow_clients import IDLE_SECS, SlowClientProtocol, allow_many
+from keephold.serve.slow_clients import IDLE_SECS, SlowClientProtocol
 
 _log = logging.getLogger("keephold.serve")
 
@@ -203,7 +202,7 @@ async def serve(
     handover: Handover | None = None,
 ) -> int:
     """Serve until a signal comes or another server has replaced this one, then `close`; return the exit code."""
-    allow_many()
+    machine.most_files()
     try:
         for each in listening:
             each.listen(_BACKLOG)  # two servers that start together can both bind
@@ -292,13 +291,12 @@ class _Signals:
 
 @contextlib.contextmanager
 def _signals(reload: Callable[[], None] | None) -> Iterator[_Signals]:
-    loop, found = asyncio.get_running_loop(), _Signals()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, found.stop, number)
+    found = _Signals()
+    ends = [machine.on_signal(name, found.stop) for name in ("SIGINT", "SIGTERM", "SIGBREAK")]
     if reload is not None:
-        loop.add_signal_handler(signal.SIGHUP, reload)
+        ends.append(machine.on_signal("SIGHUP", lambda _: reload()))
     try:
         yield found
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.remove_signal_handler(number)
+        for end in ends:
+            end()

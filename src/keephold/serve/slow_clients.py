@@ -7,13 +7,14 @@ each MiB, so a client that sends a byte now and then does not keep its connectio
 
 import asyncio
 import os
-import resource
 import socket
 from collections.abc import Callable
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from keephold.platforms import machine
 
 HEAD_SECS = 10.0
 BODY_SECS = 30.0
@@ -40,7 +41,7 @@ class SlowClientProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > _most_connections():
+        if len(self.connections) > machine.most_files() - _RESERVE:
             transport.abort()
             return
         self._wait(HEAD_SECS)
@@ -122,14 +123,3 @@ class SlowClientProtocol(H11Protocol):
         connection = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
         transport.abort()  # closes its own descriptor only
         return connection
-
-
-def allow_many() -> None:
-    """Raise this process's limit of descriptors to its maximum."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _most_connections() -> int:
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _RESERVE

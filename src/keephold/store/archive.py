@@ -8,7 +8,6 @@ archives handles twice; the reader returns each once.
 
 import asyncio
 import errno
-import fcntl
 import gzip
 import os
 import struct
@@ -23,6 +22,8 @@ import msgspec
 
 from keephold.errors import KeepholdError
 from keephold.handles.state import Failure, Ok, Stopped
+from keephold.platforms import machine
+from keephold.platforms.flags import O_CLOEXEC, O_NOFOLLOW
 from keephold.store.rows import Record, status_of
 from keephold.text import to_json
 
@@ -120,13 +121,13 @@ def _member(data: bytes) -> bytes:
 
 def _append(file: Path, member: bytes) -> None:
     """Append a member, on the disk, after the last one that is whole."""
-    opened = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    opened = os.open(file, os.O_RDWR | os.O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(opened, fcntl.LOCK_EX)
+        machine.lock(opened, wait=True)
         end = sum(_sizes(opened, file))
         os.ftruncate(opened, end)
         while member:
-            written = os.pwrite(opened, member, end)
+            written = machine.write_at(opened, member, end)
             member, end = member[written:], end + written
         os.fsync(opened)
     finally:
@@ -136,7 +137,7 @@ def _append(file: Path, member: bytes) -> None:
 def _sizes(opened: int, file: Path) -> Iterator[int]:
     """Yield the sizes of the members, up to one that was cut off. Raises `KeepholdError` if anything else is there."""
     end, size = 0, os.fstat(opened).st_size
-    while any(header := os.pread(opened, _HEADER.size, end)):  # a crash of the machine may leave zeros
+    while any(header := machine.read_at(opened, _HEADER.size, end)):  # a crash of the machine may leave zeros
         begin, fields = header[:4], header[10 : _HEADER.size - 8]
         if not (_BEGIN.startswith(begin) and _FIELD.startswith(fields)):  # to cut it off would delete handles
             raise _damaged(file, f"there is no handle at byte {end}")

@@ -18,6 +18,8 @@ from typing import IO, Any
 import msgspec
 
 from keephold.errors import KeepholdError
+from keephold.platforms import machine
+from keephold.platforms.flags import O_CLOEXEC
 
 _LIST = "keephold.json"
 _PART = 1 << 20
@@ -84,7 +86,7 @@ def writing(kind: Kind, file: Path, *, force: bool) -> Iterator[Copy]:
     try:
         with tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as beside:
             new = Path(beside) / "new.tar"
-            with os.fdopen(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w+b") as opened:
+            with os.fdopen(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | O_CLOEXEC, 0o600), "w+b") as opened:
                 copy = Copy(Path(beside), opened)
                 yield copy
                 opened.flush()
@@ -107,7 +109,7 @@ def _place(new: Path, file: Path, *, force: bool) -> None:
             os.link(new, file)  # which never replaces anything
         except FileExistsError:
             raise refused(f"`{file}` was made by another program meanwhile; name another file") from None
-    sync_directory(file.parent)
+    machine.sync_directory(file.parent)
 
 
 def _member(name: str, size: int, at: float) -> tarfile.TarInfo:
@@ -165,21 +167,12 @@ def _take(data: IO[bytes], path: Path | None) -> str:
             pass
     else:
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | O_CLOEXEC, 0o600), "wb") as file:
             shutil.copyfileobj(hashing, file, _PART)
             file.flush()
             os.fsync(file.fileno())
     digest: str = hashing.digest.hexdigest()
     return digest
-
-
-def sync_directory(directory: Path) -> None:
-    """Make sure that new names in a directory are on the disk."""
-    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def damaged() -> KeepholdError:

@@ -16,15 +16,15 @@ SUFFIXES = (STREAM, ".m", HANDOVER)
 
 def directory(name: str) -> Path:
     """Return the user's own directory for sockets whose names are as long as this one."""
-    runtime, own = os.environ.get("XDG_RUNTIME_DIR"), f"keephold-{os.getuid()}"
     import tempfile  # a command that reads a store does not come here
 
+    runtime, own = os.environ.get("XDG_RUNTIME_DIR"), f"keephold-{machine.user()}"
     places = [Path(runtime) / "keephold"] if runtime else []
     places += [Path(tempfile.gettempdir()) / own, Path("/tmp") / own]
     found = next((place for place in places if len(os.fsencode(place / name)) <= machine.socket_path), places[-1])
     found.mkdir(mode=0o700, parents=True, exist_ok=True)
     facts = found.lstat()
-    if not found.is_dir() or found.is_symlink() or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+    if not found.is_dir() or found.is_symlink() or facts.st_uid != machine.user() or facts.st_mode & 0o077:
         raise KeepholdError(
             f"`{found}` must be a directory of yours that nobody else can enter (mode 0700); remove it, "
             "or set XDG_RUNTIME_DIR to a directory that is yours",

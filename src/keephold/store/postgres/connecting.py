@@ -103,7 +103,7 @@ class _Socket:
     def watch_out(self) -> None:
         """Have the kernel end the connection if the server does not answer any more."""
         raw = self._raw
-        if raw is None or raw.family == socket.AF_UNIX:
+        if raw is None or raw.family == getattr(socket, "AF_UNIX", None):
             return
         with contextlib.suppress(OSError):
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -154,7 +154,7 @@ class Table:
 def _bell(owner: str) -> str:
     """Return where the sockets of this process are; nothing if it may make none."""
     with contextlib.suppress(KeepholdError, OSError):
-        return str(directory(owner + STREAM) / owner)
+        return str(directory(owner + STREAM) / owner) if machine.has_sockets else ""
     return ""
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import apsw
 
 from keephold.errors import KeepholdError
-from keephold.store.copies import restoring, sync_directory
+from keephold.platforms import machine
+from keephold.store.copies import restoring
 from keephold.store.housekeeping import Backup, Migrated, Owner, Problem, Restored, Secret, StoreInfo
 from keephold.store.rows import made_at
 from keephold.store.sql.queries import described
@@ -148,13 +149,13 @@ class SqliteHousekeeping:
         kept = {file.name for file in _files(new / "output")}
         for file in _files(new / "output"):
             Path(file.path).replace(self._output / file.name)
-        sync_directory(self._output)
+        machine.sync_directory(self._output)
         if self._path.exists():
             _write_back(self._path)
             for end in ("-wal", "-shm"):  # the old WAL must not be applied to the new database
                 Path(f"{self._path}{end}").unlink(missing_ok=True)
         (new / "keephold.db").replace(self._path)
-        sync_directory(self._path.parent)
+        machine.sync_directory(self._path.parent)
         for entry in _files(self._output):
             if entry.name not in kept:
                 Path(entry.path).unlink(missing_ok=True)

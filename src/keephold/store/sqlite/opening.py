@@ -23,6 +23,7 @@ import apsw
 from keephold.errors import KeepholdError
 from keephold.forking import leak_in_children
 from keephold.platforms import machine
+from keephold.platforms.flags import O_CLOEXEC
 from keephold.store.sockets import remove_sockets
 from keephold.store.sql.listing import compare
 from keephold.store.sqlite.lock_holders import stopped_writer
@@ -64,7 +65,7 @@ def _in_child() -> None:
     _ours_lock = threading.Lock()  # another thread may have held it
 
 
-os.register_at_fork(after_in_child=_in_child)
+machine.after_fork(_in_child)
 
 
 def unusable(message: str) -> KeepholdError:
@@ -245,7 +246,7 @@ def _create(path: Path) -> None:
     """Make the file under another name first, so that a crash leaves nothing that looks like a broken store."""
     new = path.with_name(f"{path.name}.new")  # no other process makes one: this one is in the turnstile
     _remove(new)
-    os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # secrets live in it
+    os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | O_CLOEXEC, 0o600))  # secrets live in it
     try:
         connection = apsw.Connection(str(new), flags=apsw.SQLITE_OPEN_READWRITE)
         try:
@@ -258,11 +259,7 @@ def _create(path: Path) -> None:
         finally:
             connection.close()
         new.rename(path)
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        machine.sync_directory(path.parent)
     finally:
         _remove(new)
 

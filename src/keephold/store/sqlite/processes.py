@@ -16,7 +16,6 @@
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import os
 import socket
@@ -26,11 +25,14 @@ from pathlib import Path
 
 from keephold.errors import KeepholdError
 from keephold.forking import Descriptor, close_in_children
+from keephold.platforms import machine
+from keephold.platforms.flags import O_CLOEXEC, O_NOFOLLOW, O_NONBLOCK
 from keephold.store.base import Heard
 from keephold.store.sockets import STREAM, directory
 from keephold.store.sqlite.lock_holders import advice, stopped_holder
 
 _NEW = ".new-"
+_ALONE = ".alone"
 
 
 class Owners:
@@ -40,18 +42,24 @@ class Owners:
         self.directory = directory
         self.me = os.urandom(8).hex()
         self._lock: Descriptor | None = None
+        self._alone: Descriptor | None = None
 
     def enter(self, bell: str = "") -> None:
         """Take the lock, and write down where this process listens."""
         self.directory.mkdir(mode=0o700, exist_ok=True)
+        if not machine.has_sockets:
+            self._be_alone()
         new, own = self.directory / f"{_NEW}{self.me}", self.directory / self.me
+        if not machine.replaces_open_files:
+            new = own  # nobody else sweeps: this process is alone
         while self._lock is None:
-            lock = Descriptor(os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            lock = Descriptor(os.open(new, os.O_RDWR | os.O_CREAT | O_CLOEXEC, 0o600))
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                machine.lock(lock.fileno(), wait=True)
                 os.ftruncate(lock.fileno(), 0)
                 os.write(lock.fileno(), os.fsencode(bell))
-                new.rename(own)
+                if new != own:
+                    new.rename(own)
             except FileNotFoundError:  # removed by a sweep before it was locked
                 lock.close()
             except BaseException:
@@ -67,12 +75,28 @@ class Owners:
                 code="store_unusable",
             )
 
+    def _be_alone(self) -> None:
+        """Refuse a second process where processes cannot wake each other."""
+        self._alone = Descriptor(os.open(self.directory / _ALONE, os.O_RDWR | os.O_CREAT | O_CLOEXEC, 0o600))
+        try:
+            machine.lock(self._alone.fileno())
+        except BlockingIOError:
+            self._alone.close()
+            raise KeepholdError(
+                f"another process has the store of `{self.directory}` open, and on this system only one can; end it, "
+                "name its server by --server, or use a PostgreSQL store",
+                code="store_unavailable",
+            ) from None
+
     def leave(self) -> None:
         """Release the lock: from now on other processes see this one as dead."""
         if self._lock is not None:
-            (self.directory / self.me).unlink(missing_ok=True)
-            self._lock.close()
+            self._lock.close()  # first: Windows removes no open file
             self._lock = None
+            (self.directory / self.me).unlink(missing_ok=True)
+        if self._alone is not None:
+            self._alone.close()
+            self._alone = None
 
     def displaced(self) -> bool:
         """Whether the lock file was removed or replaced: other processes take this one for dead."""
@@ -89,7 +113,7 @@ class Owners:
     def living(self) -> list[str]:
         """Return the other processes that have the store open."""
         try:
-            names = sorted(file.name for file in self.directory.iterdir() if not file.name.startswith(_NEW))
+            names = sorted(file.name for file in self.directory.iterdir() if not file.name.startswith("."))
         except FileNotFoundError:
             return []
         return [name for name in names if name != self.me and _locked(self.directory / name)]
@@ -100,14 +124,14 @@ class Owners:
 
     def bells(self) -> list[str]:
         """Return where every other process listens."""
-        files = [file for file in self.directory.iterdir() if file.name != self.me and not file.name.startswith(_NEW)]
+        files = [file for file in self.directory.iterdir() if file.name != self.me and not file.name.startswith(".")]
         return [bell for bell in map(_bell, files) if bell]
 
     def sweep(self) -> dict[str, str]:
         """Remove the files of dead processes. Returns their ids and where they listened."""
         dead = {}
         for file in list(self.directory.iterdir()):
-            if file.name != self.me and not _locked(file):
+            if file.name not in (self.me, _ALONE) and not _locked(file):
                 dead[file.name.removeprefix(_NEW)] = _bell(file)
                 file.unlink(missing_ok=True)
         return dead
@@ -120,7 +144,7 @@ def owners_of(store: Path) -> Owners:
 
 def _bell(file: Path) -> str:
     try:
-        opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        opened = os.open(file, os.O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)
     except OSError:  # the file was just removed, or is a link
         return ""
     try:
@@ -133,12 +157,12 @@ def _bell(file: Path) -> str:
 
 def _locked(file: Path) -> bool:
     try:
-        lock = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+        lock = os.open(file, os.O_RDWR | O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
         with contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            machine.lock(lock, shared=True)
             return False
         return True
     finally:
@@ -160,13 +184,18 @@ class Bell:
 
     def __init__(self, store: Path, owners: Owners) -> None:
         name = f"{hashlib.sha256(os.fsencode(store)).hexdigest()[:16]}-{owners.me}"
-        self.path = str(directory(name + STREAM) / name)
         self._owners, self._directory = owners, str(owners.directory)
         self._bells: list[str] = []
         self._listed_at = -1
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.path = ""
+        if machine.has_sockets:
+            self._bind(str(directory(name + STREAM) / name))
+
+    def _bind(self, path: str) -> None:
+        self.path = path
         self._socket = close_in_children(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         self._socket.setblocking(False)
-        self._loop: asyncio.AbstractEventLoop | None = None
         try:
             self._socket.bind(self.path)
             Path(self.path).chmod(0o600)
@@ -178,8 +207,9 @@ class Bell:
             ) from error
 
     def listen(self, loop: asyncio.AbstractEventLoop, heard: Heard) -> None:
-        self._loop, self._heard = loop, heard
-        loop.add_reader(self._socket, self._answer)
+        if self.path:
+            self._loop, self._heard = loop, heard
+            loop.add_reader(self._socket, self._answer)
 
     def deafen(self) -> None:
         if self._loop is not None:
@@ -187,11 +217,14 @@ class Bell:
             self._loop = None
 
     def close(self) -> None:
-        self._socket.close()
-        Path(self.path).unlink(missing_ok=True)
+        if self.path:
+            self._socket.close()
+            Path(self.path).unlink(missing_ok=True)
 
     def ring(self, changed: Iterable[str]) -> None:
         """Tell every other process what has changed."""
+        if not self.path:
+            return
         try:
             changed_at = os.stat(self._directory).st_mtime_ns  # noqa: PTH116 (after every commit)
         except OSError:
@@ -244,7 +277,7 @@ class Turnstile:
         self._files: list[Descriptor] = []
         try:
             for end in ("-gate", "-turn"):
-                opened = os.open(f"{path}{end}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                opened = os.open(f"{path}{end}", os.O_RDWR | os.O_CREAT | O_CLOEXEC, 0o600)
                 self._files.append(Descriptor(opened))
         except BaseException:
             self.close()
@@ -266,33 +299,33 @@ class Turnstile:
         try:
             self._wait(self._turn, "-turn", until)
         finally:
-            fcntl.flock(gate, fcntl.LOCK_UN)
+            machine.unlock(gate)
 
     def enter_now(self) -> bool:
         """Take the turn if no writer is before this one; return whether it did."""
         gate = self._gate
         try:
-            fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            machine.lock(gate)
         except BlockingIOError:
             return False
         try:
-            fcntl.flock(self._turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            machine.lock(self._turn)
             return True
         except BlockingIOError:
             return False
         finally:
-            fcntl.flock(gate, fcntl.LOCK_UN)
+            machine.unlock(gate)
 
     def leave(self) -> None:
         """Let the next writer in."""
-        fcntl.flock(self._turn, fcntl.LOCK_UN)
+        machine.unlock(self._turn)
 
     def _wait(self, lock: int, end: str, until: float) -> None:
         """Poll, because nothing would end a blocking `flock` if the other process is stopped in the middle."""
         pause, look = 0.00005, time.monotonic() + _LOOK_SECS
         while True:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                machine.lock(lock)
                 return
             except BlockingIOError:
                 now = time.monotonic()

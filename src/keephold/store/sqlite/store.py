@@ -10,7 +10,6 @@ thread does. Reads run on the loop, except scans, which have a thread.
 """
 
 import asyncio
-import fcntl
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 from keephold.errors import KeepholdError
 from keephold.forking import Descriptor
 from keephold.listeners import Listeners
+from keephold.platforms import machine
 from keephold.store.base import Done, Failed, Heard, Op
 from keephold.store.sql.commits import Commit, complain, tell
 from keephold.store.sqlite.lock_holders import stopped_holder
@@ -79,14 +79,13 @@ class SqliteStore(Reads):
         process that is stopped (SIGSTOP) is passed: two that delete do no harm."""
         assert self._owners is not None, "the store is open"
         directory = self._owners.directory
-        lock = Descriptor(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                alone = True
-            except BlockingIOError:
-                alone = stopped_holder(str(directory)) is not None
-            yield alone
+            lock = Descriptor(machine.lock_directory(directory))
+        except BlockingIOError:
+            yield stopped_holder(str(directory)) is not None
+            return
+        try:
+            yield True
         finally:
             lock.close()
 

@@ -1,7 +1,7 @@
 """Errors that mean that the store cannot write, and the sentences for them."""
 
 import errno
-import os
+import shutil
 from pathlib import Path
 
 import apsw
@@ -50,10 +50,10 @@ def is_full(path: Path, error: apsw.Error) -> bool:
     if isinstance(error, apsw.FullError):
         return True
     try:
-        disk = os.statvfs(path.parent)
+        free = shutil.disk_usage(path.parent).free
     except OSError:
         return False
-    return isinstance(error, apsw.IOError | apsw.CantOpenError) and not disk.f_bavail
+    return isinstance(error, apsw.IOError | apsw.CantOpenError) and not free
 
 
 def lost(path: Path) -> KeepholdError:

@@ -27,6 +27,7 @@ import apsw
 
 from keephold.errors import KeepholdError
 from keephold.platforms import machine
+from keephold.platforms.flags import O_CLOEXEC
 from keephold.store.base import (
     Collected,
     Forgotten,
@@ -418,15 +419,16 @@ class Writer:
 
     def _sync(self, files: set[str]) -> None:
         """Sync the output files that a commit names, before it is committed."""
-        for file in (*files, "."):
+        for file in files:
             try:
-                descriptor = os.open(self._directory / file, os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = os.open(self._directory / file, os.O_RDWR | O_CLOEXEC)  # Windows syncs what is written to
             except FileNotFoundError:  # somebody removed it; the end of the call is true all the same
                 continue
             try:
-                os.fsync(descriptor) if file == "." else machine.sync_data(descriptor)
+                machine.sync_data(descriptor)
             finally:
                 os.close(descriptor)
+        machine.sync_directory(self._directory)
 
 
 class Busy(Exception):

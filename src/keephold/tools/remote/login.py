@@ -4,7 +4,6 @@ Each server has a file of its own, named after its URL. Nothing here imports `mc
 """
 
 import asyncio
-import fcntl
 import hashlib
 import json
 import os
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from keephold.errors import ConfigError, KeepholdError
+from keephold.platforms import machine
+from keephold.platforms.flags import O_NOFOLLOW
 from keephold.private_file import NotPrivateError, read_private, replace_private
 
 _BYTES = 1 << 20
@@ -117,7 +118,7 @@ class LoginFile:
         """Keep others, in this process and elsewhere, from refreshing at the same time: servers revoke a login whose
         refresh token is used twice."""
         self._make_directory()
-        descriptor = os.open(self.file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(self.file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | O_NOFOLLOW, 0o600)
         try:
             async with asyncio.timeout(_LOCK_SECS):  # another process may have been stopped in the middle
                 while not _held(descriptor):  # noqa: ASYNC110 - another process sets no event
@@ -128,7 +129,7 @@ class LoginFile:
 
     def _make_directory(self) -> None:
         self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self.file.parent.stat().st_uid != os.geteuid():  # `sudo` that keeps HOME
+        if self.file.parent.stat().st_uid != machine.user():  # `sudo` that keeps HOME
             raise ConfigError([f"{self.file.parent} belongs to another user; set HOME to your own directory"])
         self.file.parent.chmod(0o700)
 
@@ -139,7 +140,7 @@ class LoginFile:
 
 def _held(descriptor: int) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        machine.lock(descriptor)
     except BlockingIOError:
         return False
     return True
