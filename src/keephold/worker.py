@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from keephold.platforms import VARIABLE
+from keephold.platforms import VARIABLE, machine
 from keephold.worker_process import HEADER, LAST, OUT_OF_MEMORY
 
 _INHERITED = ("LD_LIBRARY_PATH", "PYTHONHOME", VARIABLE)
@@ -142,6 +142,8 @@ class Worker:
             raise RequestTooLarge(f"the request has {len(content):,} bytes, more than {self._most:,}")
         if self._closed:
             raise WorkerUnavailable("the worker is closed")
+        if machine.no_programs:
+            raise WorkerUnavailable(machine.no_programs)
         self._loop = asyncio.get_running_loop()
         asked = _Request(HEADER.pack(len(content)) + content, self._loop.create_future())
         self._requests.append(asked)

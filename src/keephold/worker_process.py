@@ -11,7 +11,6 @@ costs three system calls, each of which takes some microseconds on a virtual mac
 
 import gc
 import os
-import resource
 import signal
 import socket
 import struct
@@ -72,6 +71,8 @@ def main() -> None:
 
 
 def _limit(memory: int) -> None:
+    import resource  # only here: `worker.py` is imported on Windows, too, which runs no worker
+
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     machine.limit_memory(memory)
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):  # no core dumps, no files

@@ -75,6 +75,9 @@ GROUPS = {
 }
 """The commands by purpose: where each is, and its line in `keephold --help`. The reference has the same order."""
 
+_PROGRAMS = ("chat", "acp", "attach", "bench", "acp-check")
+"""Commands that run programs or drive terminals, which not every system lets them do."""
+
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
@@ -155,6 +158,11 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        if cmd_name in _PROGRAMS:
+            from keephold.platforms import machine
+
+            if machine.no_programs:
+                raise _Refused(f"`keephold {cmd_name}` does not run here: it needs a Unix terminal or runs programs")
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command = getattr(import_module(module), attribute)
         if not garbage.isenabled():

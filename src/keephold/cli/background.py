@@ -13,7 +13,6 @@ server that ends takes no client with it.
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import os
 import select
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from keephold.control.server_discovery import connect, note_of, open_own
+from keephold.platforms import machine
 
 if TYPE_CHECKING:
     from keephold.config import Config
@@ -78,11 +78,11 @@ class Background:
         return connect(self._store, None if source is None else source.path, self._conversation, self.name)
 
     @contextmanager
-    def _locked(self, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    def _locked(self, *, wait: bool = True) -> Iterator[None]:
         while True:
             self._held = open_own(self._lock, os.O_RDWR | os.O_CREAT)
             try:
-                fcntl.flock(self._held, how)
+                machine.lock(self._held, wait=wait)
                 if self._lock.exists() and os.path.samestat(os.fstat(self._held), self._lock.lstat()):
                     yield
                     return
@@ -144,7 +144,7 @@ class Background:
                 await asyncio.sleep(pause)
                 self._trim()
                 idle = 0.0 if listening.clients or runtime.registry.live() else idle + pause
-            with contextlib.suppress(BlockingIOError), self._locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
+            with contextlib.suppress(BlockingIOError), self._locked(wait=False):
                 await asyncio.sleep(_ACCEPT_SECS)
                 if not listening.clients:
                     listening.withdraw()

@@ -135,7 +135,7 @@ async def _terminal(wanted: _Wanted, tty: Tty) -> _Left:
         with ExitStack() as last:
             async with wanted.runtime(ask) as runtime:
                 conversation = await wanted.open(runtime)
-                stop.listen(session.hang_up, signal.SIGTERM, signal.SIGHUP)
+                stop.listen(session.hang_up, "SIGTERM", "SIGHUP")
                 loop.add_signal_handler(signal.SIGINT, session.interrupt)
                 loop.add_signal_handler(signal.SIGWINCH, session.screen.changed)
                 last.enter_context(session.screen)  # shows handles that stop while the runtime closes
@@ -218,8 +218,8 @@ async def _plain(wanted: _Wanted) -> _Left:
         ask = None if prompter is None else _while_there(lines.prompting(prompter), chat.leave)
         async with wanted.runtime(ask) as runtime:
             conversation = await wanted.open(runtime)
-            stop.listen(chat.stop, signal.SIGINT)
-            stop.listen(chat.leave, signal.SIGTERM, signal.SIGHUP)
+            stop.listen(chat.stop, "SIGINT")
+            stop.listen(chat.leave, "SIGTERM", "SIGHUP")
             new = not await conversation.lines()
             if new and wanted.conversation is not None:
                 click.echo(_NEW.format(one_line(conversation.id)), err=True)

@@ -5,7 +5,6 @@ import contextlib
 import gc
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -32,6 +31,7 @@ from keephold.cli.process import Signals, log_to_stderr, own_children
 from keephold.cli.store import store_of, store_option
 from keephold.config import Config
 from keephold.control.server_discovery import connect, pass_on
+from keephold.platforms import ENDS, machine
 from keephold.store.urls import open_store
 from keephold.tools.environment import take
 from keephold.tools.remote.server import need_mcp
@@ -180,7 +180,7 @@ def connected(store: str, config: Config, conversation: str | None) -> "socket.s
     """Connect to the `keephold serve` on the same store, else to the background server, which is started if it does not
     run (M3). Return None if there is neither."""
     path = getattr(open_store(store), "path", None)
-    if path is None:
+    if path is None or not machine.has_sockets:
         return None
     file = None if config.source is None else config.source.path
     connection = connect(path, file, conversation)
@@ -210,7 +210,7 @@ async def _in_background(
         file = None if config.source is None else config.source.path
         listening = await listening_for_commands(server, runtime.registry.store, file, background.name)
         assert listening is not None, "the store is a file"
-        signals.listen(stop.set, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        signals.listen(stop.set, *ENDS, "SIGHUP")
         listens()
         ends = [stop.wait(), background.unneeded(runtime, listening, config.mcp.background_secs)]
         await asyncio.wait([asyncio.ensure_future(each) for each in ends], return_when=asyncio.FIRST_COMPLETED)

@@ -3,14 +3,15 @@
 import asyncio
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import BinaryIO, TypeVar
 
 import click
 
+from keephold.platforms import ENDS, machine
 from keephold.tools.guard import adopt, release
 
 T = TypeVar("T")
@@ -34,12 +35,12 @@ class Signals:
         self.code = 0
         """The exit code of the first signal; 0: there was none."""
 
-    def listen(self, stop: Callable[[], None], *numbers: int) -> None:
-        """Call `stop` at these signals; by default, INT and TERM."""
-        for number in numbers or (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._signalled, number, stop)
+    def listen(self, stop: Callable[[], None], *names: str) -> None:
+        """Call `stop` at these signals; by default, at those that ask a program to end."""
+        for name in names or ENDS:
+            machine.on_signal(name, partial(self._signalled, stop))
 
-    def _signalled(self, number: int, stop: Callable[[], None]) -> None:
+    def _signalled(self, stop: Callable[[], None], number: int) -> None:
         if self.code:
             self._restore()
             os._exit(128 + number)

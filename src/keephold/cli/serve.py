@@ -35,7 +35,7 @@ from keephold.cli.trust import trusted_config
 from keephold.config import Config, load_config
 from keephold.config.trust import examine
 from keephold.errors import ConfigError, KeepholdError
-from keephold.platforms import machine
+from keephold.platforms import ENDS, machine
 from keephold.store.sockets import HANDOVER, STREAM
 from keephold.store.urls import open_store
 from keephold.tools.environment import take
@@ -320,7 +320,7 @@ def _cancel_on_signals(ended: list[int]) -> None:
         task.cancel()
 
     with contextlib.suppress(RuntimeError):  # only the main thread gets signals
-        for name in ("SIGINT", "SIGTERM", "SIGBREAK"):
+        for name in ENDS:
             machine.on_signal(name, end)
         machine.on_signal("SIGHUP", lambda _: None)
 

@@ -2,15 +2,14 @@
 
 import asyncio
 import os
-import signal
 import sys
-from functools import partial
 
 import click
 
 from keephold.cli.printing import print_json
 from keephold.cli.store import Where, where_options
 from keephold.extras import need
+from keephold.platforms import ENDS, machine
 from keephold.store.postgres.address import shown
 
 
@@ -52,8 +51,8 @@ async def _watch(where: Where) -> int:
 
     async with open_source(where) as source:
         app = Top(source, _words(where))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, partial(app.exit, return_code=128 + number))
+        for name in (*ENDS, "SIGHUP"):
+            machine.on_signal(name, lambda number: app.exit(return_code=128 + number))
         await app.run_async()
         return app.return_code or 0
 

@@ -19,6 +19,7 @@ from keephold.config.explain import not_one_of, unknown_key
 from keephold.config.model import AgentSettings, Config, McpServerSettings, TemporalSettings, ToolSettings
 from keephold.config.source import TOOLS, KeyPath, Problem, Source, dotted
 from keephold.errors import ConfigError
+from keephold.platforms import machine
 from keephold.schema.canonical import check_parameters, wrong_types
 from keephold.store.archive import is_within
 from keephold.tools.base import engine_problem, keep_problems
@@ -48,6 +49,8 @@ def server_problems(servers: Mapping[str, McpServerSettings]) -> Iterator[Proble
             right = '`command = ["program", "argument"]` for a program, `url = "https://…"` for one that serves HTTP'
             yield where, f"write either: {right}"
             continue
+        if table.command is not None and machine.no_programs:
+            yield (*where, "command"), machine.no_programs
         written = table.model_fields_set
         for key in _FOR_PROGRAMS if table.url is not None else ("headers", "oauth", "scope"):
             if key in written:
@@ -199,6 +202,8 @@ def tool_problems(name: str, tool: ToolSettings, source: Source) -> Iterator[Pro
     for problem in keep_problems(tool.on_crash, tool.source, tool.retry.policy, tool.keep_secs, tool.wire, media):
         yield ("on_crash",), problem
     if tool.runs_command:
+        if machine.no_programs:
+            yield ("command",), machine.no_programs
         yield from _command(tool, names)
         yield from _parameters(name, tool)
         yield from _not_json(("options",), tool.options)
@@ -393,6 +398,8 @@ def agent_problems(agents: Mapping[str, AgentSettings], tools: Collection[str]) 
         if id in tools:
             yield where, f"[conversation.tools.{id}] is a tool of the same name; give one of them another"
         if agent.command is not None:
+            if machine.no_programs:
+                yield (*where, "command"), machine.no_programs
             for key in (key for key in _OF_A_MODEL if key in agent.model_fields_set):
                 yield (*where, key), "is for agents of a model; this one is a program with a model of its own"
         else:

@@ -12,9 +12,11 @@ import sys
 
 from keephold.platforms.portable import BUSY, FEW, UNKNOWN, End, Group, Look, Portable, State
 
-__all__ = ["BUSY", "FEW", "UNKNOWN", "VARIABLE", "End", "Group", "Look", "Portable", "State", "machine"]
+__all__ = ["BUSY", "ENDS", "FEW", "UNKNOWN", "VARIABLE", "End", "Group", "Look", "Portable", "State", "machine"]
 
 VARIABLE = "KEEPHOLD_PLATFORM"
+ENDS = ("SIGINT", "SIGTERM", "SIGBREAK")
+"""Signals that ask a program to end. Windows alone has the last, for Ctrl-Break and closed windows."""
 
 
 def _chosen() -> Portable:

@@ -73,8 +73,8 @@ class Portable:
     """Whether the machine tells if a program reads its input."""
     replaces_servers = False
     """Whether a server can hand its sockets over to its successor."""
-    runs_programs = True
-    """Whether programs can be run: as commands, in terminals, as MCP servers and agents, and for workers."""
+    no_programs = ""
+    """Why no program can be run: commands, terminals, servers, agents, workers. Empty: they can."""
     has_sockets = True
     """Whether processes reach each other by Unix sockets, so that several can have one SQLite store open."""
     replaces_open_files = True

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 
 from keephold.errors import ConfigError
 from keephold.forking import close_in_children
-from keephold.platforms import machine
+from keephold.platforms import ENDS, machine
 from keephold.serve.handover import Offer, Predecessor, Successor
 from keephold.serve.slow_clients import IDLE_SECS, SlowClientProtocol
 
@@ -292,7 +292,7 @@ class _Signals:
 @contextlib.contextmanager
 def _signals(reload: Callable[[], None] | None) -> Iterator[_Signals]:
     found = _Signals()
-    ends = [machine.on_signal(name, found.stop) for name in ("SIGINT", "SIGTERM", "SIGBREAK")]
+    ends = [machine.on_signal(name, found.stop) for name in ENDS]
     if reload is not None:
         ends.append(machine.on_signal("SIGHUP", lambda _: reload()))
     try:

@@ -93,6 +93,8 @@ class _Watch:
         return self._program is not None and self._program.poll() is None
 
     def ensure(self) -> None:
+        if machine.no_programs:
+            raise ToolError(f"{machine.no_programs}.", code="command_not_started")
         if self.running:
             return
         self._let_go()

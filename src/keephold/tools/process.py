@@ -7,10 +7,8 @@ left.
 """
 
 import asyncio
-import fcntl
 import os
 import subprocess
-import termios
 from collections.abc import Callable, Mapping, Sequence
 
 from keephold.platforms import machine
@@ -185,6 +183,9 @@ class Process:
     def _unread(self) -> int:
         """Return the bytes sent that the program has not read: in our buffer or in the pipe."""
         assert self._stdin is not None
+        import fcntl
+        import termios  # only here: Windows, which runs no program, has neither
+
         in_pipe = fcntl.ioctl(self._stdin, termios.FIONREAD, b"\0" * 4)
         return len(self._unsent) + int.from_bytes(in_pipe, "little")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from keephold.errors import ConfigError, ToolError
+from keephold.platforms import machine
 from keephold.schema.canonical import check_parameters
 from keephold.tools.base import ACTIONS, Action, Invocation, OutputPolicy, OutputView, QuestionPolicy, Tool, ToolRuntime
 from keephold.tools.child import environment, remove
@@ -237,6 +238,8 @@ class _Made:
         on_crash: object = policies.get("on_crash")
         if on_crash == "external":
             problems.append(f'a {kind} takes no completion key: on_crash="external" is for functions')
+        if machine.no_programs:
+            problems.append(machine.no_programs)
         if problems:
             raise ConfigError([f"tool `{self._name}`: {problem}" for problem in problems])
         from keephold.tools.template import CommandLine

@@ -11,6 +11,7 @@ from importlib.metadata import version
 
 from keephold.errors import ConfigError, MissingExtra, ToolError
 from keephold.extras import MCP, SERVE, need
+from keephold.platforms import machine
 from keephold.tools.base import ACTIONS, Invocation, Live, RunMode, Sink, Tool
 from keephold.tools.environment import passed, wrong_names
 from keephold.tools.remote.login import LoginFile
@@ -75,6 +76,8 @@ class McpServer:
             found.append("its name must be 1 to 64 characters of A-Z, a-z, 0-9, `_` and `-`")
         if bool(self.command) == (self.url is not None):
             found.append('give it either a `command`, such as ["program", "argument"], or a `url`')
+        if self.command and machine.no_programs:
+            found.append(machine.no_programs)
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             found.append("its url must begin with http:// or https://")
         if not self.timeout_secs > 0:
