@@ -19,7 +19,7 @@ _PIECE = 256 * 1024
 """Bytes that are read or written at once."""
 _REST = 64
 """Pieces that are read after writing has failed: more than a pipe or a socket holds."""
-_FLAGS = int(socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0))  # macOS does not have the second
+_FLAGS = int(getattr(socket, "MSG_DONTWAIT", 0) | getattr(socket, "MSG_NOSIGNAL", 0))  # macOS lacks the second
 HEAD = 1024
 """Bytes of an overlong line that are reported."""
 LOW = 256 * 1024

@@ -16,7 +16,6 @@ from keephold.handles.state import Failure
 from keephold.tools.base import Screen
 from keephold.turn import attach_protocol as frames
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _QUIET_SECS = 0.3
 """After this time without output, the program is taken to have finished drawing."""
 
@@ -74,7 +73,7 @@ class _AttachSession:
 
     async def run(self, first: frames.Frame) -> tuple[HandleInfo | None, int]:
         loop, terminal = asyncio.get_running_loop(), self._terminal
-        for number in _SIGNALS:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._leave, number)
         if not self._read_only:
             size = terminal.size

@@ -13,7 +13,6 @@ import re
 import shutil
 import signal
 import subprocess
-import termios
 import unicodedata
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 
 from keephold.characters import readable
 from keephold.platforms import machine
+from keephold.platforms.unix import termios
 from keephold.text import strip_controls, to_utf8
 from keephold.tools.environment import inherited
 

@@ -4,13 +4,12 @@ import contextlib
 import os
 import re
 import sys
-import termios
-import tty
 from typing import NamedTuple, Self
 
 import click
 
 from keephold.errors import KeepholdError
+from keephold.platforms.unix import termios, tty
 from keephold.tools.base import Screen
 
 _RESET = (

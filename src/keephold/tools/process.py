@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
 from keephold.platforms import machine
+from keephold.platforms.unix import fcntl, termios
 from keephold.tools.child import UNREAD_LIMIT, input_closed, input_not_read, not_started
 from keephold.tools.session import Exit, ProcessSession
 
@@ -183,9 +184,6 @@ class Process:
     def _unread(self) -> int:
         """Return the bytes sent that the program has not read: in our buffer or in the pipe."""
         assert self._stdin is not None
-        import fcntl
-        import termios  # only here: Windows, which runs no program, has neither
-
         in_pipe = fcntl.ioctl(self._stdin, termios.FIONREAD, b"\0" * 4)
         return len(self._unsent) + int.from_bytes(in_pipe, "little")
 

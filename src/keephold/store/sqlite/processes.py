@@ -33,6 +33,7 @@ from keephold.store.sqlite.lock_holders import advice, stopped_holder
 
 _NEW = ".new-"
 _ALONE = ".alone"
+_OWNERS = "-owners"
 
 
 class Owners:
@@ -83,8 +84,9 @@ class Owners:
         except BlockingIOError:
             self._alone.close()
             raise KeepholdError(
-                f"another process has the store of `{self.directory}` open, and on this system only one can; end it, "
-                "name its server by --server, or use a PostgreSQL store",
+                f"another process has `{self.directory.name.removesuffix(_OWNERS)}` open, and on this system one process "
+                "at a time writes to a SQLite store; end that process, name it by --server if it is a server, or use a "
+                "PostgreSQL store",
                 code="store_unavailable",
             ) from None
 
@@ -139,7 +141,7 @@ class Owners:
 
 def owners_of(store: Path) -> Owners:
     """Return the owners of a store, without entering it."""
-    return Owners(store.with_name(f"{store.name}-owners"))
+    return Owners(store.with_name(store.name + _OWNERS))
 
 
 def _bell(file: Path) -> str:

@@ -6,11 +6,9 @@ without a round trip, by the descriptors that the keeper passes.
 """
 
 import contextlib
-import fcntl
 import logging
 import os
 import select
-import termios
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 from keephold.errors import ToolError
 from keephold.platforms import BUSY, Look, machine
+from keephold.platforms.unix import fcntl, termios
 from keephold.tools.child import UNREAD_LIMIT, input_closed, input_not_read
 from keephold.tools.keeper import protocol
 from keephold.tools.keeper.page import SETTLED, Page

@@ -20,9 +20,10 @@ import msgspec
 VERSION = 1
 _HEAD = struct.Struct(">IB")
 _PIECE = 1 << 16
-_ANCILLARY = socket.CMSG_SPACE(16 * 4)  # 16 descriptors
+_MOST = 16
+"""Descriptors that one message carries."""
 _CLOSES: int = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-_FLAGS = int(socket.MSG_DONTWAIT) | _CLOSES
+_FLAGS = int(getattr(socket, "MSG_DONTWAIT", 0)) | _CLOSES
 LONGEST = 16 << 20
 """Bytes of a frame: arguments and environment of a program are the longest."""
 
@@ -240,7 +241,7 @@ class Connection:
         if self._socket is None:
             return False
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(_PIECE, _ANCILLARY, _FLAGS)
+            data, ancillary, _, _ = self._socket.recvmsg(_PIECE, socket.CMSG_SPACE(_MOST * 4), _FLAGS)
         except BlockingIOError:
             return False
         except OSError:

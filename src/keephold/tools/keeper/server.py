@@ -6,7 +6,6 @@ runs and no runtime is connected. SIGTERM ends all its processes, and then itsel
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import signal
 import socket
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from keephold.errors import ToolError
 from keephold.platforms import End, machine
+from keephold.platforms.unix import fcntl
 from keephold.tools.guard import Guard
 from keephold.tools.keeper import protocol
 from keephold.tools.keeper.files import Files

@@ -15,11 +15,11 @@ The program starts as from a login: no signal is ignored or blocked and no other
 import asyncio
 import os
 import signal
-import termios
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from keephold.platforms import BUSY, Look, machine
+from keephold.platforms.unix import termios
 from keephold.tools.child import UNREAD_LIMIT, input_closed, input_not_read, not_started
 from keephold.tools.session import Exit, ProcessSession
 
@@ -30,7 +30,6 @@ HOLDS = 16 * 1024
 _LINE, _SPARE = machine.terminal_line, 16
 _CONTROLS = bytes(byte for byte in (*range(0x20), 0x7F) if byte != 0x09)
 _IUTF8 = 0o40000  # `termios` has no name for it
-_ASKS = (signal.SIGTERM, signal.SIGHUP, signal.SIGCONT)  # a shell ignores the first; a stopped one gets neither
 
 
 class Pty:
@@ -78,7 +77,8 @@ class Pty:
                 on_leader_end=self._leader_ended,
                 close_output=self._close_master,
                 on_exit=on_exit,
-                asks=_ASKS,
+                # A shell ignores the first; a stopped one gets neither of the first two.
+                asks=(signal.SIGTERM, signal.SIGHUP, signal.SIGCONT),
                 others=self._foreground,
             )
         except (OSError, ValueError) as error:
