@@ -1,7 +1,7 @@
 """Makes this interpreter look like that of Windows, as far as Linux can.
 
 `look_like_windows` removes the modules and names that Python has on Unix alone, and replaces what Windows has and Linux
-does not. Files there behave otherwise: an open one cannot be renamed, replaced or removed, a directory cannot be opened,
+does not. Files behave as there: an open one cannot be renamed, replaced or removed, a directory cannot be opened,
 modes and owners say nothing, and a descriptor of a file that was opened as text cannot carry bytes. The event loop is
 that of the Proactor in what it lacks: readers, writers, signals and Unix sockets. Paths stay those of Linux.
 """
@@ -18,11 +18,12 @@ ONLY_UNIX = {
     "os": "O_NONBLOCK O_CLOEXEC O_NOFOLLOW O_DIRECTORY O_NOCTTY O_SYNC O_DSYNC O_PATH O_TMPFILE O_NOATIME O_ASYNC "
     "O_DIRECT O_NDELAY getuid geteuid getgid getegid getgroups getgrouplist getpgid getpgrp getsid getpriority getres "
     "setuid seteuid setgid setegid setgroups setpgid setpriority setre setsid initgroups fork forkpty killpg nice "
-    "register_at_fork posix_spawn wait3 wait4 waitid P_ WIF WE WS WT WCO WN WU sched_ SCHED_ chown fchown lchown chroot fchdir fchmod mkfifo "
+    "register_at_fork posix_spawn wait3 wait4 waitid P_ WIF WE WS WT WCO WN WU sched_ SCHED_ chown fchown lchown chroot "
+    "fchdir fchmod mkfifo "
     "mknod major minor makedev pathconf fpathconf statvfs fstatvfs sync fdatasync lockf openpty pipe2 posix_f preadv "
     "pread pwrite readv writev sendfile splice SPLICE_ set_blocking get_blocking tcgetpgrp tcsetpgrp ttyname ctermid "
-    "uname confstr sysconf getloadavg getrandom memfd_create MFD_ eventfd EFD_ pidfd_open copy_file_range unshare setns "
-    "getxattr setxattr listxattr removexattr environb getenvb supports_dir_fd EX_ RTLD_ ST_",
+    "uname confstr sysconf getloadavg getrandom memfd_create MFD_ eventfd EFD_ pidfd_open copy_file_range unshare "
+    "setns getxattr setxattr listxattr removexattr environb getenvb supports_dir_fd EX_ RTLD_ ST_",
     "socket": "AF_UNIX AF_NETLINK AF_PACKET AF_VSOCK SO_PEERCRED SO_PASSCRED SO_REUSEPORT SOCK_NONBLOCK SOCK_CLOEXEC "
     "SCM_ CMSG_ MSG_DONTWAIT MSG_NOSIGNAL MSG_CMSG_CLOEXEC send_fds recv_fds TCP_USER_TIMEOUT TCP_QUICKACK",
     "signal": "SIGHUP SIGKILL SIGUSR SIGCHLD SIGCLD SIGCONT SIGSTOP SIGTSTP SIGTT SIGPIPE SIGALRM SIGQUIT SIGWINCH "
