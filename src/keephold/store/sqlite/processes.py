@@ -84,9 +84,9 @@ class Owners:
         except BlockingIOError:
             self._alone.close()
             raise KeepholdError(
-                f"another process has `{self.directory.name.removesuffix(_OWNERS)}` open, and on this system one process "
-                "at a time writes to a SQLite store; end that process, name it by --server if it is a server, or use a "
-                "PostgreSQL store",
+                f"another process has `{self.directory.name.removesuffix(_OWNERS)}` open, and on this system one "
+                "process at a time writes to a SQLite store; end that process, name it by --server if it is a server, "
+                "or use a PostgreSQL store",
                 code="store_unavailable",
             ) from None
 
