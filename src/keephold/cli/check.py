@@ -43,10 +43,11 @@ def permission_problems(store: Path, *, own_directory: bool) -> Iterator[str]:
         return
     if not os.access(directory, os.W_OK | os.X_OK):
         yield f"{directory} may not be written to, and the store needs files in it: chmod u+rwx {directory}"
-    mode = directory.stat().st_mode
-    if own_directory and mode & 0o077:
+    facts = directory.stat()
+    mode, private = facts.st_mode, machine.is_private(facts)
+    if own_directory and not private:
         yield f"{directory} is open to other users of this machine: chmod 700 {directory}"
-    elif mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+    elif not private and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         yield f"{directory} may be written to by anybody, who could replace the store: chmod o-w {directory}"
     yield from _file_problems(store, "the store", "outputs and the secret that keys are signed with are in it")
     yield from _file_problems(Path(f"{store}-token"), "the token", "it gives full access")
@@ -54,10 +55,10 @@ def permission_problems(store: Path, *, own_directory: bool) -> Iterator[str]:
 
 def _file_problems(path: Path, what: str, why: str) -> Iterator[str]:
     try:
-        mode = path.stat().st_mode
+        facts = path.stat()
     except OSError:  # missing, or hidden, which is a problem of the directory
         return
-    if mode & 0o077:
+    if not machine.is_private(facts):
         yield f"{what} {path} may be read or written by other users ({why}): chmod 600 {path}"
     if not os.access(path, os.R_OK | os.W_OK):
         yield f"{what} {path} may not be read and written by you: chmod u+rw {path}"

@@ -12,6 +12,7 @@ import click
 
 from keephold.characters import exact_line
 from keephold.errors import ConfigError, KeepholdError
+from keephold.platforms import machine
 
 if TYPE_CHECKING:
     from keephold.config import Config
@@ -209,7 +210,7 @@ def tokens_of(file: Path | None) -> Principals:
     which others cannot read."""
     known: dict[str, str] = {}
     client_prompts: set[str] = set()
-    if file is not None and file.stat().st_mode & 0o077:
+    if file is not None and not machine.is_private(file.stat()):
         raise ConfigError([f"--tokens `{file}` can be read by others, who could use the server: chmod 600 {file}"])
     for number, line in enumerate(text_of(file, "--tokens").splitlines() if file is not None else (), 1):
         if not line.strip() or line.lstrip().startswith("#"):

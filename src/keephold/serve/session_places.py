@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import fcntl
 import hashlib
 import hmac
 import os
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from keephold.errors import KeepholdError
+from keephold.platforms import machine
+from keephold.platforms.flags import O_CLOEXEC, O_NOFOLLOW
 from keephold.serve.sessions import Place
 from keephold.store.base import Store
 
@@ -130,8 +131,8 @@ def _mark(stat: os.stat_result) -> _Mark:
 def _content(file: Path) -> bytes:
     """Return what the file holds; nothing if others could have read or written it."""
     try:
-        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW), "rb") as opened:
-            return b"" if os.fstat(opened.fileno()).st_mode & 0o077 else opened.read(_BYTES)
+        with os.fdopen(os.open(file, os.O_RDONLY | O_NOFOLLOW), "rb") as opened:
+            return opened.read(_BYTES) if machine.is_private(os.fstat(opened.fileno())) else b""
     except OSError:
         return b""
 
@@ -140,7 +141,9 @@ def _content(file: Path) -> bytes:
 def _locked(file: Path) -> Iterator[bool]:
     """Try to keep other processes from changing the file; yield whether they are. The lock counts only on the file that
     is there, not on a replaced one."""
-    opened = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    if not machine.replaces_open_files:
+        file = file.with_name(f"{file.name}.lock")
+    opened = os.open(file, os.O_RDWR | os.O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0o600)
     try:
         yield _holds(opened, file)
     finally:
@@ -149,7 +152,7 @@ def _locked(file: Path) -> Iterator[bool]:
 
 def _holds(opened: int, file: Path) -> bool:
     try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        machine.lock(opened)
         return os.fstat(opened).st_ino == file.stat().st_ino
     except (BlockingIOError, FileNotFoundError):
         return False
