@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ import httpx2
 from tests.interop.shipped import Proxy, behind_proxy
 from tests.mcp.clients import connected
 from tests.patience import PATIENCE, until
-from tests.serve.serving import TOKEN, Served
+from tests.serve.serving import TOKEN, Served, environment
 
 CONFIG = """
 [conversation.tools."*"]
@@ -127,12 +129,23 @@ async def test_K9_a_session_works_at_every_server_and_outlives_the_one_that_bega
         assert (await person.post(port, "/do/sessions/end", id=session)).status_code == 303
         showing.restart()
         await has_ended(person, proxy.servers)
+        await person.log_in(proxy)
+        assert await logged_out(tmp_path, postgres) == "ended 1 session\n"
+        await has_ended(person, proxy.servers, 403)  # the name has changed, too
 
 
-async def has_ended(person: Person, servers: list[Served]) -> None:
+async def logged_out(directory: Path, store: str) -> str:
+    """What `keephold logout` prints."""
+    command = [sys.executable, "-m", "keephold", "logout", "--store", store]
+    ended = await asyncio.to_thread(subprocess.run, command, env=environment(directory), capture_output=True, text=True)
+    assert not ended.returncode, ended
+    return ended.stdout
+
+
+async def has_ended(person: Person, servers: list[Served], status: int = 401) -> None:
     for server in servers:
-        assert (await person.get(server.port, "/api/handles")).status_code == 401
-        assert (await person.post(server.port, "/do/keys/revoke", conversation="none")).status_code == 401
+        assert (await person.get(server.port, "/api/handles")).status_code == status
+        assert (await person.post(server.port, "/do/keys/revoke", conversation="none")).status_code == status
 
 
 def text_of(result: Any) -> str:
