@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.serve.test_door import TOKEN, asked, cookie_of, guard, logged_in
+from tests.serve.application import TOKEN
+from tests.serve.test_door import asked, cookie_of, guard, logged_in
 from tests.serve.test_sessions import FIREFOX, Clock, opened_store, two_servers
 
 from keephold.errors import KeepholdError
