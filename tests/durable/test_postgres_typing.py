@@ -5,11 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
 from tests.patience import PATIENCE
 from tests.turn.calls import spawn
 
-from keephold import KeepholdError, Runtime
+from keephold import Runtime
 from keephold.config import load_config
 from keephold.control.stored_output import talking
 from keephold.store.base import Record
@@ -63,16 +62,6 @@ async def test_M3_a_user_types_into_a_terminal_of_another_process(tmp_path: Path
                 while (received := await talk.receive())[0] != frames.REPLY:
                     pass
             assert isinstance(received[1], bytes) and b"54" in received[1]
-
-
-async def test_K5_nothing_is_typed_into_a_terminal_of_another_machine(
-    tmp_path: Path, postgres: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running(tmp_path, postgres) as (record, store):
-        monkeypatch.setattr(presence.Place, "is_here", False)
-        with pytest.raises(KeepholdError, match=r"runs on another machine. Nothing was sent: input may be a password"):
-            async with talking(store, record, Want(uid=record.uid, want="attach")):
-                raise AssertionError("nobody types")
 
 
 async def test_E6_the_sockets_of_a_dead_process_are_removed(postgres: str) -> None:

@@ -20,10 +20,10 @@ from keephold import Call, Question, Runtime, ToolError
 from keephold.policies import OutputPolicy, QuestionPolicy
 from keephold.store.sockets import STREAM
 from keephold.turn import attach_protocol as frames
-from keephold.turn.output_follower import CHUNK
+from keephold.turn.output_follower import CHUNK, Following
 from keephold.turn.owner_connection import Link, OwnerAddress, linked
 from keephold.turn.prompts import Decision, Prompt
-from keephold.turn.relayed_streams import Sessions
+from keephold.turn.relayed_streams import Poll
 
 
 @keephold.tool(actions=TALKING)
@@ -367,15 +367,21 @@ async def test_K5_a_secret_is_taken_from_who_typed_it_unseen_and_is_nowhere_in_t
     assert not any(b"open-sesame" in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
 
 
-async def test_M3_a_relayed_stream_that_fails_ends_for_its_client() -> None:
-    async def failing() -> AsyncGenerator[frames.Frame, None]:
+async def test_M3_a_relayed_stream_that_fails_ends_for_its_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(_: Following) -> AsyncGenerator[frames.Frame, None]:
         yield frames.OUTPUT, b"x"
         raise RuntimeError("no")
 
-    sessions, received = Sessions(), list[tuple[str, bytes]]()
-    sessions.begin("s", failing())
-    async with asyncio.timeout(PATIENCE):
-        while not received or received[-1][0] != frames.ERROR:
-            received += frames.split(await sessions.take("s"))
+    monkeypatch.setattr(Following, "so_far", failing)
+    received = list[tuple[str, bytes]]()
+    async with Runtime([talk], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn:
+        await turn.run([spawn("talk", "t")])
+        poll = Poll("s", frames.Want(uid=rt.registry.find("t", "main").uid, want="read"))
+        async with asyncio.timeout(PATIENCE):
+            while not received or received[-1][0] != frames.ERROR:
+                received += frames.split(await rt.streams.polled(poll))
+                poll = Poll("s")
+        await rt.send("t", "bye", conversation="main")
     assert [kind for kind, _ in received] == [frames.OUTPUT, frames.ERROR]
-    await sessions.close()

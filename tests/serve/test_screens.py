@@ -17,7 +17,7 @@ from tests.patience import PATIENCE, until
 from tests.turn.calls import apply, reply, spawn
 
 import keephold
-from keephold import Runtime, Tool
+from keephold import KeepholdError, Runtime, Tool
 from keephold.serve.screens import Screens
 from keephold.serve.watched_terminal import LocalTerminal, RemoteTerminal, terminal_of
 from keephold.turn.attach_protocol import Size
@@ -266,8 +266,8 @@ async def test_who_has_gone_before_another_process_has_answered_does_not_drive(
     taken, go_on = asyncio.Event(), asyncio.Event()
     drive = RemoteTerminal.drive
 
-    async def slowly(self: RemoteTerminal, size: Size) -> None:
-        await drive(self, size)
+    async def slowly(self: RemoteTerminal, size: Size, lost: Callable[[KeepholdError], None]) -> None:
+        await drive(self, size, lost)
         taken.set()
         await go_on.wait()
 

@@ -124,9 +124,9 @@ class _Talking(Response):
             await asyncio.gather(forwarding, leaving, return_exceptions=True)
 
     async def _forward(self, send: Send) -> None:
-        self._begun = False
+        self._begun, runtime = False, self._runtime
         try:
-            async with talking(self._runtime.registry.store, self._record, self._want) as talk:
+            async with talking(runtime.registry.store, self._record, self._want, runtime.relay) as talk:
                 await self._pass_frames(talk, send)
         except KeepholdError as error:
             if self._begun:

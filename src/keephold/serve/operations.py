@@ -24,6 +24,7 @@ STATUS = {
     "conversation_not_found": 404,
     "handle_expired": 404,
     "handle_not_found": 404,
+    "input_lost": 504,
     "invalid_arguments": 400,
     "invalid_handle_id": 400,
     "invalid_resolution": 400,

@@ -113,6 +113,12 @@ class _View:
             self.notify()
             self._ended()
 
+    def fail(self, error: KeepholdError) -> None:
+        """End the view: what its driver typed may be lost."""
+        if not self.over:
+            self.why = error.message
+            self._task.cancel()
+
     def notify(self) -> None:
         for changed in self.changed.values():
             changed.set()
@@ -257,7 +263,7 @@ class Screens:
         try:
             if want.stream is not None and want.stream not in view.changed:
                 raise ToolError("there is no such stream of this terminal; open it first", code="invalid_arguments")
-            await view.watched.drive(Size(want.rows, want.cols))
+            await view.watched.drive(Size(want.rows, want.cols), view.fail)
             if not self._is_there(uid, view, want.stream):
                 await view.watched.hand_back()
                 raise ToolError("whoever wanted to drive this terminal has gone, or it has", code="not_running")

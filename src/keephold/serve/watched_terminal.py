@@ -6,7 +6,7 @@ emulator of its own); viewers see no difference. A terminal has at most one driv
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple, Protocol, cast
 
 from keephold.errors import KeepholdError, ToolError
@@ -52,8 +52,9 @@ class Watched(Protocol):
     def follow(self) -> AsyncIterator[None]:
         """Yield after each change until the handle stops. Raises `KeepholdError` if the connection is lost."""
 
-    async def drive(self, size: Size) -> None:
-        """Take it over. Raises `KeepholdError` if another user drives it."""
+    async def drive(self, size: Size, lost: Callable[[KeepholdError], None]) -> None:
+        """Take it over. Raises `KeepholdError` if another user drives it. `lost` is called if typed input may not have
+        arrived."""
 
     def type(self, data: bytes) -> None: ...
 
@@ -119,7 +120,7 @@ class LocalTerminal:
         elif kind == frames.SCREEN:
             self._answering.feed(b"\x1bc" + painting_of(self._live))
 
-    async def drive(self, size: Size) -> None:
+    async def drive(self, size: Size, lost: Callable[[KeepholdError], None] = lambda _: None) -> None:
         handle, run = self._handle, self._handle.run
         since = self._streams.drivers.get(handle.uid)
         if since is not None:
@@ -179,6 +180,7 @@ class RemoteTerminal:
         self._emulator = open_emulator(_FIRST.rows, _FIRST.cols, self.type)
         self._driving: contextlib.AsyncExitStack | None = None
         self._link: frames.Talk | None = None
+        self._lost: Callable[[KeepholdError], None] = lambda _: None
         self._before = _FIRST
         self._plain: Screen | None = None
         """A screen whose colours are not known."""
@@ -231,14 +233,14 @@ class RemoteTerminal:
                     break
         return bytes(data[:total])
 
-    async def drive(self, size: Size) -> None:
+    async def drive(self, size: Size, lost: Callable[[KeepholdError], None]) -> None:
         screen = self._emulator.screen()
         want = frames.Want(uid=self._to.uid, want="attach", rows=size.rows, cols=size.cols)
         async with contextlib.AsyncExitStack() as stack:
-            link = await stack.enter_async_context(linked(self._to, want))
+            link = await stack.enter_async_context(linked(self._to, want, self._polls))
             await link.receive()  # its screen, or a refusal
-            stack.push_async_callback(_cancel, asyncio.create_task(_read(link)))
-            self._link, self._driving = link, stack.pop_all()
+            stack.push_async_callback(_cancel, asyncio.create_task(_read(link, lost)))
+            self._link, self._lost, self._driving = link, lost, stack.pop_all()
         self._before = Size(screen.rows, screen.cols)
         self._fit(size)
 
@@ -259,7 +261,10 @@ class RemoteTerminal:
         if self._driving is not None and self._link is not None:
             driving, self._driving = self._driving, None
             self._link.send(frames.DETACH)
-            await driving.aclose()
+            try:
+                await driving.aclose()
+            except KeepholdError as error:
+                self._lost(error)
             self._fit(self._before)
 
     def application_keys(self) -> bool:
@@ -277,11 +282,14 @@ async def _cancel(task: "asyncio.Task[None]") -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def _read(link: frames.Talk) -> None:
+async def _read(link: frames.Talk, lost: Callable[[KeepholdError], None]) -> None:
     """Read and ignore the driver's frames: the viewer's connection gets the same."""
-    with contextlib.suppress(KeepholdError):
+    try:
         while (await link.receive())[0] != frames.END:
             pass
+    except KeepholdError as error:
+        if error.code == "input_lost":
+            lost(error)
 
 
 def painting_of(live: SupportsScreen) -> bytes:

@@ -260,6 +260,23 @@ class Browse(Store, Protocol):
         never was one."""
 
 
+@runtime_checkable
+class SupportsWhispers(Store, Protocol):
+    """A store that carries messages from process to process without writing them down, so that they may be secret."""
+
+    @property
+    def ear(self) -> str:
+        """Where messages reach this process. Only readers of the store can learn it. Empty: nowhere at present."""
+
+    @property
+    def on_whisper(self) -> Listeners[[str | None]]:
+        """Called with each message to this process, in the order they were sent; None: some may be lost."""
+
+    async def whisper(self, ear: str, message: str) -> None:
+        """Send fewer than 8,000 bytes of text. The message may be lost, and never arrives twice. Raises
+        `KeepholdError`, after which it may have been sent."""
+
+
 def browsable(store: Store) -> Browse:
     """Return the store as one that can be browsed; raise `KeepholdError` if it lacks those reads."""
     if not isinstance(store, Browse):

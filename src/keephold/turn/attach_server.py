@@ -13,10 +13,10 @@ import asyncio
 import logging
 import shlex
 import socket
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 import msgspec
 
@@ -26,6 +26,7 @@ from keephold.handles.handle import Handle
 from keephold.handles.registry import Registry
 from keephold.handles.state import Waiting
 from keephold.handles.timeline import asciicast
+from keephold.store.base import SupportsWhispers
 from keephold.text import time_of_day, to_utf8
 from keephold.tools.base import SupportsScreen
 from keephold.tools.run import Run
@@ -35,7 +36,7 @@ from keephold.turn.actions import Actions
 from keephold.turn.attach_protocol import Size, Want
 from keephold.turn.output_follower import CHUNK, Following, status_of
 from keephold.turn.owner_connection import socket_of
-from keephold.turn.relayed_streams import Poll, Sessions
+from keephold.turn.relayed_streams import TYPING, Poll, Sessions
 from keephold.turn.settle import printed
 
 _PIECE = 4096
@@ -102,6 +103,13 @@ class Driving:
 
 _log = logging.getLogger("keephold.turn")
 
+_DEAF = frames.frame(
+    frames.ERROR,
+    frames.Refused(
+        "The process that runs the handle hears no input from other machines at present. Nothing was sent. Try again.",
+        "owner_not_answering",
+    ),
+)
 _LAST_SECS = 1.0
 """How long closing waits for clients to read the last frames."""
 
@@ -123,7 +131,10 @@ class Streams:
 
     async def open(self) -> None:
         """Listen, if the store names a socket. Raises `KeepholdError` if that fails."""
-        path = socket_of(self.registry.store, self.registry.store.owner)
+        store = self.registry.store
+        if isinstance(store, SupportsWhispers):
+            store.on_whisper.add(self._sessions.hear)
+        path = socket_of(store, store.owner)
         if path is None:
             return
         self._path = path
@@ -131,11 +142,9 @@ class Streams:
 
     async def close(self) -> None:
         """Send every client its last frame, and disconnect them."""
-        await self._sessions.close()
-        if self._server is None:
-            return
-        self._server.close()
-        _remove(self._path)
+        if self._server is not None:
+            self._server.close()
+            _remove(self._path)
         for task, client in self._clients.items():
             if client.following is None:
                 task.cancel()
@@ -146,6 +155,7 @@ class Streams:
         for task in tuple(self._clients):
             task.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)
+        self._sessions.close()
 
     async def leave(self, handles: Collection[Handle]) -> None:
         """End the connections of clients that follow handles which another process is about to run, when all that they
@@ -160,35 +170,32 @@ class Streams:
             await asyncio.wait(ended, timeout=2 * _LAST_SECS)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        client = _Client(self, reader, writer)
+        writer.transport.set_write_buffer_limits(high=CHUNK)
+        self._serve(_Client(self, reader, writer), writer.transport.abort)
+
+    def _serve(self, client: "_Client", disconnect: Callable[[], None]) -> "asyncio.Task[None]":
+        """Serve a client, and disconnect it even if it was never served: a task may be cancelled before it begins."""
         task = asyncio.get_running_loop().create_task(client.serve())
         self._clients[task] = client
         task.add_done_callback(self._gone)
+        task.add_done_callback(lambda _: disconnect())
+        return task
 
     def _gone(self, task: "asyncio.Task[None]") -> None:
-        self._clients.pop(task).disconnect()
+        del self._clients[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a connection was cut short", exc_info=error)
 
     async def polled(self, poll: Poll) -> bytes:
         """Return the next frames of a client that has no connection (`turn/relayed_streams.py`)."""
-        try:
-            if poll.want is not None:
-                self._sessions.begin(poll.session, self._frames(poll.want))
-            return await self._sessions.take(poll.session)
-        except KeepholdError as error:
-            return frames.frame(frames.ERROR, frames.Refused(error.message, error.code))
-
-    def _frames(self, want: Want) -> AsyncGenerator[frames.Frame, None]:
-        handle = self.handle(want.uid)
-        match want.want:
-            case "read":
-                return Following(handle, want.since).so_far()
-            case "follow":
-                return Following(handle, want.since, _terminal(handle) if want.screen else None).until_stopped()
-            case "cast":
-                return _cast(handle)
-        raise ToolError(f"nobody can {want.want} without a connection", code="invalid_arguments")
+        if poll.want is not None:
+            ear = getattr(self.registry.store, "ear", "") if poll.want.want in TYPING else ""
+            if poll.want.want in TYPING and not ear:
+                return _DEAF
+            session = self._sessions.begin(poll.session, ear)
+            session.reader.feed_data(frames.frame(frames.WANT, poll.want))
+            session.serving = self._serve(_Client(self, session.reader, session), session.abort)
+        return await self._sessions.take(poll.session, poll.sent)
 
     def handle(self, uid: str) -> Handle:
         """Return a handle that this runtime runs, or has just run."""
@@ -200,15 +207,26 @@ class Streams:
         return handle
 
 
+class _Writer(Protocol):
+    """What is used of an `asyncio.StreamWriter`."""
+
+    def write(self, data: bytes) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    async def wait_closed(self) -> None: ...
+
+
 class _Client:
     """One connection, from its first frame to its end."""
 
-    def __init__(self, streams: Streams, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, streams: Streams, reader: asyncio.StreamReader, writer: _Writer) -> None:
         self._streams = streams
         self._reader = reader
         self._writer = writer
         self.following: Following | None = None
-        writer.transport.set_write_buffer_limits(high=CHUNK)
 
     async def serve(self) -> None:
         """Serve the client's request, or send why it is refused."""
@@ -219,10 +237,6 @@ class _Client:
             await self._writer.wait_closed()
         except ConnectionError:  # the client has left
             pass
-
-    def disconnect(self) -> None:
-        """Close the connection, also if it was never served: closing the runtime may cancel a task before it begins."""
-        self._writer.transport.abort()
 
     async def _serve(self) -> None:
         try:

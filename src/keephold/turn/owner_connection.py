@@ -12,7 +12,7 @@ from keephold.errors import KeepholdError
 from keephold.handles.state import Stopped
 from keephold.store.base import Record, Store
 from keephold.turn import attach_protocol as frames
-from keephold.turn.relayed_streams import Polls, RelayedLink
+from keephold.turn.relayed_streams import TYPING, Polls, RelayedLink
 
 SILENT_SECS = 5.0
 """How long the process may take to send its first frame."""
@@ -88,9 +88,13 @@ async def linked(to: OwnerAddress, want: frames.Want, polls: Polls | None = None
             raise ConnectionRefusedError
         reader, writer = await asyncio.open_unix_connection(to.path)
     except OSError:
-        if polls is None or want.want in ("attach", "send"):
+        if polls is None or (want.want in TYPING and not polls.can_whisper):
             raise _silent(to.id) if to.path is not None else _no_socket(to.id) from None
-        yield RelayedLink(polls, to.owner, want)
+        relayed = RelayedLink(polls, to.owner, want)
+        try:
+            yield relayed
+        finally:
+            await relayed.close()
         return
     try:
         yield Link(to, want, reader, writer)
@@ -123,9 +127,11 @@ def gone(id: str, tool: str) -> KeepholdError:
 
 
 def _no_socket(id: str) -> KeepholdError:
+    """Make the error for input to a process that can be reached by rows of the store only."""
     return KeepholdError(
-        f"Handle `{id}` runs on another machine. Nothing was sent: input may be a password, which is not written to "
-        "the store. Do this where the handle runs, or name a server there by --server.",
+        f"The process that runs handle `{id}` has no socket that can be reached from here. Nothing was sent: input may "
+        "be a password, which is not written to the store. Do this where the handle runs, or name a server there by "
+        "--server.",
         code="owner_not_answering",
     )
 

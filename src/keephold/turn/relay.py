@@ -1,9 +1,9 @@
 """Handles of other processes on the same store: owner-only operations are forwarded to the owner (M3).
 
-A request is a row; the bell wakes the owner, which takes it, acts and writes the reply. Input that a person sends goes
-over the owner's attach socket instead: it may be a password, so the store never gets it. If the owner lives but is
-silent for 5 s, the request is withdrawn and the call fails. One that the owner has taken cannot be withdrawn, so a
-request either fails or is carried out. If the owner is dead, its handle is recovered first.
+A request is a row; the bell wakes the owner, which takes it, acts and writes the reply. Input that a person sends may
+be a password, so it is never a row: it goes over the owner's attach socket, or in whispers (`relayed_streams.py`). If
+the owner lives but is silent for 5 s, the request is withdrawn and the call fails. One that the owner has taken cannot
+be withdrawn, so a request either fails or is carried out. If the owner is dead, its handle is recovered first.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from keephold.handles.handle import Handle
 from keephold.handles.question import question_key
 from keephold.handles.registry import Registry
 from keephold.handles.state import Reply, Waiting
-from keephold.store.base import Replied, Request, RequestClosed, Requested
+from keephold.store.base import Replied, Request, RequestClosed, Requested, SupportsWhispers
 from keephold.tools.base import Action
 from keephold.tools.run import FORCE_SECS
 from keephold.turn.approvals import Approvals
@@ -126,15 +126,25 @@ class Relay:
             assert owner is not None
             if store.alive(owner):
                 path = socket_of(store, owner) if _is_typed(parsed) else None
-                if path is not None:
-                    return await _send(handle, path, parsed)
-                if _is_typed(parsed) and not _is_open_answer(handle, parsed):
-                    raise _no_socket(handle)
+                if path is not None or (_is_typed(parsed) and not _is_open_answer(handle, parsed)):
+                    return await self._send(handle, path, parsed)
                 reply = await self._request(handle, owner, parsed)
             if reply is not None:
                 return reply
             await self._recover(handle, owner, parsed)
         return None
+
+    async def _send(self, handle: Handle, path: str | None, parsed: ParsedCall) -> Reply:
+        """Send the owner what a person typed, over its attach socket or by whispers."""
+        given, keys = parsed.arguments.get("input", msgspec.UNSET), tuple(parsed.arguments.get("keys", ()))
+        answers = _question_answered(handle, parsed)
+        want = Want(uid=handle.uid, want="send", input=given, keys=keys, secret=parsed.secret, answers=answers)
+        to = OwnerAddress(handle.uid, handle.id, handle.tool.name, path, handle.owner or "")
+        async with linked(to, want, self) as link:
+            while True:
+                kind, payload = await link.receive()
+                if kind == REPLY and isinstance(payload, bytes):
+                    return Reply(payload.decode(), payload.decode())
 
     async def _recover(self, handle: Handle, owner: str, parsed: ParsedCall) -> None:
         await self.recovery.take_first(owner, handle.conversation, handle.uid)
@@ -186,6 +196,16 @@ class Relay:
         if body is None:
             raise KeepholdError("The runtime that ran the handle is gone; ask again.", code="owner_not_answering")
         return body[1:]
+
+    @property
+    def can_whisper(self) -> bool:
+        """Whether input can be sent to processes without a socket here."""
+        return isinstance(self._registry.store, SupportsWhispers)
+
+    async def whisper(self, ear: str, message: str) -> None:
+        store = self._registry.store
+        assert isinstance(store, SupportsWhispers)
+        await store.whisper(ear, message)
 
     async def _asked(self, about: str, owner: str, request: bytes, what: str, longest: float = 1.0) -> bytes | None:
         """Write a request and wait for the reply; None if the owner dies. It may take `longest` once it has begun."""
@@ -333,26 +353,6 @@ def _question_answered(handle: Handle, parsed: ParsedCall) -> str | None:
     if parsed.answers or parsed.action != "apply" or not isinstance(state, Waiting) or parsed.backs_out:
         return parsed.answers
     return question_key(state.question, state.number)
-
-
-async def _send(handle: Handle, path: str, parsed: ParsedCall) -> Reply:
-    """Send the owner what a person typed, over its attach socket."""
-    given, keys = parsed.arguments.get("input", msgspec.UNSET), tuple(parsed.arguments.get("keys", ()))
-    answers = _question_answered(handle, parsed)
-    want = Want(uid=handle.uid, want="send", input=given, keys=keys, secret=parsed.secret, answers=answers)
-    async with linked(OwnerAddress(handle.uid, handle.id, handle.tool.name, path), want) as link:
-        while True:
-            kind, payload = await link.receive()
-            if kind == REPLY and isinstance(payload, bytes):
-                return Reply(payload.decode(), payload.decode())
-
-
-def _no_socket(handle: Handle) -> ToolError:
-    return ToolError(
-        f"Handle `{handle.id}` runs on another machine, and what may be a secret is not written to the store; send it "
-        "where the handle runs, or to a server there.",
-        code="owner_not_answering",
-    )
 
 
 def _longest(handle: Handle) -> float:

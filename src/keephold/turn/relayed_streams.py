@@ -2,32 +2,55 @@
 
 Processes on other machines share the store and nothing else. A client's first request opens a session in the owner's
 process; each request is answered with the frames that are there, as soon as there is one. So output arrives as it is
-printed. Nobody can type this way: input may be a password, and the store never gets one.
+printed.
+
+A client's own frames go the other way. They may hold a password, so they never become rows: they are whispered, if the
+store can do that (`SupportsWhispers`). Whispers can be lost, so they are numbered. The owner acknowledges them in its
+answers, and each request says how many were sent. If one is missing, nothing after it is taken, and the client gets
+`input_lost`. None is sent again: what the owner has taken would be typed twice.
 """
 
 import asyncio
-import logging
+import contextlib
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from keephold.errors import KeepholdError
 from keephold.turn import attach_protocol as frames
 from keephold.turn.attach_protocol import Frame, Want
 
-_log = logging.getLogger("keephold.turn")
-
 POLL_SECS = 10.0
 """How long a request waits for the first frame before it is answered without any."""
+_TYPING_POLL_SECS = 2.0
+"""The same for a client that types: the next request may tell of lost input."""
 _KEPT_SECS = 60.0
 """How long a session lives without a request."""
-_AHEAD = 4
-"""Frames that may wait for the next request."""
+_TYPING_KEPT_SECS = 15.0
+"""The same for a client that types: nobody else can drive the terminal meanwhile."""
+_LATE_SECS = 3.0
+"""How long a whisper may take when the request after it has arrived."""
+_HEARD_SECS = 0.3
+"""How long an acknowledgement waits for output with which it is sent."""
+_LEAVE_SECS = 10.0
+"""How long the last input may take."""
+_AHEAD = 1 << 18
+"""Bytes of frames that may wait for the next request."""
+_PIECE = 5000
+"""Bytes of a whisper; PostgreSQL takes fewer than 8,000, and they are sent as base64."""
+TYPING = ("attach", "send")
+"""Requests whose client sends input."""
+_HEARD = "h"
+"""The frame that is for `RelayedLink` alone."""
 _CLOSED = frames.frame(frames.ERROR, frames.Refused("the stream is closed; ask again", "runtime_closed"))
+_LOST = (
+    "What you typed last may not have reached the handle: the connection to its process was lost. See what the handle "
+    "shows, then attach or send again."
+)
 
 
 class Poll(msgspec.Struct, omit_defaults=True, tag="stream"):
@@ -35,88 +58,177 @@ class Poll(msgspec.Struct, omit_defaults=True, tag="stream"):
 
     session: str
     want: Want | None = None
-    """The request that opens the session, in its first poll."""
+    """The request that opens the session, in its first poll, without input."""
+    sent: int = 0
+    """How many whispers the client has sent."""
 
 
 IS_POLL = b'{"type":"stream",'
 
 
-class _Session:
-    """One client of a handle that this process runs."""
+class Whisper(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A part of the bytes that a client sends in a session."""
 
-    def __init__(self, found: AsyncGenerator[Frame, None]) -> None:
-        self._ahead: asyncio.Queue[bytes | None] = asyncio.Queue(_AHEAD)
-        self.pump = asyncio.get_running_loop().create_task(self._pump(found))
+    session: str
+    number: int
+    data: bytes
+
+
+class _Heard(msgspec.Struct):
+    """How many whispers the owner has taken, and where it hears them."""
+
+    count: int
+    ear: str
+
+
+_whisper = msgspec.json.Decoder(Whisper)
+
+
+class Session:
+    """One client of a handle that this process runs: what it reads and writes instead of a socket."""
+
+    def __init__(self, ear: str) -> None:
+        self.reader = asyncio.StreamReader()
         self.expiry: asyncio.TimerHandle | None = None
+        self.serving: asyncio.Task[None] | None = None
+        self.ear = ear
+        """Where the client's whispers are heard; empty: it sends none."""
+        self._ready = bytearray()
+        self._changed, self._room = asyncio.Event(), asyncio.Event()
+        self._closed = self._lost = False
+        self._heard, self._told = 0, -1
 
-    async def _pump(self, found: AsyncGenerator[Frame, None]) -> None:
-        try:
-            async with aclosing(found):
-                async for kind, payload in found:
-                    await self._ahead.put(frames.frame(kind, payload))
-        except KeepholdError as error:
-            await self._ahead.put(frames.frame(frames.ERROR, frames.Refused(error.message, error.code)))
-        except Exception:  # without an end its client would ask again and again
-            _log.exception("a stream was cut short")
-            await self._ahead.put(_CLOSED)
-        await self._ahead.put(None)
+    # The writer
+
+    def write(self, data: bytes) -> None:
+        self._ready += data
+        self._changed.set()
+
+    async def drain(self) -> None:
+        while len(self._ready) > _AHEAD and not self._closed:
+            self._room.clear()
+            await self._room.wait()
+
+    def close(self) -> None:
+        self._closed = True
+        self._changed.set()
+        self._room.set()
+
+    async def wait_closed(self) -> None: ...
+
+    def abort(self) -> None:
+        """Close it, and say so to a client that waits for more."""
+        if not self._closed:
+            self.write(_CLOSED)
+            self.close()
+
+    # The client
+
+    def hear(self, number: int, data: bytes) -> None:
+        if number > self._heard:
+            self.lose()
+        elif number == self._heard and not self._lost and self.ear:
+            self._heard += 1
+            self.reader.feed_data(data)
+            asyncio.get_running_loop().call_later(_HEARD_SECS, self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        if self._told != self._heard:
+            self._changed.set()
+
+    def expect(self, sent: int) -> None:
+        """Lose the session if the client's first `sent` whispers do not arrive soon."""
+        if sent > self._heard:
+            asyncio.get_running_loop().call_later(_LATE_SECS, self._miss, sent)
+
+    def _miss(self, sent: int) -> None:
+        if sent > self._heard:
+            self.lose()
+
+    def lose(self) -> None:
+        """Take no more whispers: one is missing, or may be."""
+        if self.ear and not self._lost:
+            self._lost = True
+            self.reader.feed_eof()
 
     async def take(self) -> tuple[bytes, bool]:
         """Return the frames that are there, or the next one, and whether they are the last ones."""
-        taken = list[bytes | None]()
-        try:
-            async with asyncio.timeout(POLL_SECS):
-                taken.append(await self._ahead.get())
-        except TimeoutError:
-            return b"", False
-        while taken[-1] is not None and not self._ahead.empty():
-            taken.append(self._ahead.get_nowait())
-        return b"".join(filter(None, taken)), taken[-1] is None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_TYPING_POLL_SECS if self.ear else POLL_SECS):
+                await self._changed.wait()
+        self._changed.clear()
+        taken = bytes(self._ready)
+        self._ready.clear()
+        self._room.set()
+        if self.ear and self._told != self._heard:
+            self._told = self._heard
+            taken = frames.frame(_HEARD, _Heard(self._heard, self.ear)) + taken
+        if self._closed and self._lost:
+            taken += frames.frame(frames.ERROR, frames.Refused(_LOST, "input_lost"))
+        return taken, self._closed
 
 
 class Sessions:
     """The sessions of a runtime's handles."""
 
     def __init__(self) -> None:
-        self._open: dict[str, _Session] = {}
+        self._open: dict[str, Session] = {}
 
-    def begin(self, id: str, found: AsyncGenerator[Frame, None]) -> None:
-        """Open a session for these frames."""
-        self._open[id] = _Session(found)
+    def begin(self, id: str, ear: str = "") -> Session:
+        session = self._open[id] = Session(ear)
+        return session
 
-    async def take(self, id: str) -> bytes:
-        """Return the next frames of a session."""
+    async def take(self, id: str, sent: int = 0) -> bytes:
+        """Return the next frames of a session, whose client has sent so many whispers."""
         session = self._open.get(id)
         if session is None:
             return _CLOSED
         if session.expiry is not None:
             session.expiry.cancel()
-        session.expiry = asyncio.get_running_loop().call_later(_KEPT_SECS, self._end, id)
+        kept = _TYPING_KEPT_SECS if session.ear else _KEPT_SECS
+        session.expiry = asyncio.get_running_loop().call_later(kept, self._end, id)
+        session.expect(sent)
         taken, last = await session.take()
         if last:
             self._end(id)
         return taken
 
+    def hear(self, message: str | None) -> None:
+        """Hand a whisper to its session. None: whispers may be lost. Whatever is not a whisper is ignored."""
+        if message is None:
+            for session in self._open.values():
+                session.lose()
+            return
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+            heard = _whisper.decode(message)
+            if heard.session in self._open:
+                self._open[heard.session].hear(heard.number, heard.data)
+
     def _end(self, id: str) -> None:
         session = self._open.pop(id, None)
         if session is not None:
-            session.pump.cancel()
+            if session.serving is not None:
+                session.serving.cancel()
             if session.expiry is not None:
                 session.expiry.cancel()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """End all sessions."""
-        pumps = [session.pump for session in self._open.values()]
         for id in tuple(self._open):
             self._end(id)
-        await asyncio.gather(*pumps, return_exceptions=True)
 
 
 class Polls(Protocol):
-    """Sends requests to other processes (`turn/relay.py`)."""
+    """Reaches other processes through the store (`turn/relay.py`)."""
+
+    @property
+    def can_whisper(self) -> bool: ...
 
     async def poll(self, uid: str, owner: str, poll: Poll) -> bytes:
         """Return the owner's reply. Raises `KeepholdError` if the owner has died or is silent."""
+
+    async def whisper(self, ear: str, message: str) -> None:
+        """As `SupportsWhispers.whisper`."""
 
 
 class RelayedLink:
@@ -125,17 +237,105 @@ class RelayedLink:
     def __init__(self, polls: Polls, owner: str, want: Want) -> None:
         self._polls = polls
         self._owner = owner
-        self._want: Want | None = want
+        self._want: Want | None = replace(want, input=UNSET, keys=())
+        self._given = frames.Given(want.input, want.keys) if want.want == "send" else None
         self._uid = want.uid
-        self._session = secrets.token_hex(8)
+        self._session = secrets.token_hex(16)
         self._frames: deque[tuple[str, bytes]] = deque()
+        self._polling: asyncio.Task[None] | None = None
+        """Outlives a `receive` that is cancelled: its answer may hold the last acknowledgement."""
+        self._ear = ""
+        self._unsent = bytearray()
+        self._sending: asyncio.Task[None] | None = None
+        self._sent = self._heard = 0
+        self._failed: KeepholdError | None = None
+        self._types = want.want in TYPING
+        """Whether frames are sent: until this client detaches."""
+        self._owed = True
+        """Whether input was not acknowledged when this client detached."""
+        self._over = False
 
     async def receive(self) -> Frame:
-        while not self._frames:
-            want, self._want = self._want, None
-            data = await self._polls.poll(self._uid, self._owner, Poll(self._session, want))
-            self._frames.extend(frames.split(data))
-        return frames.decoded(*self._frames.popleft())
+        while (frame := await self._received()) is None:
+            pass
+        return frame
+
+    async def _received(self) -> "Frame | None":
+        """Return the next frame; None if the owner's answer has none."""
+        try:
+            if not self._frames:
+                await self._next()
+            if not self._frames:
+                return None
+            kind, data = self._frames.popleft()
+            self._over = kind in (frames.END, frames.REPLY)
+            frame = frames.decoded(kind, data)
+        except KeepholdError as error:
+            self._over = True
+            if self._sent > self._heard and error.code != "input_lost":
+                raise KeepholdError(f"{_LOST} ({error.message})", code="input_lost") from error
+            raise
+        if self._given is not None:
+            given, self._given = self._given, None
+            self.send(frames.INPUT, given)
+        return frame
+
+    async def _next(self) -> None:
+        if self._polling is None:
+            self._polling = asyncio.create_task(self._poll())
+        await asyncio.wait((self._polling,))
+        polling, self._polling = self._polling, None
+        polling.result()
+        if self._failed is not None:
+            raise self._failed
+
+    async def _poll(self) -> None:
+        want, self._want = self._want, None
+        data = await self._polls.poll(self._uid, self._owner, Poll(self._session, want, self._sent))
+        for kind, payload in frames.split(data):
+            if kind == _HEARD:
+                heard = msgspec.json.decode(payload, type=_Heard)
+                self._heard, self._ear = heard.count, heard.ear
+                self._send_unsent()
+            else:
+                self._frames.append((kind, payload))
 
     def send(self, kind: frames.Kind, payload: bytes | msgspec.Struct = b"") -> None:
-        """Ignore it: nobody types here."""
+        """Send a frame, unless the session takes none. `receive` or `close` raises if it may be lost."""
+        if self._types and not self._over:
+            if kind == frames.DETACH:
+                self._types, self._owed = False, bool(self._unsent) or self._sent > self._heard
+            self._unsent += frames.frame(kind, payload)
+            self._send_unsent()
+
+    def _send_unsent(self) -> None:
+        if self._ear and self._unsent and (self._sending is None or self._sending.done()):
+            self._sending = asyncio.create_task(self._send())
+
+    async def _send(self) -> None:
+        while self._unsent and self._failed is None:
+            piece = bytes(self._unsent[:_PIECE])
+            del self._unsent[:_PIECE]
+            message = msgspec.json.encode(Whisper(self._session, self._sent, piece)).decode()
+            self._sent += 1  # before it is sent: it may arrive although this fails
+            try:
+                await self._polls.whisper(self._ear, message)
+            except KeepholdError as error:
+                self._failed = error
+
+    async def close(self) -> None:
+        """Leave the session. Raises `KeepholdError` if something that was sent may not have arrived."""
+        if self._want is None:
+            self.send(frames.DETACH)
+        try:
+            async with asyncio.timeout(_LEAVE_SECS):
+                while (self._unsent or self._heard < self._sent) and not self._over:
+                    await self._received()
+        except (KeepholdError, TimeoutError) as error:
+            if self._owed:  # else only the detaching may be lost: the owner ends the session by itself
+                raise error if isinstance(error, KeepholdError) else KeepholdError(_LOST, code="input_lost") from None
+        finally:
+            tasks = [task for task in (self._polling, self._sending) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from keephold.errors import KeepholdError
+from keephold.listeners import Listeners
 from keephold.platforms import machine
 from keephold.store.base import Heard
 from keephold.store.housekeeping import pid_and_command
@@ -173,6 +174,10 @@ class Presence:
         self.silent: Callable[[], None] = lambda: None
         """Called when the server has not answered in time."""
         self.table = Table()
+        self.ear = ""
+        """The channel on which this process hears whispers. Its name is secret: any user of the database may listen to
+        a channel that they can name. Each connection has another one, so a lost one is not listened to again."""
+        self.on_whisper: Listeners[[str | None]] = Listeners()
         self._lock = secrets.randbits(63)
         self._session: Session | None = None
         self._who: tuple[int, Any] | None = None
@@ -216,6 +221,13 @@ class Presence:
                         await self._remove(found, self.owner)
             _LEFT.add(self.owner)
             await found.close()
+
+    async def whisper(self, ear: str, message: str) -> None:
+        """Send a message. The server keeps it in no table. Raises an error of the server."""
+        async with self._looking:
+            if self._session is None or self._session.closed:
+                raise ConnectionError("the connection is lost")
+            await self._session.rows(SQL["tell"], (ear, message))
 
     async def look(self) -> None:
         """Renew the answers of `alive`, and remove dead processes. Raises an error of the server."""
@@ -269,7 +281,8 @@ class Presence:
         """Connect again, and take the lock before anything else. All may have changed meanwhile."""
         self.table.forget()
         found = await self._connect()
-        self.displaced = not await found.rows(SQL["registered"], (self.owner,))
+        async with self._looking:
+            self.displaced = not await found.rows(SQL["registered"], (self.owner,))
         self._heard(None)
 
     async def _connect(self) -> Session:
@@ -281,12 +294,20 @@ class Presence:
                 raise ConnectionError("the server has not ended the lost session yet")
             self._who = await whose(found)
             await found.connection.add_listener(self.address.channel, self._listen)
-            found.connection.add_termination_listener(lambda _: self._wake.set())
+            ear = f"keephold_{secrets.token_hex(16)}"
+            await found.connection.add_listener(ear, lambda *told: self.on_whisper(told[-1]))
+            found.connection.add_termination_listener(lambda _: self._lost(ear))
         except BaseException:
             found.connection.terminate()
             raise
-        self._session, self.held = found, True
+        self._session, self.held, self.ear = found, True, ear
         return found
+
+    def _lost(self, ear: str) -> None:
+        if self.ear == ear:
+            self.ear = ""
+            self.on_whisper(None)
+        self._wake.set()
 
     def _listen(self, _: object, pid: int, channel: str, message: str) -> None:
         try:

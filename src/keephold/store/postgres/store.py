@@ -66,6 +66,18 @@ class PostgresStore(Reads):
         return self._unwritten or self._presence.trouble
 
     @property
+    def ear(self) -> str:
+        return self._presence.ear
+
+    @property
+    def on_whisper(self) -> Listeners[[str | None]]:
+        return self._presence.on_whisper
+
+    async def whisper(self, ear: str, message: str) -> None:
+        with self._explained():
+            await self._presence.whisper(ear, message)
+
+    @property
     def commits(self) -> int:
         """Transactions done since the store was opened."""
         return 0 if self._writer is None else self._writer.commits

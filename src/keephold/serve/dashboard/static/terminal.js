@@ -71,7 +71,9 @@ class LiveTerminal extends HTMLElement {
     });
     this.source.addEventListener("screen", ({ data }) => this.show(JSON.parse(data)));
     this.source.addEventListener("end", ({ data }) => {
-      if (JSON.parse(data).why) this.again(); // lost, or run by another process: it may come back
+      const { why } = JSON.parse(data);
+      if (why && this.driver) this.told = why; // what was typed may be lost
+      if (why) this.again(); // lost, or run by another process: it may come back
       else this.end();
     });
     this.source.onerror = () => {
@@ -108,7 +110,7 @@ class LiveTerminal extends HTMLElement {
     this.classList.toggle("terminal-driven", driven);
     drive.hidden = Boolean(this.driver);
     drive.disabled = driven;
-    this.say(this.driver ? "You drive" : driven ? "Somebody else drives" : "");
+    this.say(this.driver ? "You drive" : driven ? "Somebody else drives" : this.told ?? "");
   }
 
   say(text) {
@@ -128,6 +130,7 @@ class LiveTerminal extends HTMLElement {
       }
       this.driver = answer.driver;
       this.taken = answer.taken;
+      this.told = null;
       this.typed = 0;
       this.queue = [];
     } catch {
