@@ -200,3 +200,15 @@ async def _run(url: str, script: str) -> None:
         await connection.execute(script)
     finally:
         await connection.close()
+
+
+async def everything(url: str, schema: str) -> str:
+    """Return all rows of all tables of a schema, as text; a `bytea` is in hexadecimal digits."""
+    found = await asyncpg.connect(url)
+    try:
+        tables = await found.fetch("SELECT tablename FROM pg_tables WHERE schemaname = $1", schema)
+        assert tables
+        rows = [await found.fetch(f'SELECT t::text AS row FROM "{schema}"."{name}" t') for (name,) in tables]
+        return "\n".join(row["row"] for each in rows for row in each)
+    finally:
+        await found.close()

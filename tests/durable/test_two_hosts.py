@@ -6,19 +6,23 @@ conversation, as the hosts of two agents would start them.
 
 import asyncio
 import json
+import os
+import select
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import pytest
 from mcp import StdioServerParameters
 from mcp.client import Client
 from mcp.client.stdio import stdio_client
-from tests.postgres import own_server
+from tests.patience import PATIENCE
+from tests.postgres import everything, own_server
 from tests.serve.serving import environment
 from tests.trusting import write_trusted
 
@@ -33,11 +37,16 @@ run = "unattended"
 source = "terminal"
 command = ["python3", "-q", "-i"]
 
+[conversation.tools.shell]
+source = "terminal"
+command = ["bash", "--norc", "--noprofile"]
+
 [conversation.tools.asks]
 source = "python"
 function = "tests.durable.two_hosts:asks"
 """
 ALONE = ["unshare", "--net", "--uts", "--pid", "--fork", "--mount-proc", "sh", "-c", 'hostname "$0" && exec "$@"']
+KEEPHOLD = [sys.executable, "-m", "keephold"]
 pytestmark = pytest.mark.skipif(
     subprocess.run([*ALONE, "a", "true"], capture_output=True).returncode != 0, reason="may not make namespaces"
 )
@@ -55,9 +64,57 @@ class Host:
         return dict(json.loads(said.text))
 
     def kill(self) -> None:
-        """Kill its first process, and with it all others."""
-        ours = [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == self._words]
-        ours[0].kill()
+        kill(self._words)
+
+
+def kill(words: list[str]) -> None:
+    """Kill the first process of a machine, and with it all others."""
+    ours = [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == words]
+    ours[0].kill()
+
+
+class Typist:
+    """A user at a terminal of a machine, who attaches to a handle."""
+
+    def __init__(self, directory: Path, store: str, name: str, id: str) -> None:
+        self._words = [*KEEPHOLD, "attach", id, "--conversation", "shared", "--store", store]
+        (directory / name).mkdir()
+        env = {**environment(directory / name), "TERM": "xterm", "XDG_RUNTIME_DIR": str(directory / name)}
+        self.terminal, inner = os.openpty()
+        self.command = subprocess.Popen(
+            [*ALONE, name, *self._words], stdin=inner, stdout=inner, stderr=inner, env=env, start_new_session=True
+        )
+        os.close(inner)
+        self._shown = b""
+
+    def types(self, text: str) -> None:
+        os.write(self.terminal, text.encode())
+
+    async def sees(self, text: str) -> None:
+        """Read until this is shown."""
+        async with asyncio.timeout(PATIENCE):
+            while text.encode() not in self._shown:
+                self._shown += await asyncio.to_thread(self._read)
+        self._shown = self._shown.partition(text.encode())[2]
+
+    def _read(self) -> bytes:
+        ready, _, _ = select.select([self.terminal], [], [], 0.1)
+        try:
+            return os.read(self.terminal, 1 << 16) if ready else b""
+        except OSError:
+            raise AssertionError(f"the command has ended: {self._shown!r}") from None
+
+    def kill(self) -> None:
+        kill(self._words)
+        self.command.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.terminal)  # hangs up
+        self.command.kill()
+        self.command.wait()
 
 
 @asynccontextmanager
@@ -66,7 +123,7 @@ async def host(directory: Path, store: str, name: str) -> AsyncIterator[Host]:
     (place / "run").mkdir(parents=True)
     config = write_trusted(place / "keephold.toml", CONFIG, place / "state")
     shared = ["--store", store, "--conversation", "shared", "--config", str(config)]
-    words = [sys.executable, "-m", "keephold", "mcp", *shared]
+    words = [*KEEPHOLD, "mcp", *shared]
     env = {**environment(place), "XDG_RUNTIME_DIR": str(place / "run"), "TMPDIR": str(place / "run")}
     given = StdioServerParameters(command=ALONE[0], args=[*ALONE[1:], name, *words], env=env, cwd=str(place))
     async with Client(stdio_client(given)) as client:
@@ -75,7 +132,7 @@ async def host(directory: Path, store: str, name: str) -> AsyncIterator[Host]:
 
 def logs(directory: Path, store: str) -> str:
     """Return the terminal's output as a command on a third machine prints it."""
-    command = [sys.executable, "-m", "keephold", "logs", "repl", "--conversation", "shared", "--store", store]
+    command = [*KEEPHOLD, "logs", "repl", "--conversation", "shared", "--store", store]
     return subprocess.run(command, env=environment(directory), capture_output=True, text=True, check=True).stdout
 
 
@@ -102,3 +159,37 @@ async def test_A6_one_machine_uses_what_another_one_runs_until_that_dies(tmp_pat
             one.kill()
             ended = (await two.call("await", all=["repl"]))["completed"]
             assert ended[0]["result"] == "The process that ran this call ended before the call did."
+
+
+async def test_K5_a_password_is_typed_into_a_terminal_of_another_machine_until_either_dies(tmp_path: Path) -> None:
+    secret = "whisper-me-not"
+    with own_server("unix_socket_directories=/tmp") as server:
+        store = f"postgresql://postgres@/postgres?host=/tmp&port={server.port}"
+        async with host(tmp_path, store, "one") as one:
+            await asyncio.gather(one.call("shell", spawn="sh"), one.call("shell", spawn="other"))
+            with Typist(tmp_path, store, "two", "sh") as typist:
+                await typist.sees("detaches")
+                typist.types("echo on $(hostname); read -s word; echo ${#word} characters\n")
+                await typist.sees("on one")
+                typist.types(f"{secret}\n")
+                await typist.sees(f"{len(secret)} characters")
+                written = await everything(server.url, "keephold")
+                assert secret not in written and secret.encode().hex() not in written
+                for file in server.directory.rglob("*"):  # the log and the WAL, too
+                    assert not file.is_file() or secret.encode() not in file.read_bytes(), file
+                typist.types("echo half a li")
+                await typist.sees("half a li")
+                typist.kill()
+            words = [*KEEPHOLD, "send", "sh", "ne\n", "--conversation", "shared", "--store", store]
+            (tmp_path / "three").mkdir()
+            run = partial(subprocess.run, env=environment(tmp_path / "three"), capture_output=True, text=True)
+            sent = await asyncio.to_thread(run, [*ALONE, "three", *words])
+            assert "half a line" in sent.stdout, sent.stderr
+            with Typist(tmp_path, store, "four", "other") as typist:
+                await typist.sees("detaches")
+                typist.types("cat\n")
+                await typist.sees("cat")
+                one.kill()
+                typist.types("into the void\n")
+                await typist.sees("Error: ")
+                assert typist.command.wait(PATIENCE) == 2

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import asyncpg
 import msgspec
 import pytest
 from tests.durable.lives import in_state
 from tests.patience import PATIENCE, until
+from tests.postgres import everything
 from tests.turn.calls import spawn
 
 import keephold
@@ -20,7 +20,6 @@ from keephold.control.stored_output import talking
 from keephold.serve.screens import _View
 from keephold.serve.watched_terminal import RemoteTerminal
 from keephold.store.base import Record
-from keephold.store.postgres.address import address
 from keephold.store.postgres.presence import Presence
 from keephold.store.postgres.store import PostgresStore
 from keephold.turn import attach_protocol as frames
@@ -88,19 +87,6 @@ async def lost(talk: frames.Talk) -> str:
     return told.value.message
 
 
-async def everything(url: str) -> str:
-    """Return all rows of all tables of a store."""
-    found = await asyncpg.connect(address(url).dsn)
-    try:
-        schema = address(url).schema
-        tables = await found.fetch("SELECT tablename FROM pg_tables WHERE schemaname = $1", schema)
-        assert tables
-        rows = [await found.fetch(f'SELECT t::text AS row FROM "{schema}"."{name}" t') for (name,) in tables]
-        return "\n".join(row["row"] for each in rows for row in each)
-    finally:
-        await found.close()
-
-
 async def test_K5_a_password_is_typed_on_another_machine_and_is_in_no_table(
     postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +96,7 @@ async def test_K5_a_password_is_typed_on_another_machine_and_is_in_no_table(
 
     async def looking(store: PostgresStore, ear: str, message: str) -> None:
         await whisper(store, ear, message)
-        looks.append(asyncio.create_task(everything(postgres)))
+        looks.append(asyncio.create_task(everything(*postgres.split("?schema="))))
 
     monkeypatch.setattr(PostgresStore, "whisper", looking)
     async with at_work(postgres, monkeypatch) as typist:
@@ -129,7 +115,7 @@ async def test_K5_a_password_is_typed_on_another_machine_and_is_in_no_table(
         assert f"{len(SECRET)} of them" in sent.result
         await typist.owner.send("s", "exit\n", conversation="main")
         await typist.owner.wait(all=["s"], conversation="main")
-        written = [*await asyncio.gather(*looks), await everything(postgres)]
+        written = [*await asyncio.gather(*looks), await everything(*postgres.split("?schema="))]
     assert len(written) == 6 and b"characters".hex() in written[-1], "what it has printed is there"
     assert not any(SECRET in rows or SECRET.encode().hex() in rows for rows in written)
 
