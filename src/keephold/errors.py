@@ -44,7 +44,7 @@ CODES: dict[str, str] = {
     "handle_not_found": "no handle of that id in this conversation",
     "handle_of_another_tool": "the handle belongs to another tool, named in the message",
     "input_cancelled": "the user cancelled the prompt, or it could not be shown",
-    "input_lost": "what was typed or sent last may not have reached the handle, which runs on another machine",
+    "input_lost": "the last input may not have reached the handle, which runs on another machine",
     "input_not_read": "the program has not read what was sent before; nothing was written",
     "inquiry_failed": "the question went to a model, which gave no usable answer",
     "invalid_arguments": "the arguments do not fit the tool's schema",

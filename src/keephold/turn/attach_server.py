@@ -208,7 +208,7 @@ class Streams:
 
 
 class _Writer(Protocol):
-    """What is used of an `asyncio.StreamWriter`."""
+    """The part of `asyncio.StreamWriter` that is used."""
 
     def write(self, data: bytes) -> None: ...
 

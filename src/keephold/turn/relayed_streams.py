@@ -48,7 +48,7 @@ _HEARD = "h"
 """The frame that is for `RelayedLink` alone."""
 _CLOSED = frames.frame(frames.ERROR, frames.Refused("the stream is closed; ask again", "runtime_closed"))
 _LOST = (
-    "What you typed last may not have reached the handle: the connection to its process was lost. See what the handle "
+    "Your last input may not have reached the handle: the connection to its process was lost. See what the handle "
     "shows, then attach or send again."
 )
 
@@ -175,11 +175,12 @@ class Sessions:
         self._open: dict[str, Session] = {}
 
     def begin(self, id: str, ear: str = "") -> Session:
+        self._end(id)
         session = self._open[id] = Session(ear)
         return session
 
     async def take(self, id: str, sent: int = 0) -> bytes:
-        """Return the next frames of a session, whose client has sent so many whispers."""
+        """Return the next frames of a session. `sent`: how many whispers its client has sent."""
         session = self._open.get(id)
         if session is None:
             return _CLOSED
@@ -194,7 +195,7 @@ class Sessions:
         return taken
 
     def hear(self, message: str | None) -> None:
-        """Hand a whisper to its session. None: whispers may be lost. Whatever is not a whisper is ignored."""
+        """Hand a whisper to its session. None: whispers may be lost. Any other text is ignored."""
         if message is None:
             for session in self._open.values():
                 session.lose()
