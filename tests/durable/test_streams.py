@@ -94,6 +94,7 @@ async def test_O5_a_client_that_does_not_read_costs_one_frame_and_holds_nobody_u
         async with wanting(rt, "g", "follow") as slow:
             await rt.wait(all=["g"], timeout=PATIENCE, conversation="main")
             (client,) = rt.streams._clients.values()
+            assert isinstance(client._writer, asyncio.StreamWriter)
             assert client._writer.transport.get_write_buffer_size() <= 2 * CHUNK
             heard = await slow.everything()
         assert heard.size == 20_000_000
