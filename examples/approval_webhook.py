@@ -1,134 +1,144 @@
-"""An approval by webhook: a call is parked until an HTTP request completes it. Run it:
-`python examples/approval_webhook.py`.
+"""An approval by webhook, with a page for the approver. Run it: `python examples/approval_webhook.py`.
 
-`keephold serve` has a tool that sends its key to the approver and returns. The call is parked, and an agent waits for
-it. The approval is a POST from anywhere. The key in the address is the only credential, and it works once.
+An agent orders two things. The tool hands each order with its key to an approval service and returns, so the calls are
+parked. A person reads the orders on the service's page and presses a button. The service posts the decision to
+`/complete/<key>` of `keephold serve`. The key is the only credential of a call, and it works once. It stays in the
+service: neither the page nor the page's address contains it. Put such a page behind your login.
+
+The program plays the person. With `--me` it prints the address of the page and waits until you have decided.
+To use a provider, replace `model.converse(rt, TASK)` by `rt.conversation(model="openai:gpt-5").prompt(TASK)`.
 """
 
 import asyncio
+import html
 import json
 import os
+import re
+import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import parse_qs
 from urllib.request import Request, urlopen
 
-import httpx2
-from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
-from mcp_types import TextContent
-
 import keephold
+from keephold.testing import Says, ScriptedModel
 
-MAIL = Path("approval.key")
-"""The way the key reaches the approver: a file in a private directory. In a real program: a link in a message."""
-TOKEN = "a token of this example alone"
-CONFIG = """
-[conversation.tools.purchase]
-source = "python"
-function = "approval_webhook:purchase"
-run = "unattended"
-"""
+TASK = "Order a desk and a yacht."
+orders: dict[str, dict[str, str]] = {}
+"""The orders that wait for a decision. In a real program: a table of the service's database."""
 
 
-def say(text: str) -> None:
-    print(text, flush=True)
-
-
-def send(key: keephold.Key) -> None:
-    MAIL.touch(mode=0o600)
-    MAIL.write_text(key)
-
-
-# The tool, in the server
+# The tool
 
 
 @keephold.tool(actions=("spawn", "fetch", "abort"))
-async def purchase(call: keephold.Call, item: str) -> keephold.Pending:
-    """Buy something. The user has to approve it."""
-    send(await call.completion_key())
+async def purchase(call: keephold.Call, item: str, reason: str) -> keephold.Pending:
+    """Buy something. A person has to approve it."""
+    orders[secrets.token_hex(8)] = {"text": f"{item}\n\n{reason}", "key": await call.completion_key()}
     return keephold.Pending(deadline=86_400)
 
 
-# The agent, over MCP
-
-
-async def call(client: Client, name: str, **arguments: Any) -> Any:
-    """Call a tool and return the JSON of its reply."""
-    result = await client.call_tool(name, arguments)
-    assert isinstance(result.content[0], TextContent)
-    return json.loads(result.content[0].text)
-
-
-async def order(url: str) -> None:
-    """Start a purchase and wait for the decision."""
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    async with (
-        httpx2.AsyncClient(headers=headers, timeout=None) as http,
-        Client(streamable_http_client(f"{url}mcp", http_client=http)) as client,
-    ):
-        await call(client, "purchase", action="spawn", id="desk", item="a desk")
-        desk = await call(client, "purchase", action="fetch", id="desk")
-        say(f"  agent: desk is {desk['state']}, parked: {desk['parked']}")
-        waiting = asyncio.create_task(call(client, "await", all=["desk"]))
-        await asyncio.to_thread(approve, url)
-        [desk] = (await waiting)["completed"]
-        say(f"  agent: desk is {desk['state']}: {desk['result']}")
-
-
-# The outside system, which has no token
-
-
-def post(url: str, body: Any) -> str:
-    """POST JSON and return the HTTP status and the status in the body."""
-    request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+def post(url: str, body: str, origin: str = "") -> str:
+    """POST, and return the status and the body of the reply."""
     try:
-        with urlopen(request) as response:
-            return f"{response.status} {json.load(response)['status']}"
-    except HTTPError as response:
-        with response:
-            return f"{response.code} {json.load(response)['status']}"
+        with urlopen(Request(url, body.encode(), {"Origin": origin} if origin else {})) as reply:
+            return f"{reply.status} {reply.read().decode()}"
+    except HTTPError as reply:
+        with reply:
+            return f"{reply.code} {reply.read().decode()}"
 
 
-def approve(url: str) -> None:
-    key = MAIL.read_text()
-    for by in ("Ada", "Bob"):
-        said = post(f"{url}complete/{key}", {"status": "ok", "payload": {"approved_by": by}})
-        say(f"  webhook: {by} approves: {said}")
-    said = post(f"{url}complete/{key[:-2]}xx", {"status": "ok", "payload": {"approved_by": "Eve"}})
-    say(f"  webhook: Eve has altered the key: {said}")
+# The approval service, which alone has the keys
 
 
-# The demonstration
+class Approvals(BaseHTTPRequestHandler):
+    """A page with the whole text of every order and two buttons for each."""
+
+    page, complete = "", ""  # the addresses of the page, and of the server for decisions
+
+    def do_GET(self) -> None:
+        buttons = "<button name=decision value=ok>Approve</button> <button name=decision value=err>Deny</button>"
+        cards = [
+            f"<pre>{html.escape(order['text'])}</pre><form method=post action=/{id}>{buttons}</form>"
+            for id, order in list(orders.items())
+        ]
+        self.reply(200, f"<h1>Approvals</h1>{''.join(cards) or 'Nothing to decide.'}")
+
+    def do_POST(self) -> None:
+        order = orders.get(self.path[1:])
+        if order is None or f"{self.headers['Origin']}/" != self.page:  # another site must not press a button
+            self.reply(403, "This form is not from this page.")
+            return
+        form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        [decision], refusal = form["decision"], {"code": "refused", "message": "The approver said no."}
+        body = {"status": decision, "payload": {"approved": True} if decision == "ok" else refusal}
+        said = post(self.complete + order["key"], json.dumps(body))
+        print(f"  service: {order['text'].splitlines()[0]}: {decision}, {said}")
+        if said[:3] in ("200", "409"):  # decided, now or before; otherwise the order stays on the page
+            orders.pop(self.path[1:], None)
+        self.reply(200, f"<p>{html.escape(said)}</p><a href=/>All approvals</a>")
+
+    def reply(self, status: int, body: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.end_headers()
+        self.wfile.write(f"<!doctype html><title>Approvals</title>{body}".encode())
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing."""
 
 
-@contextmanager
-def serving() -> Iterator[str]:
-    """Run a server on a free port, in the working directory, and yield its address."""
-    Path("keephold.toml").write_text(CONFIG)
-    options = ["--config", "keephold.toml", "--port", "0", "--store", "sqlite:///work.db", "--quiet"]
-    command = [sys.executable, "-m", "keephold", "serve", *options]
-    environment = {**os.environ, "KEEPHOLD_TOKEN": TOKEN, "PYTHONPATH": str(Path(__file__).resolve().parent)}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
-        try:
-            assert server.stderr is not None
-            yield server.stderr.readline().split()[-1]
-        finally:
-            server.terminate()
+# The person, and the demonstration
+
+
+def person(page: str) -> None:
+    """Read the page, approve the desk and deny the yacht; another site tries to approve the yacht."""
+    while (shown := urlopen(page).read().decode()).count("<form") < 2:
+        time.sleep(0.1)
+    assert not any(order["key"] in shown for order in orders.values())
+    assert "<b>" not in shown  # the text of an order is shown as it is
+    form = dict(re.findall(r"<pre>a (\w+).*?action=/(\w+)", shown, re.DOTALL))
+    print(f"  other site: yacht: ok, {post(page + form['yacht'], 'decision=ok', 'http://evil.example')[:3]}")
+    for item, decision in (("desk", "ok"), ("yacht", "err")):
+        post(page + form[item], f"decision={decision}", page.rstrip("/"))
+
+
+async def agent(page: str, store: str) -> None:
+    desk = {"spawn": "desk", "item": "a desk, 420 €", "reason": "Ada's is broken."}
+    yacht = {"spawn": "yacht", "item": "a yacht, 9,000,000 €", "reason": "Bob <b>needs</b> it."}
+    waiting = ("await", {"all": ["desk", "yacht"]})
+    model = ScriptedModel([Says(calls=[("purchase", desk), ("purchase", yacht), waiting]), "Done."])
+    print(f"  the page is at {page}")
+    async with keephold.Runtime([purchase], store=store) as rt, asyncio.TaskGroup() as tasks:
+        tasks.create_task(model.converse(rt, TASK))
+        if "--me" not in sys.argv:
+            tasks.create_task(asyncio.to_thread(person, page))
+    print(f"  agent: {model.seen[-1].responses[-1].result}")
 
 
 def main() -> None:
-    print("A purchase that waits for a webhook:")
     with tempfile.TemporaryDirectory() as directory:
-        os.chdir(directory)
-        with serving() as url:
-            asyncio.run(order(url))
-        os.chdir("/")
+        store = f"sqlite:///{directory}/work.db"
+        command = [sys.executable, "-m", "keephold", "serve", "--quiet", "--port", "0", "--store", store]
+        with (
+            ThreadingHTTPServer(("127.0.0.1", 0), Approvals) as service,
+            subprocess.Popen([*command, "--config", os.devnull], stderr=subprocess.PIPE, text=True) as server,
+        ):
+            assert server.stderr is not None
+            try:
+                Approvals.page = f"http://127.0.0.1:{service.server_port}/"
+                Approvals.complete = f"{server.stderr.readline().split()[2]}complete/"
+                Thread(target=service.serve_forever, daemon=True).start()
+                asyncio.run(agent(Approvals.page, store))
+                service.shutdown()
+            finally:
+                server.terminate()
 
 
 if __name__ == "__main__":

@@ -24,11 +24,22 @@ ESSENTIAL = {
         '"result":"r-17 installed in production, approved by Ada"',
     ],
     "approval_webhook.py": [
-        "agent: desk is running, parked: True",
-        "webhook: Ada approves: 200 accepted",
-        "webhook: Bob approves: 409 already_resolved",
-        "webhook: Eve has altered the key: 404 unknown_or_revoked",
-        'agent: desk is stopped: {"approved_by":"Ada"}',
+        "the page is at http://127.0.0.1:",
+        "other site: yacht: ok, 403\n",
+        'service: a desk, 420 €: ok, 200 {"status":"accepted"}\n',
+        'service: a yacht, 9,000,000 €: err, 200 {"status":"accepted"}\n',
+        '{"id":"desk","state":"stopped","result":"{\\"approved\\":true}"},'
+        '{"id":"yacht","state":"stopped","result":"The approver said no.","is_error":true}',
+    ],
+    "coding_agent.py": [
+        '{"id":"db","state":"running","content":"sql> ","yielded_because":"waiting_for_input"}\n'
+        '{"completed":[{"id":"build","state":"stopped","result":"The command ended with exit code 1.',
+        "SyntaxError: invalid syntax",
+        "tool: report.py changed\n",
+        "RETURNING text\\n('buy milk',)\\nsql> \"",
+        '{"completed":[{"id":"again","state":"stopped","result":""}],'
+        '"pending":[{"id":"web","state":"running","ready":true}]}\n',
+        "tool: buy milk\nmodel: The project builds and runs, and its server shows: buy milk\n",
     ],
     "conversation.py": [
         'await {"all": ["app", "docs"], "timeout_secs": 60}\n    → {"id":"app","state":"running"}\n',
@@ -86,6 +97,17 @@ ESSENTIAL = {
         "running, waiting_for_input",
         "stopped, exited",
         "staged: shopping.txt\n",
+    ],
+    "three_agents.py": [
+        "dashboard: http://127.0.0.1:",
+        "person: coder, release: {'decision': 'approve'}\n",
+        "person: researcher, ask_user: {'decision': 'answer', 'value': '250'}\n",
+        "authority: accepted\n",
+        "coder: 1.4 is published.\n  red (tests), attempt 1: test_cart failed: expected 3 items, got 2\n"
+        "  green (tests), attempt 1: ok\n",
+        "researcher: The limit is 250.\n  limits (read_page), attempt 2: ok\n  archive (read_page), attempt 3: https",
+        "operations: The certificate is there. The backup is not.\n  cert (certificate), attempt 1: ok\n"
+        "  nightly (backup), attempt 1: Aborted by the assistant.\n",
     ],
 }
 IN_README = ["terminal.py", "approval.py"]
