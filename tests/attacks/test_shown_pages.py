@@ -132,6 +132,15 @@ async def test_Q1_an_option_with_characters_that_cannot_be_seen_can_be_chosen(co
         assert await running == [options[1]]
 
 
+def test_K4_lines_of_a_string_are_shown_as_lines_in_a_frame_of_their_own() -> None:
+    given = {"path": "C:\\new", "content": 'a <b>\n  "path": "x"\\\n'}
+    assert str(isolated_html(pretty(given))) == (
+        '{\n  &#34;path&#34;: &#34;C:\\\\new&#34;,\n  &#34;content&#34;: <span class="lines">&#34;a &lt;b&gt;\\n<br>'
+        "  \\&#34;path\\&#34;: \\&#34;x\\&#34;\\\\\\n<br>&#34;</span>\n}"
+    )
+    assert "\\ufffa" in str(isolated_html(pretty({"a": "\ufffa"})))  # no text makes a tag
+
+
 def test_K4_text_from_right_to_left_is_isolated_on_pages() -> None:
     assert str(isolated_html(pretty({HEBREW: HEBREW}))) == (
         f"{{\n  &#34;<bdi>{HEBREW}</bdi>&#34;: &#34;<bdi>{HEBREW}</bdi>&#34;\n}}"

@@ -222,7 +222,11 @@ async def test_a_workflow_is_drawn_with_its_current_step() -> None:
         drawn = {each.attributes["class"].split()[1]: each.text for each in page.all("g")}
         assert drawn.keys() == {"node-done", "node-current", "node-to-come"}
         assert "slow" in drawn["node-current"] and "a<b>" in drawn["node-done"]
-        assert [" ".join(each.text.split())[:4] for each in page.all("p", class_="step")] == ["a<b>", "slow", "afte"]
+        assert [" ".join(each.text.split())[:4] for each in page.all("p", class_="graph-step")] == [
+            "a<b>",
+            "slow",
+            "afte",
+        ]
         await seen.control.abort(fact["uid"])
 
 

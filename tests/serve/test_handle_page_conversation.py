@@ -1,5 +1,6 @@
 """The page of a conversation: its turns over time, what was said, the agents below it."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -46,8 +47,42 @@ async def test_what_was_said_is_shown_a_page_at_a_time_from_the_end() -> None:
         page = await seen.page("/conversations/talk")
         texts = page.texts("p", class_="message-text")
         assert texts[-1] == "<b>word 149</b>" and len(texts) == 60
+        assert not page.all("p", class_="flash")  # nothing was sent, so nothing is reported
         (earlier,) = [each.attributes["href"] for each in page.all("a") if each.text == "Earlier"]
         assert (await seen.page(earlier)).texts("p", class_="message-text")[-1] == "<b>word 89</b>"
+
+
+async def test_a_call_in_the_transcript_is_shown_in_one_line_before_it_is_unfolded() -> None:
+    async with dashboard() as seen:
+        parts = [{"part_kind": "tool-call", "tool_name": "build", "args": {"target": "web", "jobs": 4}}]
+        said = (("response", json.dumps({"parts": parts}).encode()),)
+        await seen.runtime.registry.write((TranscriptAppended("talk", "t", 1.0, said),))
+        page = await seen.page("/conversations/talk")
+        assert page.texts("summary", class_="mono") == ['{"target": "web", "jobs": 4}']
+
+
+async def test_an_await_that_only_this_process_knows_is_drawn_while_it_waits() -> None:
+    go = asyncio.Event()
+
+    @keephold.tool(actions=STATEFUL)
+    async def held() -> str:
+        await go.wait()
+        return "through"
+
+    async with dashboard([held]) as seen:
+        queue = seen.runtime.call_queue("client")
+        await queue.call(spawn("held", "h"))
+        waiting = asyncio.ensure_future(queue.call(wait_all("h")))
+        uid = (await seen.runtime.handle("h", conversation="client")).uid
+        while not (waiters := await seen.control.runtime_view.waiters(uid)):  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0)
+        page = await seen.page("/conversations/client")
+        drawn = [each for each in page.all("a") if "lane-wait" in each.attributes.get("class", "")]
+        assert [each.attributes["href"] for each in drawn] == [f"/handles/{waiters[0]['uid']}"]
+        answer = await seen.http.get(f"/handles/{waiters[0]['uid']}")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/conversations/client")
+        go.set()
+        await waiting
 
 
 async def test_the_conversations_of_sub_agents_are_linked_from_their_callers() -> None:

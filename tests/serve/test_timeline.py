@@ -60,6 +60,17 @@ def test_moments_tell_each_thing_once_and_steps_together() -> None:
     assert [each.what for each in moments((), fact())] == ["Created", "Started", "Stopped"]
 
 
+def test_R5_a_failed_attempt_is_told_with_the_number_of_the_next() -> None:
+    told = moments(
+        [event(1, "handle.attempt", attempt=2, next_at=AT + 9), event(9, "handle.attempt", attempt=2)], fact()
+    )
+    assert [(each.what, each.more) for each in told][1:-1] == [
+        ("Started", ""),
+        ("Attempt 1 failed", "attempt 2 after a pause"),
+        ("Attempt 2", ""),
+    ]
+
+
 def test_calls_are_drawn_in_proportion_and_waits_lead_to_what_they_wait_for() -> None:
     calls = [
         fact("left", stopped=AT + 10),
@@ -88,6 +99,13 @@ def test_serial_calls_stand_together_and_only_so_many_are_drawn() -> None:
     drawn = lanes([fact("s", serial=True), fact("p")], {}, AT)
     assert drawn is not None and [row.fact["id"] for row in drawn.rows] == ["p", "s"]
     assert drawn.serial == drawn.rows[1].y
+
+
+def test_calls_that_wait_for_permission_are_marked() -> None:
+    waits = fact("p", state="pending", started=None, stopped=None, held_up=[{"by": "permission"}])
+    queues = fact("q", state="pending", started=None, stopped=None, held_up=[{"by": "lane"}])
+    drawn = lanes([waits, queues], {}, AT + 5)
+    assert drawn is not None and [row.asked for row in drawn.rows] == [True, False]
 
 
 def test_live_calls_are_drawn_first_and_a_zoom_draws_a_longer_axis() -> None:

@@ -176,8 +176,20 @@ class RuntimeView:
         records = await self._store.handles(
             HandleQuery(conversation=conversation, turn=turn, stateful=None, newest=True, limit=_LANES)
         )
+        records = sorted([*records, *self._unwritten(conversation, turn)], key=lambda each: each.uid, reverse=True)
         shown = await self.store_view.glances(records)
         return [as_json(self._call(*each)) for each in zip(reversed(records), reversed(shown), strict=True)]
+
+    def _unwritten(self, conversation: str, turn: str | None) -> list[Record]:
+        """Return the live calls that only this process knows, such as a client's `await`."""
+        live = self._runtime.registry.live(conversation)
+        found = [handle.unwritten for handle in live if turn is None or handle.turn == turn]
+        return [record for record in found if record is not None]
+
+    def conversation_of(self, uid: str) -> str | None:
+        """Return the conversation of a call that this process has in memory, also if it is not in the store."""
+        handle = self._runtime.registry.loaded(uid)
+        return None if handle is None else handle.conversation
 
     def _call(self, record: Record, shown: HandleGlance) -> CallGlance:
         return CallGlance(

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 
 from keephold.errors import KeepholdError
 from keephold.serve.dashboard.rendering import Renderer
-from keephold.serve.dashboard.timeline import MOST, Stretch, lanes, stretches
+from keephold.serve.dashboard.timeline import MOST, NAMES, Stretch, lanes, stretches
 from keephold.turn.notifications import AUTOMATIC
 
 if TYPE_CHECKING:
@@ -139,12 +139,13 @@ class _Page:
             conversation=conversation,
             turns=turns,
             zoom=zoom,
+            NAMES=NAMES,
             zooms=[(each, _address(path, here | ({"zoom": each} if each > 1 else {}))) for each in ZOOMS],
             newest=_address(path, zoomed) if before is not None else None,
             older=_address(path, {"before": following, **zoomed}) if following is not None else None,
             below=await self._below(id),
             inquiries=await self._inquiries(id),
-            **await self._said(id, conversation["lines"], _number(asked.get("line")), path),
+            **await self._transcript(id, conversation["lines"], _number(asked.get("line")), path),
         )
 
     async def _turn(self, id: str, turn: dict[str, Any] | None, zoom: int) -> dict[str, Any]:
@@ -163,12 +164,12 @@ class _Page:
             "start": min((fact["created"] for fact in shown), default=now),
         }
 
-    async def _said(self, id: str, count: int, line: int | None, path: str) -> dict[str, Any]:
+    async def _transcript(self, id: str, count: int, line: int | None, path: str) -> dict[str, Any]:
         after = max(0, count - LINES) if line is None else line
         found = await self._control.store_view.transcript(id, after, LINES) if count else {"lines": [], "next": None}
         earlier = f"{path}?{urlencode({'line': max(0, after - LINES)})}#said" if after > 0 else None
         later = f"{path}?{urlencode({'line': found['next']})}#said" if found["next"] is not None else None
-        return {"said": messages(found["lines"]), "earlier": earlier, "later": later}
+        return {"transcript": messages(found["lines"]), "earlier": earlier, "later": later}
 
     async def _inquiries(self, id: str) -> list[dict[str, Any]]:
         """Return the inquiries (Q6), newest first."""

@@ -5,7 +5,7 @@ The output is read a page at a time, from an offset or up to the end, or searche
 
 import time
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from markupsafe import Markup
 from starlette.requests import Request
@@ -108,7 +108,11 @@ class _Page:
         return {"journal": journal | {"blocks": list(range(start, 0, -BLOCK))}}
 
     async def _named(self, request: Request, id: str) -> Response:
-        """Redirect to the newest handle of an id; if several conversations have one, list the newest of each."""
+        """Redirect to the newest handle of an id; if several conversations have one, list the newest of each. A live
+        call that is not in the store, such as a client's `await`, is drawn on the page of its conversation."""
+        place = self._control.runtime_view.conversation_of(id)
+        if place is not None:
+            return RedirectResponse(f"/conversations/{quote(place)}", 303)
         found = await self._control.store_view.handles(search=id, oneshot=True, limit=_FOUND)
         newest: dict[str, dict[str, Any]] = {}
         for fact in found["handles"]:

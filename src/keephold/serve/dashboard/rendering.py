@@ -34,6 +34,12 @@ _FEW, _SHORT = 6, 40
 """The most options of a question, and characters of each, for one button per option."""
 _ROWS, _COLUMNS = 20, 80
 """A text with more rows of this many columns is long."""
+_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+"""A string of JSON."""
+_LINE_END = re.compile(r"(?<!\\)(?:\\\\)*\\n")
+_BEGIN, _END, _BREAK = "\ufff9", "\ufffb", "\ufffa"
+"""Characters that no shown text has, as they are not visible: they stand for tags until the text is escaped."""
+_TAGS = {ISOLATE: "<bdi>", ISOLATED: "</bdi>", _BEGIN: '<span class="lines">', _END: "</span>", _BREAK: "<br>"}
 HERE = Path(__file__).parent
 
 SAID = {
@@ -124,6 +130,7 @@ def _environment() -> "Environment":
         "relative": relative,
         "clock": time_of_day,
         "pretty": pretty,
+        "compact": compact,
         "exact": exact,
         "to_agree": to_agree,
         "isolated": isolated_html,
@@ -181,10 +188,26 @@ def pretty(value: Any) -> str:
     return exact_json(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def compact(value: Any) -> str:
+    """Return JSON in one line."""
+    return exact_json(json.dumps(value, ensure_ascii=False))
+
+
 def isolated_html(text: str) -> Markup:
-    """Return JSON or `exact` text whose strings, or lines, cannot reorder what is beside them."""
-    marked = isolated_json(text) if text.startswith("{") else isolated(text)
-    return Markup(str(escape(marked)).replace(ISOLATE, "<bdi>").replace(ISOLATED, "</bdi>"))
+    """Return JSON or `exact` text whose strings, or lines, cannot reorder what is beside them.
+
+    A string of JSON that has several lines is shown as lines, in a frame of its own. Their ends stay visible.
+    """
+    marked = _STRING.sub(_as_lines, isolated_json(text)) if text.startswith("{") else isolated(text)
+    html = str(escape(marked))
+    for mark, tag in _TAGS.items():
+        html = html.replace(mark, tag)
+    return Markup(html)
+
+
+def _as_lines(string: re.Match[str]) -> str:
+    lined = _LINE_END.sub(lambda found: found[0] + _BREAK, string[0])
+    return f"{_BEGIN}{lined}{_END}" if _BREAK in lined else lined
 
 
 def choices(field: dict[str, Any]) -> list[tuple[str, str]] | None:
@@ -199,7 +222,7 @@ def verbatim(text: str) -> Markup:
 
 def lines(text: str) -> int:
     """Return about how many lines a text takes on a small screen."""
-    return sum(1 + len(line) // _COLUMNS for line in text.split("\n"))
+    return sum(1 + len(line) // _COLUMNS for line in text.replace("\\n", "\n").split("\n"))
 
 
 def is_long(text: str) -> bool:

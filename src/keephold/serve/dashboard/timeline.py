@@ -17,6 +17,8 @@ MOST = 60
 NAMES, CHART, ROW = 200.0, 760.0, 30.0
 """Sizes: the column of names, the width of the chart, the height of a row."""
 _HEAD = 26.0
+_GAP = 18.0
+"""Room above the serial lane, for its title."""
 _LEAST = 3.0
 """The least width of a stretch, so that it stays visible."""
 _STEPS = (
@@ -139,9 +141,7 @@ def _moment(event: Fact, *, asked: bool) -> Moment | None:
         case "handle.ready":
             return Moment(at, "running", "Ready")
         case "handle.attempt":
-            return Moment(
-                at, "running", f"Attempt {data.get('attempt')}", "after a pause" if data.get("next_at") else ""
-            )
+            return _attempt(at, data)
         case "handle.stopped":
             return _stopped(at, data)
         case "key.opened":
@@ -153,6 +153,14 @@ def _moment(event: Fact, *, asked: bool) -> Moment | None:
         case "notification.delivered":
             return Moment(at, "notifications", "Model notified", str(data.get("message") or ""))
     return None
+
+
+def _attempt(at: float, data: Fact) -> Moment:
+    """The event has the number of the attempt that comes next."""
+    number = data.get("attempt", 2)
+    if data.get("next_at"):
+        return Moment(at, "failed", f"Attempt {number - 1} failed", f"attempt {number} after a pause")
+    return Moment(at, "running", f"Attempt {number}")
 
 
 def _stopped(at: float, data: Fact) -> Moment:
@@ -183,8 +191,8 @@ class Row:
     bars: tuple[Bar, ...]
     waits: bool
     """It waits for other calls."""
-    asks: float | None
-    """Position of its open question."""
+    asked: bool
+    """It waits for the user's permission."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +218,7 @@ class Lanes:
     ticks: tuple[tuple[float, str], ...]
     left_out: int
     serial: float | None
-    """Position of the serial lane, if there is one."""
+    """Position of the serial lane, below its title, if there is one."""
     start: float
     end: float
     """Time at the right edge."""
@@ -234,8 +242,9 @@ def lanes(calls: Sequence[Fact], went: Mapping[str, Sequence[Stretch]], now: flo
     for at, fact in enumerate(shown):
         given = went.get(fact["uid"]) or stretches((), fact, now)
         bars = tuple(Bar(each.state, x(each.start), _wide(x(each.end) - x(each.start))) for each in given)
-        asks = bars[-1].x if fact["state"] == "waiting" else None
-        rows.append(Row(fact, _HEAD + ROW * at, bars, fact["tool"] in WAITING, asks))
+        asked = any(each["by"] == "permission" for each in fact.get("held_up") or ())
+        y = _HEAD + ROW * at + (_GAP if fact.get("serial") else 0)
+        rows.append(Row(fact, y, bars, fact["tool"] in WAITING, asked))
     places = {row.fact["id"]: row for row in rows}
     blocked = tuple(
         Blocked(
@@ -252,7 +261,7 @@ def lanes(calls: Sequence[Fact], went: Mapping[str, Sequence[Stretch]], now: flo
     )
     serial = next((row.y for row in rows if row.fact.get("serial")), None)
     ticks = tuple((x(start + at), label) for at, label in _ticks(end - start, 6 * zoom))
-    height = _HEAD + ROW * len(rows) + 8
+    height = rows[-1].y + ROW + 8
     width = NAMES + CHART * zoom + 16
     return Lanes(width, height, tuple(rows), blocked, ticks, len(calls) - len(shown), serial, start, end, zoom > 1)
 

@@ -111,7 +111,8 @@ function offer(form) {
     field.value = wanted;
     places.delete(button); // it means something else now
   }
-  const told = `Allow ${seen.length === cards.length ? "all " : ""}${seen.length} that you have seen`;
+  const all = seen.length === cards.length ? "all " : "";
+  const told = seen.length ? `Allow ${all}${seen.length} that you have seen` : "Allow those that you have seen";
   if (button.textContent !== told) button.textContent = told;
   return seen.length > 0;
 }
