@@ -73,6 +73,8 @@ class Given(msgspec.Struct, frozen=True, omit_defaults=True):
     """Resolutions by the name of their event; `stored` instead of a large payload is its hash."""
     failures: int = 0
     """How many attempts have failed."""
+    deaths: float = 0
+    """How many workers in a row have died."""
     cancelled: bool = False
     """The call was aborted while it was suspended: its tool gets its cancellation when it waits again."""
 

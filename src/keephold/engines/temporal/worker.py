@@ -34,7 +34,8 @@ _log = logging.getLogger("keephold.engines")
 AT_ONCE = 8
 """Updates of one call that are in flight; the server refuses more than ten."""
 MAX_RUNNING = 100
-_BEAT_SECS = 1.0
+_BEAT_SECS = 2.0
+"""Between heartbeats, which bring the cancellation of a call. Most calls are shorter, and cost none."""
 _AGAIN_SECS, _AGAIN_AT_MOST_SECS = 0.1, 5.0
 
 
@@ -130,25 +131,37 @@ class TemporalWorker:
         self._client = await _patiently(self._place.connect)
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
         async with httpx2.AsyncClient(limits=limits, trust_env=False) as self._http:
-            queue = self._place.task_queue
-            journals = Worker(
-                self._client, task_queue=queue, workflows=[CallWorkflow], workflow_runner=UnsandboxedWorkflowRunner()
-            )
-            attempts = Worker(
+            # One worker for both: the server answers a workflow that starts an attempt with the attempt itself.
+            working = self._worker(
                 self._client,
-                task_queue=queue,
                 activities=[self._attempt],
                 max_concurrent_activities=self._max_running,
                 max_heartbeat_throttle_interval=timedelta(seconds=_BEAT_SECS),
                 graceful_shutdown_timeout=timedelta(seconds=self._drain_secs),
             )
-            async with journals:  # to the last, because attempts record their steps while they end
-                async with attempts:
-                    await stop.wait()
-                    self._stopping = True  # waiting calls go at once, others when their step is recorded
-                    leaving = [asyncio.ensure_future(body.suspend()) for body in self._bodies]
-                await asyncio.gather(*leaving)
+            async with working:
+                await stop.wait()
+                self._stopping = True  # waiting calls go at once, others when their step is recorded
+                journals = asyncio.ensure_future(self._keep_journals())
+                leaving = [asyncio.ensure_future(body.suspend()) for body in self._bodies]
+            await asyncio.gather(*leaving)
+            journals.cancel()
+            await asyncio.wait((journals,))
         self._guard.close()
+
+    async def _keep_journals(self) -> None:
+        """Run the workflows of attempts that end, which record steps: a worker that stops takes no workflow."""
+        client = await _patiently(self._place.connect)  # the SDK allows one such worker to a connection
+        await self._worker(client).run()
+
+    def _worker(self, client: Client, **options: Any) -> Worker:
+        return Worker(
+            client,
+            task_queue=self._place.task_queue,
+            workflows=[CallWorkflow],
+            workflow_runner=UnsandboxedWorkflowRunner(),
+            **options,
+        )
 
     @activity.defn(name=ACTIVITY)
     async def _attempt(self, given_call: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -161,7 +174,7 @@ class TemporalWorker:
         channel = Channel(self._http, call, begin.attempt)
         body = Body(tool, call, begin, recorder, channel, self._guard, suspend_secs=self._suspend_secs)
         self._bodies.add(body)
-        beating = asyncio.get_running_loop().create_task(_beat())
+        beating = asyncio.get_running_loop().create_task(_beat(at_once=begin.deaths > 0))
         work = asyncio.ensure_future(body.run())
         try:
             if self._stopping:  # it came after the signal to stop
@@ -197,7 +210,10 @@ def _failure(message: str, type: str) -> ApplicationError:
     return ApplicationError(message, type=type, non_retryable=True, category=ApplicationErrorCategory.BENIGN)
 
 
-async def _beat() -> None:
+async def _beat(*, at_once: bool) -> None:
+    """Send heartbeats. `at_once`: a worker has died, and it counts whether the tool has begun here (R8)."""
+    if not at_once:
+        await asyncio.sleep(_BEAT_SECS)
     while True:
         activity.heartbeat("began")
         await asyncio.sleep(_BEAT_SECS)

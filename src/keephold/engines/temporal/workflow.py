@@ -30,8 +30,9 @@ INLINE_BYTES = 32 << 10
 PAGE_BYTES = 512 << 10
 HEARTBEAT_SECS = 15
 DEATHS = 3
-"""How many workers in a row may die before a call that has recorded nothing is stopped (R8). One from which nothing was
-heard counts less: for a minute, the server gives attempts to workers that were cut off, and no tool begins there."""
+"""How many workers in a row may die before a call that has recorded nothing is stopped (R8). After the first, one from
+which nothing was heard counts less: for a minute, the server gives attempts to workers that were cut off, and no tool
+begins there."""
 CARRIED_BYTES = 928 << 10
 """A state up to this is carried to the next run; the server takes 2 MiB with the call's arguments."""
 UNSENT_BYTES = 256 << 10
@@ -82,7 +83,7 @@ class CallWorkflow:
                     self._names = {(line["kind"], line["name"]) for line in self._lines}
                     await workflow.sleep(report["delay"])
                 elif kind == "died":
-                    self._deaths += 1 if report["began"] else 1 / 4
+                    self._deaths += 1 if report["began"] or not self._deaths else 1 / 4
                     if not call.get("repeats"):
                         return _crashed("The worker that ran this call ended before the call did.", "crashed", True)
                     if self._deaths >= DEATHS:
@@ -120,6 +121,7 @@ class CallWorkflow:
         self._attempt += 1
         self._running = True
         given: Json = {"attempt": self._attempt, "events": self._events, "failures": self._failures}
+        given["deaths"] = self._deaths
         given["lines"] = self._lines if _size([self._lines, self._events]) <= INLINE_BYTES else None
         if cancelled:
             given["cancelled"] = True
