@@ -75,6 +75,26 @@ async def lingers(call: Call) -> str:
 
 
 @tool(actions=ALL, on_crash="replay", on_turn_end="keep")
+async def moves(call: Call) -> str:
+    """Say which attempt ran its step, and which ended."""
+
+    async def step(_: Any) -> int:
+        note("begun", call.attempt)
+        await _exists("go")
+        return call.attempt
+
+    return f"step {await call.durable().run_json('step', None, step)}, end {call.attempt}"
+
+
+@tool(actions=ALL, on_turn_end="keep")
+async def stays(call: Call) -> str:
+    """End when it is told to. It cannot continue elsewhere."""
+    note("begun", call.attempt)
+    await _exists("go")
+    return f"end {call.attempt}"
+
+
+@tool(actions=ALL, on_crash="replay", on_turn_end="keep")
 async def dies(call: Call) -> str:
     """End the process of its worker."""
     note("died", call.attempt)

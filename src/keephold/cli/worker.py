@@ -58,7 +58,12 @@ async def _work(config: Config, max_running: int | None, drain: float, metrics: 
         raise KeepholdError('no tool of this configuration has engine = "temporal"', code="config_invalid")
     working = TemporalWorker(place, tools, max_running=max_running or config.runtime.max_running, drain_secs=drain)
     stop, signals = asyncio.Event(), Signals()
-    signals.listen(stop.set)
+
+    def leave() -> None:
+        click.echo(f"Stopping. Calls that end here or continue elsewhere: {working.running}.", err=True)
+        stop.set()
+
+    signals.listen(leave)
     if metrics is not None:
         _measure(working, metrics)
     names = ", ".join(tool.name for tool in tools)

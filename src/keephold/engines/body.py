@@ -169,7 +169,8 @@ class _EngineDurability:
         self._keys = keys
 
     def call(self, invocation: Invocation) -> DurableCall:
-        made = self._body.durable = DurableCall(self._body.host, self._keys, invocation, self._body.call.process)
+        made = DurableCall(self._body.host, self._keys, invocation, self._body.call.process)
+        self._body.began(made)
         return made
 
 
@@ -203,6 +204,7 @@ class Body:
         self._inlined = 0
         """Bytes of values that the engine has."""
         self._events = dict(given.events)
+        self._looking: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
         self._arrived = asyncio.Event()
         self._live: Live | None = None
@@ -218,7 +220,6 @@ class Body:
         """Run the tool until the attempt is over. Raises `Lost`."""
         listens = self.call.stateful and "apply" in self._tool.actions
         self.channel.open(listens=listens)
-        looking: asyncio.Task[None] | None = None
         if self._given.attempt > 1:
             self.channel.say(Reading(False))  # so that the front end knows that it is not suspended any more
         loading = asyncio.get_running_loop().create_task(self._load(), context=Context())
@@ -226,14 +227,13 @@ class Body:
             await asyncio.wait((loading, self._over), return_when=asyncio.FIRST_COMPLETED)
             if not self._over.done():
                 self._start(loading.result())
-            looking = asyncio.get_running_loop().create_task(self._look(), context=Context())
             outcome = await self._over
             settled = getattr(self._live, "settled", None)
             if settled is not None:
                 await settled()
             return await self._report(outcome)
         finally:
-            for task in (loading, looking, self._following):
+            for task in (loading, self._looking, self._following):
                 if task is not None:
                     task.cancel()
             await self.channel.close()
@@ -332,6 +332,11 @@ class Body:
             self.stop(Failure("Tool execution cancelled.", "cancelled"))
         else:
             self._live.end(0)
+
+    def began(self, durable: DurableCall) -> None:
+        """The tool uses its durable side: from now on it may wait there."""
+        self.durable = durable
+        self._looking = asyncio.get_running_loop().create_task(self._look(), context=Context())
 
     async def _look(self) -> None:
         """Suspend the attempt when all of it has waited long enough."""

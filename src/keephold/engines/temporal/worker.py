@@ -3,8 +3,10 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import httpx2
@@ -13,6 +15,7 @@ from temporalio import activity
 from temporalio.client import (
     Client,
     WorkflowHandle,
+    WorkflowQueryFailedError,
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
@@ -36,6 +39,7 @@ AT_ONCE = 8
 MAX_RUNNING = 100
 _BEAT_SECS = 2.0
 """Between heartbeats, which bring the cancellation of a call. Most calls are shorter, and cost none."""
+_HAND_OVER = timedelta(seconds=10)
 _AGAIN_SECS, _AGAIN_AT_MOST_SECS = 0.1, 5.0
 
 
@@ -131,7 +135,7 @@ class TemporalWorker:
         self._client = await _patiently(self._place.connect)
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
         async with httpx2.AsyncClient(limits=limits, trust_env=False) as self._http:
-            # One worker for both: the server answers a workflow that starts an attempt with the attempt itself.
+            # One for both: the server answers a workflow that starts an attempt with the attempt itself.
             working = self._worker(
                 self._client,
                 activities=[self._attempt],
@@ -139,20 +143,24 @@ class TemporalWorker:
                 max_heartbeat_throttle_interval=timedelta(seconds=_BEAT_SECS),
                 graceful_shutdown_timeout=timedelta(seconds=self._drain_secs),
             )
-            async with working:
-                await stop.wait()
-                self._stopping = True  # waiting calls go at once, others when their step is recorded
-                journals = asyncio.ensure_future(self._keep_journals())
-                leaving = [asyncio.ensure_future(body.suspend()) for body in self._bodies]
-            await asyncio.gather(*leaving)
-            journals.cancel()
-            await asyncio.wait((journals,))
+            async with AsyncExitStack() as last:
+                async with working:
+                    await stop.wait()
+                    self._stopping = True  # waiting calls go at once, others when their step is recorded
+                    bodies = tuple(self._bodies)
+                    leaving = [asyncio.ensure_future(body.suspend()) for body in bodies]
+                    if bodies:
+                        with suppress(EngineUnavailable):  # then nothing is recorded in any case
+                            await last.enter_async_context(self._worker(await self._place.connect()))
+                await asyncio.gather(*leaving)
+                await asyncio.gather(*(self._passed_on(body.call.uid) for body in bodies))
         self._guard.close()
 
-    async def _keep_journals(self) -> None:
-        """Run the workflows of attempts that end, which record steps: a worker that stops takes no workflow."""
-        client = await _patiently(self._place.connect)  # the SDK allows one such worker to a connection
-        await self._worker(client).run()
+    async def _passed_on(self, uid: str) -> None:
+        """Wait until the workflow knows how an attempt has ended: it answers a query only then. If this worker took that
+        task with it, nobody would continue the call for 10 s."""
+        with suppress(RPCError, WorkflowQueryFailedError):
+            await self._client.get_workflow_handle(uid).query("journal", 0, rpc_timeout=_HAND_OVER)
 
     def _worker(self, client: Client, **options: Any) -> Worker:
         return Worker(
@@ -160,6 +168,7 @@ class TemporalWorker:
             task_queue=self._place.task_queue,
             workflows=[CallWorkflow],
             workflow_runner=UnsandboxedWorkflowRunner(),
+            build_id=version("keephold"),  # else the SDK hashes the code of all modules, which takes it a second
             **options,
         )
 
