@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 from tests.engines.site import front_end, place_of, spawn, working
 from tests.patience import PATIENCE, until
 from tests.temporal import Place
 
 from keephold import Call, ToolCall, tool
 from keephold.engines.body import Body
+from keephold.engines.front import FrontEnd
 from keephold.engines.temporal import workflow
 from keephold.engines.temporal.worker import TemporalRecorder
 from keephold.engines.wire import Line, Lost
+from keephold.serve.engine_channel import EngineChannel
 from keephold.tools.base import Action
 
 ALL: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
@@ -219,3 +223,13 @@ async def test_a_worker_finds_the_front_end_of_its_call_behind_one_address(tempo
                     await turn.send(id, id)
                     assert (await _ended(turn, id))["result"] == f"got {id}"
                     assert (await turn.handle(id)).output_bytes == len(f"I am {id}\n")
+
+
+async def test_a_worker_that_dies_in_the_middle_of_its_request_is_no_error() -> None:
+    async def leaves() -> Message:
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "method": "POST", "path": "/engines/u", "headers": []}
+    channel = EngineChannel(FrontEnd({}))
+    answer = await channel.answer(Request(scope, leaves), {"authorization": "Bearer x"})
+    assert answer.status_code == 499

@@ -6,7 +6,7 @@ The authority is a bearer token that only the call's worker can make, by the sec
 from collections.abc import Mapping
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from keephold.engines.front import FrontEnd
@@ -37,6 +37,8 @@ class EngineChannel:
             said = await self._front_end.talk(request.url.path[len(PATH) :], bearer, talk)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return Response(f"this is not a talk: {error}", 400)
+        except ClientDisconnect:  # the worker was killed; nobody reads the answer
+            return Response(status_code=499)
         except KeepholdError as error:
             said = {"lease_lost": 421, "already_stopped": 410}.get(error.code, 503), error.message
         if isinstance(said, tuple):
