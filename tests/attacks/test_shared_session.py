@@ -127,6 +127,7 @@ async def test_K9_a_server_that_cannot_know_whether_a_session_has_ended_refuses_
             answered = await asked(guarded, path, mine)
             assert answered.status_code == 503 and json.loads(answered.text)["error"]["code"] == "store_unavailable"
             assert "set-cookie" not in answered.headers
+        assert (await asked(guarded, "/static/style.css", mine)).text == "inside"
         bearer = await asked(guarded, "/handles", {"Authorization": f"Bearer {TOKEN}"})
         assert bearer.text == "inside", "the token needs no session"
         one._place = place

@@ -207,7 +207,7 @@ class ServeDoor(Door):
 
     def _may_have_session(self, scope: Scope, headers: Heads) -> bool:
         """Whether sessions or the dashboard's name matter for a request. Most requests of machines read nothing."""
-        return (
+        return not scope["path"].startswith(_FILES) and (
             scope["path"] == "/login"
             or b"token=" in scope["query_string"]
             or self._name(headers.get("host", "")).endswith(_OWN)
