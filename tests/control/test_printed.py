@@ -1,6 +1,7 @@
 """What a handle has printed, piece by piece, by a pattern, or as it comes: the same from whoever has it (C5, O5)."""
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,13 @@ import keephold
 from keephold import Call, KeepholdError, Runtime
 from keephold.control import output
 from keephold.control.control import Control
+from keephold.control.open_requests import OpenRequests
+from keephold.control.stored_output import talking
 from keephold.durable.keys import make_key, masked, new_secret
+from keephold.handles import timeline
 from keephold.policies import OutputPolicy
 from keephold.testing import VirtualClock
+from keephold.turn import attach_protocol as frames
 
 Places = pytest.mark.parametrize("place", PLACES)
 Ended = pytest.mark.parametrize("ended", [False, True])
@@ -330,3 +335,49 @@ async def test_a_queued_handle_is_followed_without_timers(clock: VirtualClock, m
         await turn.send("second", "done")
         told = await following
         assert text_of(told) == "ready\n" and told[-1]["handle"]["state"] == "stopped"
+
+
+async def timed(control: Control, uid: str) -> list[tuple[float | None, bytes]]:
+    """The pieces of the output, each with the time that was told before it."""
+    store = control.runtime.registry.store
+    record, at = await store.handle(uid), None
+    assert record is not None
+    pieces: list[tuple[float | None, bytes]] = []
+    want = frames.Want(uid=uid, want="read", times=True)
+    async with talking(store, record, want, control.runtime.relay) as talk:
+        async for _, payload in frames.all_frames(talk):
+            if isinstance(payload, frames.PrintedAt):
+                at = payload.at
+            elif isinstance(payload, bytes):
+                pieces.append((at, payload))
+    return pieces
+
+
+@pytest.mark.parametrize("place", ["sqlite", "elsewhere"])
+@Ended
+async def test_C5_it_is_known_when_each_piece_was_printed(
+    place: str, ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with controlled(place, tmp_path, [says]) as (control, rt), rt.turn("main") as turn:
+        await turn.run([spawn("says", "s")])
+        uid, now = await uid_of(rt, "s"), rt.registry.clock.now()
+        monkeypatch.setattr(timeline, "_FRESH_SECS", 0.0)
+        monkeypatch.setattr(rt.registry.clock, "now", lambda: now)
+        await say(control, uid, b"one\n")
+        monkeypatch.setattr(rt.registry.clock, "now", lambda: now + 60)
+        await say(control, uid, b"two\n")
+        if ended:
+            await control.abort(uid)
+        (first, one), (second, two) = await timed(control, uid)
+        assert (one, two) == (b"one\n", b"two\n")
+        assert (first, second) == (pytest.approx(now, abs=0.001), pytest.approx(now + 60, abs=0.001))
+
+
+async def test_C5_it_is_known_in_postgresql_when_it_was_printed(postgres: str) -> None:
+    async with Runtime([says], store=postgres) as rt, rt.turn("main") as turn:
+        await turn.run([spawn("says", "s")])
+        control, uid, began = Control(rt, OpenRequests()), await uid_of(rt, "s"), time.time()
+        await say(control, uid, b"one\n")
+        await control.abort(uid)
+        ((at, one),) = await timed(control, uid)
+        assert one == b"one\n" and at is not None and began - 0.001 <= at <= time.time()

@@ -69,6 +69,7 @@ def test_L1_ps_and_show_say_of_a_server_what_they_say_of_its_store(place: Remote
     assert [{name: fact[name] for name in known} for fact, known in zip(facts, here, strict=True)] == here
     parked = place.there("show", "a", "--json").json
     assert parked["output"]["bytes"] == 18 and parked["output"]["tail"] == "asking for x\n"
+    assert place.same("logs", "a", "-t").out.endswith("Z asking for x\n")
     assert "a server gives no keys away" in place.there("show", "a", "--keys").err
     missing = place.there("show", "nobody")
     assert missing.code == 2 and f"not found in the server {place.server.url}" in missing.err

@@ -1,10 +1,15 @@
 """`keephold logs`: what a handle has printed, from the process that runs it or from the store (C5, K4, O5, L)."""
 
 import json
+import re
 import signal
+import sqlite3
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.e2e.agent import Agent
 from tests.patience import PATIENCE
@@ -154,3 +159,39 @@ def test_C5_the_last_lines_are_printed_and_what_comes_after_them(agent: Agent) -
         agent.keephold("send", "t", "bye")
         assert (following.stdout.read(), following.wait(PATIENCE)) == ("", 0)
     assert agent.keephold("logs", "-n", "1", "--since", "3", "t").code == 2
+
+
+def test_times_are_printed_before_each_line_and_since_begins_with_what_was_printed_in_a_time(agent: Agent) -> None:
+    before = time.time()
+    agent.spawn("talk", "t")
+    agent.keephold("send", "t", "Ada")
+    for ended in (False, True):
+        if ended:
+            agent.keephold("send", "t", "bye")
+        lines = agent.keephold("logs", "t", "-t").out.splitlines()
+        assert [line.split(" ", 1)[1] for line in lines] == SAID.splitlines()
+        assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", line.split()[0]) for line in lines)
+        pieces = [json.loads(line) for line in agent.keephold("logs", "t", "-t", "--json").out.splitlines()]
+        assert all(before - 0.001 <= piece["time"] <= time.time() for piece in pieces)
+        assert agent.keephold("logs", "t", "-t", "-n", "1").out == f"{lines[-1]}\n"
+        assert agent.keephold("logs", "t", "--since", "1h").out == SAID
+        assert agent.keephold("logs", "t", "--since", "0s") == (0, "", "")
+
+
+def test_options_that_contradict_times_are_refused(agent: Agent) -> None:
+    assert "leave one of --raw and --times out" in agent.keephold("logs", "t", "-t", "--raw").err
+    assert "--cast takes the whole session" in agent.keephold("logs", "t", "-t", "--cast", "-").err
+    assert "an age such as `90s`" in agent.keephold("logs", "t", "--since", "yesterday").err
+
+
+def test_without_known_times_everything_is_shown(agent: Agent, tmp_path: Path) -> None:
+    agent.spawn("talk", "t")
+    agent.keephold("send", "t", "bye")
+    agent.kill()
+    with closing(sqlite3.connect(tmp_path / "work.db")) as store, store:
+        ((kept,),) = store.execute("SELECT kept FROM outputs").fetchall()
+        known = msgspec.msgpack.decode(kept)
+        del known["times"]
+        store.execute("UPDATE outputs SET kept = ?", (msgspec.msgpack.encode(known),))
+    shown = agent.keephold("logs", "t", "--since", "0s", "-t")
+    assert shown.out == "- hello\n" and "not known when" in shown.err

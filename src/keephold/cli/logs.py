@@ -4,14 +4,15 @@ Output of a terminal is printed as the lines that it showed, other output withou
 on stderr.
 """
 
+import time
 from collections import deque
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import click
 
-from keephold.cli.parameters import conversation_option
-from keephold.cli.printing import print_json
+from keephold.cli.parameters import age, conversation_option
+from keephold.cli.printing import print_json, time_of_day
 from keephold.cli.store import Where, ask, where_options
 from keephold.control.base import Controls
 from keephold.control.safe_text import Plain, Raw, Readable, Rendered
@@ -19,12 +20,31 @@ from keephold.turn import attach_protocol as frames
 from keephold.turn.owner_connection import gone
 
 
+class Since(NamedTuple):
+    """Where to begin: at a byte, or at a time, in seconds since 1970."""
+
+    offset: int = 0
+    at: float | None = None
+
+    @classmethod
+    def given(cls, context: click.Context, parameter: click.Parameter, value: str | None) -> Self:
+        """Read a byte such as `1024`, or an age such as `15m`."""
+        if value is None or value.isdecimal():
+            return cls(int(value or 0))
+        return cls(at=time.time() - (age(context, parameter, value) or 0))
+
+
+BEGINNING = Since()
+
+
 @click.command()
 @click.argument("ID")
 @click.option("-f", "--follow", is_flag=True, help="Print new output until the handle stops.")
 @click.option("-n", "--lines", metavar="N", type=click.IntRange(min=0), help="Begin with the last N lines.")
 @click.option("--raw", is_flag=True, help="Print the bytes unchanged, control sequences included.")
-@click.option("--since", metavar="OFFSET", type=click.IntRange(min=0), default=0, help="Start at this byte.")
+@click.option("--since", metavar="AGO|OFFSET", callback=Since.given,
+              help="Start with what was printed in this time (90s, 15m, 2h, 7d), or at this byte (1024).")  # fmt: skip
+@click.option("-t", "--times", is_flag=True, help="Print before each line when it was printed.")
 @click.option("--cast", metavar="FILE", type=click.Path(path_type=Path, allow_dash=True),
               help="Write a terminal's session as an asciicast (version 2) instead; `-` is stdout.")  # fmt: skip
 @conversation_option
@@ -37,26 +57,26 @@ def logs(
     follow: bool,
     lines: int | None,
     raw: bool,
-    since: int,
+    since: Since,
+    times: bool,
     cast: Path | None,
     conversation: str | None,
     where: Where,
     as_json: bool,
 ) -> None:
     """Print the stored output of the handle of an ID, or a uid."""
-    if cast is not None and (follow or raw or since or as_json or lines is not None):
-        why = "--cast takes the whole session; leave --follow, --lines, --raw, --since and --json out"
+    if cast is not None and (follow or raw or since != BEGINNING or times or as_json or lines is not None):
+        why = "--cast takes the whole session; leave --follow, --lines, --raw, --since, --times and --json out"
         raise click.UsageError(why, context)
-    if lines is not None and since:
+    if lines is not None and since != BEGINNING:
         raise click.UsageError("--lines and --since both say where to begin; leave one of them out", context)
     if raw and as_json:
         raise click.UsageError("--raw gives bytes, which JSON cannot; leave one of --raw and --json out", context)
+    if raw and times:
+        raise click.UsageError("--raw changes nothing in the output; leave one of --raw and --times out", context)
     if cast is None:
-        printer = Printer(raw=raw, as_json=as_json)
-        ask(
-            where,
-            lambda controls: print_output(controls, id, conversation, printer, follow=follow, since=since, last=lines),
-        )
+        printer = Printer(raw=raw, as_json=as_json, times=times, since=since)
+        ask(where, lambda controls: print_output(controls, id, conversation, printer, follow=follow, last=lines))
     else:
         with _CastFile(cast) as file:
             ask(where, lambda controls: _record(controls, id, conversation, file))
@@ -65,12 +85,24 @@ def logs(
 class Printer:
     """Prints pieces of output."""
 
-    def __init__(self, *, raw: bool = False, as_json: bool = False) -> None:
+    def __init__(
+        self, *, raw: bool = False, as_json: bool = False, times: bool = False, since: Since = BEGINNING
+    ) -> None:
         self._readable: Readable = Raw() if raw else Plain()
         self._raw = raw
         self._as_json = as_json
+        self._times = times
+        self._since = since
+        self._at: float | None = None  # when the next output was printed; None: not known
+        self._untimed = False
+        self._within_line = False
         self._offset: int | None = None  # of the next output; None until the first status
         self._last: _LastLines | None = None
+
+    def want(self, uid: str, *, follow: bool, since: int | None = None) -> frames.Want:
+        """Return the request for the output."""
+        offset, timed = self._since.offset if since is None else since, self._times or self._since.at is not None
+        return frames.Want(uid=uid, want="follow" if follow else "read", since=offset, times=timed)
 
     def status(self, status: frames.HandleStatus) -> None:
         """Take where the output begins, and whether it comes from a terminal."""
@@ -78,6 +110,10 @@ class Printer:
             self._offset = status.offset
         if status.cols and not self._raw and not isinstance(self._readable, Rendered):
             self._readable = Rendered(status.cols)
+
+    def printed_at(self, printed: frames.PrintedAt) -> None:
+        """Take the time of the output that follows."""
+        self._at = printed.at
 
     def data(self, data: bytes) -> None:
         begins = self._begins
@@ -97,12 +133,20 @@ class Printer:
         """Print the last lines, and return the offset of the next output."""
         last, self._last = self._last, None
         assert last is not None
-        self._write(b"".join(last.lines), last.offset)
+        for line in last.lines if self._times else last.joined():
+            self._at = line.at
+            self._write(line.text, line.offset)
         return self._offset or 0
 
     def end(self) -> None:
         begins = self._begins
         self._write(self._readable.end(), begins)
+
+    def close(self) -> None:
+        """Say what could not be done, when everything is printed."""
+        self.end()
+        if self._untimed:
+            click.echo("It is not known when this output was printed, so all of it is shown.", err=True)
 
     @property
     def _begins(self) -> int:
@@ -111,37 +155,57 @@ class Printer:
 
     def _write(self, data: bytes, offset: int) -> None:
         if self._last is not None:
-            self._last.add(data, offset)
-        elif data and self._as_json:
-            print_json({"offset": offset, "text": data.decode(errors="replace")})
-        elif data:
+            self._last.add(data, offset, self._at)
+            return
+        if not data or self._is_earlier():
+            return
+        if self._as_json:
+            shown = {"offset": offset, "text": data.decode(errors="replace")}
+            print_json(shown | {"time": self._at} if self._times else shown)
+        elif self._times:
+            self._echo_timed(data)
+        else:
             click.echo(data, nl=False)
+
+    def _is_earlier(self) -> bool:
+        """Return whether the output was printed before the time to begin with."""
+        if self._since.at is None:
+            return False
+        self._untimed |= self._at is None
+        return self._at is not None and self._at < self._since.at
+
+    def _echo_timed(self, data: bytes) -> None:
+        stamp = f"{'-' if self._at is None else time_of_day(self._at)} ".encode()
+        for line in data.splitlines(keepends=True):
+            click.echo(line if self._within_line else stamp + line, nl=False)
+            self._within_line = not line.endswith(b"\n")
+
+
+class _Line(NamedTuple):
+    text: bytes
+    offset: int
+    at: float | None
 
 
 class _LastLines:
-    """The last lines of an output, and the offset of their first piece."""
+    """The last lines of an output, with the offset and the time of the first piece of each."""
 
     def __init__(self, count: int) -> None:
-        self.lines: deque[bytes] = deque()
-        self._offsets: deque[int] = deque()
-        self._count = count
+        self.lines: deque[_Line] = deque(maxlen=count)
         self._open = False
 
-    def add(self, data: bytes, offset: int) -> None:
-        for line in data.splitlines(keepends=True):
+    def add(self, data: bytes, offset: int, at: float | None) -> None:
+        for text in data.splitlines(keepends=True):
             if self._open and self.lines:
-                self.lines[-1] += line
+                last = self.lines.pop()
+                self.lines.append(last._replace(text=last.text + text))
             else:
-                self.lines.append(line)
-                self._offsets.append(offset)
-            self._open = not line.endswith(b"\n")
-            if len(self.lines) > self._count:
-                self.lines.popleft()
-                self._offsets.popleft()
+                self.lines.append(_Line(text, offset, at))
+            self._open = not text.endswith(b"\n")
 
-    @property
-    def offset(self) -> int:
-        return self._offsets[0] if self._offsets else 0
+    def joined(self) -> list[_Line]:
+        """Return all of them as one piece."""
+        return [self.lines[0]._replace(text=b"".join(line.text for line in self.lines))] if self.lines else []
 
 
 async def print_output(
@@ -151,7 +215,6 @@ async def print_output(
     printer: Printer,
     *,
     follow: bool,
-    since: int = 0,
     last: int | None = None,
 ) -> None:
     """Print the output of the handle of an id; with `follow`, until it has stopped; with `last`, from its last lines
@@ -159,15 +222,14 @@ async def print_output(
     (fact,) = await controls.find((id,), conversation)
     if fact["owner"] == "gone" and (follow or not fact.get("kept")):
         click.echo(f"{gone(fact['id'], fact['tool']).message}. Its stored output:", err=True)
+    since = None
     if last is not None:
         printer.hold(last)
-        await _pieces(controls, fact, frames.Want(uid=fact["uid"], want="read"), printer)
+        await _pieces(controls, fact, printer.want(fact["uid"], follow=False), printer)
         since = printer.let_go()
-        if not follow:
-            return
-    await _pieces(
-        controls, fact, frames.Want(uid=fact["uid"], want="follow" if follow else "read", since=since), printer
-    )
+    if last is None or follow:
+        await _pieces(controls, fact, printer.want(fact["uid"], follow=follow, since=since), printer)
+    printer.close()
 
 
 async def _pieces(controls: Controls, fact: dict[str, Any], want: frames.Want, printer: Printer) -> None:
@@ -176,6 +238,8 @@ async def _pieces(controls: Controls, fact: dict[str, Any], want: frames.Want, p
             match payload:
                 case bytes():
                     printer.data(payload)
+                case frames.PrintedAt():
+                    printer.printed_at(payload)
                 case frames.Gap():
                     printer.gap(payload)
                 case frames.HandleStatus() if kind == frames.STATE:

@@ -101,6 +101,7 @@ PAGES = {
         (
             ("Print the output so far:", "keephold logs build"),
             ("Print new output as well, until it stops:", "keephold logs -f build"),
+            ("Print what it printed in the last ten minutes, with times:", "keephold logs -t --since 10m build"),
             ("Print the output after an offset, for a script:",
              "keephold logs build --since 4096 --json | jq -r .text"),
             ("Write a terminal's session as a recording:", "keephold logs shell --cast shell.cast"),

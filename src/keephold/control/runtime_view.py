@@ -19,6 +19,7 @@ from keephold.errors import KeepholdError
 from keephold.handles.facts import Fact
 from keephold.handles.output import Output
 from keephold.handles.state import Pending, Stopped
+from keephold.handles.timeline import of_terminal
 from keephold.runtime import Runtime
 from keephold.schema.canonical import canonical
 from keephold.store.base import HandleQuery, Record, browsable
@@ -111,7 +112,7 @@ class RuntimeView:
             request = self._runtime.approvals.about(handle.uid)
             live["held_up"] = here(handle) if request is None else [HeldUp("permission", request, [], 0)]
         tool, output = self._runtime.toolbox.of(record.conversation).get(record.tool), record.output
-        if (tool is not None and tool.source == "terminal") or (output is not None and output.times):
+        if (tool is not None and tool.source == "terminal") or (output is not None and of_terminal(output.times)):
             live["terminal"] = True
         live["here"] = record.owner == self._store.owner and not isinstance(record.state, Stopped)
         if output is not None and live["output_bytes"] is None:

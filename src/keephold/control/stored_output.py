@@ -19,10 +19,9 @@ from keephold.store.base import Record, Store
 from keephold.tools.keeper.record import read_record
 from keephold.tools.keeping import kept_output
 from keephold.turn import attach_protocol as frames
+from keephold.turn.output_follower import Pieces
 from keephold.turn.owner_connection import gone, linked, running
 from keephold.turn.relayed_streams import Polls
-
-_CHUNK = 1 << 16
 
 
 @asynccontextmanager
@@ -61,11 +60,11 @@ class StoredOutput:
             raise _not_run(store, record)
         self._record = record
         self._output = output
-        if want.want == "cast" and (output is None or output.timeline is None):
+        if want.want == "cast" and (output is None or not output.terminal):
             raise KeepholdError(
                 f"Handle `{record.id}` is not a terminal, or nothing is stored of its session", code="invalid_arguments"
             )
-        self._frames = self._cast() if want.want == "cast" else self._read(want.since)
+        self._frames = self._cast() if want.want == "cast" else self._read(Pieces(want.since, times=want.times))
 
     async def receive(self) -> frames.Frame:
         return next(self._frames)
@@ -73,17 +72,12 @@ class StoredOutput:
     def send(self, kind: frames.Kind, payload: bytes | msgspec.Struct = b"") -> None:
         """Ignore it: no process runs the handle."""
 
-    def _read(self, since: int) -> Iterator[frames.Frame]:
+    def _read(self, pieces: Pieces) -> Iterator[frames.Frame]:
         output = self._output
-        yield frames.STATE, self._status(since)
-        while output is not None and since < output.total:
-            piece = output.read(since, since + _CHUNK)
-            since = piece.end
-            if piece.missing:
-                yield frames.GAP, frames.Gap(piece.missing, piece.end)
-            else:
-                yield frames.OUTPUT, piece.data
-        yield frames.END, self._status(since)
+        yield frames.STATE, self._status(pieces.offset)
+        while output is not None and pieces.offset < output.total:
+            yield from pieces.read(output, output.total)
+        yield frames.END, self._status(pieces.offset)
 
     def _cast(self) -> Iterator[frames.Frame]:
         assert self._output is not None and self._output.timeline is not None

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from keephold.handles.output import Output, Piece
 from keephold.handles.patterns import Pattern
-from keephold.handles.rendering import WIDTH, Lines
+from keephold.handles.rendering import WIDTH, Lines, width
 
 if TYPE_CHECKING:
     from keephold.handles.handle import Handle
@@ -115,7 +115,7 @@ class Search:
                 self._continue()
                 return
             piece = output.read(self.offset, self.offset + self._pattern.step)
-            took = self._take(piece, WIDTH if output.timeline is None else output.timeline.cols(piece.start))
+            took = self._take(piece, width(output, piece.start))
             if self.matched is None and (output.total > self.offset or took > _SLOW_SECS):
                 self._continue()
         if self.matched is not None or (was_behind and self._later is None):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from keephold.handles.spool import Spool
-from keephold.handles.timeline import Timeline
+from keephold.handles.timeline import Timeline, of_terminal
 from keephold.platforms import machine
 from keephold.platforms.flags import O_CLOEXEC, O_NOFOLLOW
 from keephold.store.base import KeptOutput
@@ -424,7 +424,7 @@ class Output:
         output._memory = cast(bytearray, kept.data)
         output._linear = _KEPT
         if kept.times:
-            output.terminal, output.timeline = True, Timeline.load(kept.times)
+            output.terminal, output.timeline = of_terminal(kept.times), Timeline.load(kept.times)
         return output if kept.file is None else output._find_file(kept, kept.file)
 
     def _find_file(self, kept: KeptOutput, name: str) -> "Output":

@@ -61,8 +61,12 @@ def render_piece(output: Output, data: bytes, start: int) -> str:
     """Return the bytes from the offset `start` of a terminal's output as text."""
     if not data:
         return ""
-    cols = WIDTH if output.timeline is None else output.timeline.cols(start)
-    return render(data, output.before(start, _LOOK_BACK), cols)
+    return render(data, output.before(start, _LOOK_BACK), width(output, start))
+
+
+def width(output: Output, offset: int) -> int:
+    """Return how wide the terminal was when the byte at `offset` was printed; `WIDTH` without a terminal."""
+    return WIDTH if output.timeline is None else output.timeline.cols(offset) or WIDTH
 
 
 def on_alternate(before: bytes, otherwise: bool = False) -> bool:

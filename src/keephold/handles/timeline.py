@@ -1,9 +1,9 @@
-"""The times of an output, so that a session can be replayed as it happened.
+"""The times of an output: when each line was printed, and how a terminal's session can be replayed as it happened.
 
 A `Timeline` promises: noting is cheap enough to be done for every piece; at most `MARKS` are kept, however long the
 session; output is never shown later than it was printed, nor earlier by more than twice the `interval`. That is 10 ms
-until there are too many marks. Then it is doubled, until half of them can be dropped: those of busy stretches, because
-marks further apart than the interval stay.
+for a terminal and a second for other output, until there are too many marks. Then it is doubled, until half of them can
+be dropped: those of busy stretches, because marks further apart than the interval stay.
 
 A timeline has offsets and times; the bytes are the output's. A time of day that is set back counts as no time passed.
 
@@ -16,7 +16,9 @@ line of its own. Typed input is not in it, except where the terminal echoed it.
 import codecs
 import itertools
 import math
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -26,11 +28,14 @@ if TYPE_CHECKING:
 
 MARKS = 4096
 """How many marks and sizes are kept at most, together."""
-_INTERVAL = 0.01
+_INTERVAL, _WITHOUT_TERMINAL = 0.01, 1.0
+_FRESH_SECS = 0.1
+_SIZED = b"\x95"
+"""How the bytes of a terminal's timeline begin: a list of five. One without a terminal has four."""
 
 
 class Started(NamedTuple):
-    """The beginning of a session: a time of day, and the size of the terminal."""
+    """The beginning of a session: a time of day, and the size of the terminal; 0 without a terminal."""
 
     at: float
     rows: int
@@ -49,18 +54,29 @@ class Resized(NamedTuple):
 class Timeline:
     """The times of one output."""
 
-    __slots__ = ("_at", "_behind", "_offsets", "_sizes", "_times", "_until", "interval", "started")
+    __slots__ = ("_at", "_behind", "_fresh", "_offsets", "_sizes", "_times", "_until", "interval", "started")
 
-    def __init__(self, started: float, rows: int, cols: int) -> None:
+    def __init__(self, started: float, rows: int = 0, cols: int = 0) -> None:
         self.started = Started(started, rows, cols)
-        self.interval = _INTERVAL
+        self.interval = _INTERVAL if cols else _WITHOUT_TERMINAL
         """Seconds. Output within one interval has one time, that of its first byte."""
         # The bytes from `_offsets[i - 1]` to `_offsets[i]` were printed `_times[i]` seconds after the start.
         self._offsets: list[int] = []
         self._times: list[float] = []
         self._sizes: list[Resized] = []
         self._behind = 0.0  # by how much the clock was set back, in all
+        self._fresh = -math.inf  # until then, the latest mark holds, by a clock that nobody can set
         self._at, self._until = math.inf, -math.inf  # the latest mark holds for notes between these times of day
+
+    def printed(self, offset: int, clock: Callable[[], float]) -> None:
+        """Note that all output up to now ends at `offset`. Without a terminal, the clock is read ten times a second at
+        most: reading it costs as much as printing a short line."""
+        if monotonic() < self._fresh:
+            self._offsets[-1] = offset
+            return
+        self.note(offset, clock())
+        if not self.started.cols:
+            self._fresh = monotonic() + _FRESH_SECS
 
     def note(self, offset: int, at: float) -> None:
         """Note that all output up to the time `at` ends at `offset`. Call it after each piece."""
@@ -80,6 +96,12 @@ class Timeline:
     def marks(self) -> Iterator[tuple[int, float]]:
         """Return offsets and the seconds after the start at which output had reached them; both rise."""
         return zip(self._offsets, self._times, strict=True)
+
+    def when(self, offset: int) -> tuple[float, int] | None:
+        """Return the time of day at which the byte at `offset` was printed, and the offset up to which that time holds.
+        None: the byte was not printed yet, or not noted."""
+        at = bisect_right(self._offsets, offset)
+        return None if at == len(self._offsets) else (self.started.at + self._times[at], self._offsets[at])
 
     def sizes(self) -> Iterator[Resized]:
         """Return the sizes that the terminal had after its first one."""
@@ -141,12 +163,19 @@ class Timeline:
         """Return bytes for the store: times in milliseconds, everything as the difference to what is before it."""
         times = [round(after * 1000) for after in self._times]
         sizes = [(size.offset, round(size.after * 1000), size.rows, size.cols) for size in self._sizes]
-        return msgspec.msgpack.encode((self.started, self.interval, _steps(self._offsets), _steps(times), sizes))
+        marks = (self.interval, _steps(self._offsets), _steps(times))
+        if not self.started.cols:
+            return msgspec.msgpack.encode((self.started.at, *marks))
+        return msgspec.msgpack.encode((self.started, *marks, sizes))
 
     @classmethod
     def load(cls, data: bytes) -> "Timeline":
         """Return the timeline that was dumped; it can be noted to again."""
-        started, interval, offsets, times, sizes = msgspec.msgpack.decode(data, type=_Dumped)
+        if of_terminal(data):
+            started, interval, offsets, times, sizes = msgspec.msgpack.decode(data, type=_Dumped)
+        else:
+            at, interval, offsets, times = msgspec.msgpack.decode(data, type=_DumpedWithoutTerminal)
+            started, sizes = Started(at, 0, 0), []
         timeline = cls(*started)
         timeline.interval = interval
         timeline._offsets = _sums(offsets)
@@ -156,6 +185,12 @@ class Timeline:
 
 
 _Dumped = tuple[Started, float, list[int], list[int], list[tuple[int, int, int, int]]]
+_DumpedWithoutTerminal = tuple[float, float, list[int], list[int]]
+
+
+def of_terminal(dumped: bytes) -> bool:
+    """Return whether a dumped timeline is that of a terminal."""
+    return dumped[:1] == _SIZED
 
 
 def _steps(values: list[int]) -> list[int]:

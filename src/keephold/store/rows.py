@@ -87,7 +87,7 @@ class KeptOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     data: bytes = b""
     file: str | None = None
     times: bytes = b""
-    """The times of the output: the `Timeline` of a terminal, dumped."""
+    """The times of the output: its `Timeline`, dumped."""
 
 
 class Record(msgspec.Struct, kw_only=True, gc=False):

@@ -34,7 +34,7 @@ def kept_output(directory: Path, record: KeptRecord) -> KeptOutput:
     """Describe the output of a kept process so far, as its files have it."""
     times = read_times(directory, record.uid)
     total = record.exit.total if record.exit is not None else max((each.total for each in times), default=0)
-    of_terminal = timeline(times)
+    known = timeline(times)
     try:
         size = (directory / record.uid).lstat().st_size
     except OSError:
@@ -45,7 +45,7 @@ def kept_output(directory: Path, record: KeptRecord) -> KeptOutput:
         ring=record.ring,
         in_file=size,
         file=record.uid,
-        times=b"" if of_terminal is None else of_terminal.dump(),
+        times=b"" if known is None else known.dump(),
     )
 
 

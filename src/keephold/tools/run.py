@@ -388,8 +388,9 @@ class Run:
             self._probing.printed()
         if self.registry.meter is not None:
             self.registry.meter.printed(handle.tool.name, size)
-        if output.timeline is not None:
-            output.timeline.note(output.total, self.registry.clock.now())
+        if output.timeline is None:
+            output.timeline = Timeline(self.registry.clock.now())
+        output.timeline.printed(output.total, self.registry.clock.now)
         if self.content is not None:
             self.content.printed()
         self.printed()

@@ -21,7 +21,7 @@ LONGEST = 16 << 20
 """The most bytes of a frame that a runtime accepts (K6)."""
 _HEAD = 5
 
-Kind = Literal["w", "i", "r", "d", "o", "g", "p", "s", "e", "y", "x"]
+Kind = Literal["w", "i", "r", "d", "o", "g", "t", "p", "s", "e", "y", "x"]
 # From the client
 WANT: Kind = "w"
 INPUT: Kind = "i"
@@ -30,6 +30,7 @@ DETACH: Kind = "d"
 # From the runtime
 OUTPUT: Kind = "o"
 GAP: Kind = "g"
+TIME: Kind = "t"
 SCREEN: Kind = "p"
 """The terminal's screen (`tools.base.Screen`); the output frames that follow continue from it."""
 STATE: Kind = "s"
@@ -48,6 +49,8 @@ class Want(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     terminal. `cast`: its session as an asciicast, a frame for some lines. `send`: send input once, as the user."""
     since: int = 0
     """Offset of the first byte of output to send."""
+    times: bool = False
+    """Send when output was printed, too, as far as that is known."""
     screen: bool = False
     """`follow` a terminal from its current screen, instead of `since`."""
     rows: int = 0
@@ -85,6 +88,12 @@ class Gap(msgspec.Struct, frozen=True):
     offset: int
 
 
+class PrintedAt(msgspec.Struct, frozen=True):
+    """The output that follows was printed at this time, in seconds since 1970."""
+
+    at: float
+
+
 class HandleStatus(msgspec.Struct, frozen=True):
     """The handle's state: at first and after each change (`STATE`), and at the end (`END`)."""
 
@@ -102,8 +111,8 @@ class Refused(msgspec.Struct, frozen=True):
     code: str
 
 
-Frame: TypeAlias = "tuple[str, bytes | HandleStatus | Gap | Screen]"
-"""A kind and its payload: a `HandleStatus`, a `Gap`, a `Screen`, or bytes (output, the JSON of a reply)."""
+Frame: TypeAlias = "tuple[str, bytes | HandleStatus | Gap | PrintedAt | Screen]"
+"""A kind and its payload: one of these structs, or bytes (output, the JSON of a reply)."""
 
 
 def decoded(kind: str, data: bytes) -> Frame:
@@ -112,6 +121,8 @@ def decoded(kind: str, data: bytes) -> Frame:
         return kind, msgspec.json.decode(data, type=HandleStatus)
     if kind == GAP:
         return kind, msgspec.json.decode(data, type=Gap)
+    if kind == TIME:
+        return kind, msgspec.json.decode(data, type=PrintedAt)
     if kind == SCREEN:
         from keephold.tools.base import Screen
 

@@ -256,10 +256,10 @@ class _Client:
         handle = self._streams.handle(want.uid)
         match want.want:
             case "read":
-                await self._forward(Following(handle, want.since).so_far())
+                await self._forward(Following(handle, want.since, times=want.times).so_far())
             case "follow":
                 screen = _terminal(handle) if want.screen else None
-                await self._follow(Following(handle, want.since, screen), None)
+                await self._follow(Following(handle, want.since, screen, times=want.times), None)
             case "attach":
                 await self._attach(handle, Size(want.rows, want.cols))
             case "cast":
@@ -352,7 +352,7 @@ class _Client:
 async def _cast(handle: Handle) -> AsyncGenerator[frames.Frame, None]:
     """Yield the session so far, as the lines of an asciicast."""
     output = handle.output
-    if output is None or output.timeline is None:
+    if output is None or output.timeline is None or not output.terminal:
         raise ToolError(
             f"handle `{handle.id}` is not a terminal, so there is no session to show", code="invalid_arguments"
         )

@@ -15,6 +15,7 @@ from keephold.handles.spool import Spool
 from keephold.handles.timeline import MARKS, Resized, Timeline
 from keephold.store.base import Changed, KeptOutput
 from keephold.store.memory.store import MemoryStore
+from keephold.tools.keeper import times as keeper_times
 
 
 @pytest.fixture
@@ -170,3 +171,35 @@ async def test_E10_stores_give_it_back(tmp_path: Path, spool: Spool) -> None:
             restored = Output.restored(spool, found.output)
             assert restored.timeline is not None
             assert marks(restored.timeline) == [(3, 0.5), (5, 1.0)]
+
+
+def test_each_byte_has_the_time_at_which_it_was_printed() -> None:
+    noted = timeline((3, 0.5), (10, 2.0))
+    assert [noted.when(offset) for offset in (0, 2, 3, 9)] == [(NOON + 0.5, 3)] * 2 + [(NOON + 2.0, 10)] * 2
+    assert noted.when(10) is None, "it was not printed yet"
+
+
+def test_output_without_a_terminal_has_a_time_a_second(spool: Spool) -> None:
+    noted = Timeline(NOON)
+    for offset, after in [(3, 0.0), (5, 0.9), (9, 1.2), (20, 90.0)]:
+        noted.note(offset, NOON + after)
+    assert marks(noted) == [(5, 0.0), (9, 1.2), (20, 90.0)]
+    output = Output(spool, 1000)
+    output.append(b"x" * 20)
+    output.timeline = noted
+    restored = Output.restored(spool, output.keep(1000))
+    assert restored.timeline is not None and marks(restored.timeline) == marks(noted)
+    assert not restored.terminal and len(output.keep(1000).times) < 40
+
+
+def test_what_a_kept_command_printed_has_times() -> None:
+    made = keeper_times.timeline([keeper_times.Record(0, NOON), keeper_times.Record(5, NOON + 3)])
+    assert made is not None and made.started.cols == 0 and made.when(0) == (NOON + 3, 5)
+
+
+def test_without_a_terminal_the_clock_is_read_ten_times_a_second_at_most() -> None:
+    noted, steady, read = Timeline(NOON), iter([0.0, 0.0, 0.05, 0.2, 0.2, 0.29]), iter([NOON, NOON + 5])
+    with patch.object(timeline_module, "monotonic", lambda: next(steady)):
+        for offset in (1, 2, 3, 4):
+            noted.printed(offset, lambda: next(read))
+    assert marks(noted) == [(2, 0.0), (4, 5.0)]

@@ -148,10 +148,10 @@ def read_times(directory: Path, uid: str) -> list[Record]:
 
 
 def timeline(records: list[Record]) -> "Timeline | None":
-    """Return the times of a terminal's output; None for a command's."""
+    """Return the times of the output; None if nothing was printed."""
     from keephold.handles.timeline import Timeline  # the keeper does not need it
 
-    if not records or not records[0].rows:
+    if not records:
         return None
     made = Timeline(records[0].at, records[0].rows, records[0].cols)
     for record in records[1:]:
