@@ -137,6 +137,8 @@ async def test_M3_the_typist_is_told_if_the_owner_no_longer_listens(
     postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connection has been cut, and nobody knows."""
+    monkeypatch.setattr(relayed_streams, "_LATE_SECS", 0.1)
+    monkeypatch.setattr(relayed_streams, "_TYPING_POLL_SECS", 0.1)
     async with at_work(postgres, monkeypatch) as typist:
         async with typist.attached() as talk:
             assert typist.ears._session is not None
@@ -201,15 +203,18 @@ async def test_M3_nothing_is_typed_twice_and_nothing_after_a_gap(
         assert output is not None and b"42" not in output.read(0, output.total).data
 
 
-async def test_M3_a_typist_who_dies_leaves_the_terminal(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relayed_streams, "_TYPING_KEPT_SECS", 0.5)
-    monkeypatch.setattr(relayed_streams, "_TYPING_POLL_SECS", 0.1)
+async def test_M3_one_user_drives_until_they_leave_or_ask_no_more(
+    postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with at_work(postgres, monkeypatch) as typist:
         async with typist.attached():
             with pytest.raises(KeepholdError, match="only one can"):
                 async with typist.attached():
                     raise AssertionError("somebody else drives")
-            await until(lambda: typist.owner.live()[0].driver is None)
+        with monkeypatch.context() as soon:
+            soon.setattr(relayed_streams, "_TYPING_KEPT_SECS", 1.0)
+            async with typist.attached():  # as one who has been killed, it asks for nothing
+                await until(lambda: typist.owner.live()[0].driver is None)
         async with typist.attached() as talk:
             talk.send(frames.INPUT, b"echo $((6 * 7))\n")
             await shows(talk, b"42")

@@ -248,7 +248,8 @@ class RelayedLink:
         self._ear = ""
         self._unsent = bytearray()
         self._sending: asyncio.Task[None] | None = None
-        self._sent = self._heard = 0
+        self._sent = self._arriving = self._heard = 0
+        """How many whispers were begun, have been sent, and are acknowledged."""
         self._failed: KeepholdError | None = None
         self._types = want.want in TYPING
         """Whether frames are sent: until this client detaches."""
@@ -292,7 +293,7 @@ class RelayedLink:
 
     async def _poll(self) -> None:
         want, self._want = self._want, None
-        data = await self._polls.poll(self._uid, self._owner, Poll(self._session, want, self._sent))
+        data = await self._polls.poll(self._uid, self._owner, Poll(self._session, want, self._arriving))
         for kind, payload in frames.split(data):
             if kind == _HEARD:
                 heard = msgspec.json.decode(payload, type=_Heard)
@@ -321,6 +322,7 @@ class RelayedLink:
             self._sent += 1  # before it is sent: it may arrive although this fails
             try:
                 await self._polls.whisper(self._ear, message)
+                self._arriving = self._sent
             except KeepholdError as error:
                 self._failed = error
 
