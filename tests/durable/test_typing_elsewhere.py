@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx2
 import msgspec
 import pytest
+from starlette.applications import Starlette
 from tests.durable.lives import in_state
 from tests.patience import PATIENCE, until
 from tests.postgres import everything
@@ -16,7 +18,9 @@ from tests.turn.calls import spawn
 
 import keephold
 from keephold import KeepholdError, Runtime
+from keephold.control.control import Control
 from keephold.control.stored_output import talking
+from keephold.serve.attach_http import routes
 from keephold.serve.screens import _View
 from keephold.serve.watched_terminal import RemoteTerminal
 from keephold.store.base import Record
@@ -238,3 +242,17 @@ async def test_a_browser_drives_a_terminal_of_another_machine_and_is_told_of_los
         await until(lambda: view.over)
         assert view.why is not None and "may not have reached" in view.why
         await view.close()
+
+
+async def test_a_server_sends_input_to_a_handle_of_another_machine(
+    postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `keephold send --server` asks it to."""
+    async with at_work(postgres, monkeypatch) as typist:
+        transport = httpx2.ASGITransport(Starlette(routes=routes(Control(typist.other))))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=PATIENCE) as client:
+            want = {"want": "send", "input": "echo $((6 * 7))\n"}
+            said = await client.post(f"/api/handles/{typist.record.uid}/talk", json=want)
+        assert said.status_code == 200, said.text
+        kind, reply = list(frames.split(said.content))[-1]
+        assert kind == frames.REPLY and b"42" in reply
