@@ -326,7 +326,7 @@ async def test_what_needs_a_person_is_told_when_it_changes(tmp_path: Path) -> No
         batch = asyncio.create_task(turn.run([call("echo", text="hi")]))
         assert (await stream.next("requests")).data == {"open": 1}
         (need,) = (await http.get("/api/requests")).json()
-        taken = await http.post(f"/api/requests/{need['id']}", json={"decision": "approve"})
+        taken = await http.post(f"/api/requests/{need['id']}", json={"decision": "approve", "digest": None})
         assert taken.json() == {"status": "taken", "problem": None}
         assert (await stream.next("requests")).data == {"open": 0}
         assert [response.result for response in await batch] == ["hi"]

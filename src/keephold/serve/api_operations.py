@@ -232,7 +232,7 @@ OPERATIONS = (
             reason=TEXT,
             remember=_YES,
             value={},
-            digest=TEXT,
+            digest={"type": ["string", "null"]},
         ),
         returns=Decided,
         errors=(409, 422, 504),
