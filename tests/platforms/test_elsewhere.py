@@ -5,10 +5,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.patience import until
+
+from keephold.platforms import Portable
 
 PROGRAM = str(Path(__file__).with_name("elsewhere.py"))
 NO_PROC = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
@@ -40,12 +44,24 @@ async def test_R2_process_groups_end_with_a_runtime_that_is_killed_where_process
         group = int(runtime.stdout.readline())
         assert os.getpgid(group) == group
         runtime.send_signal(signal.SIGKILL)
-    await until(lambda: not exists(group))
+    await until(lambda: not runs(group))
 
 
-def exists(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{group}").exists()  # in a container, nobody may reap it
+def runs(group: int) -> bool:
+    """Whether a process of the group runs. In a container, nobody may reap those that have ended."""
+    for process in psutil.process_iter(["status"]):
+        with suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
+                return True
+    return False
+
+
+def test_a_fault_of_psutil_is_not_taken_for_a_process_that_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Portable()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert (machine.command_of(ended.pid), machine.started(ended.pid)) == ([], 0)
+    monkeypatch.setattr(psutil, "Process", lambda _: 1 // 0)
+    for ask in (machine.command_of, machine.started):
+        with pytest.raises(ZeroDivisionError):
+            ask(os.getpid())

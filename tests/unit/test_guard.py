@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.driver import until
 from tests.leaks import children
+from tests.patience import PATIENCE
 
 from keephold.platforms import machine
 from keephold.platforms.reading import read
@@ -164,10 +165,10 @@ def test_R2_of_two_runtimes_of_a_command_one_closes_alone() -> None:
         one.ensure()
         with sleeping(**one.environ("u")) as first, sleeping(**other.environ("u")) as second:
             one.close()
-            assert first.wait(0) == -signal.SIGKILL
+            assert first.wait(PATIENCE) == -signal.SIGKILL
             assert second.poll() is None
             release()
-            assert second.wait(0) == -signal.SIGKILL
+            assert second.wait(PATIENCE) == -signal.SIGKILL
     finally:
         release()
     assert children() == {}
@@ -248,7 +249,7 @@ def test_R2_closing_kills_what_is_left_and_leaves_no_guard(guard: Guard) -> None
     guard.ensure()
     with sleeping(**guard.environ("u")) as process:
         guard.close()
-        assert process.wait(0) == -signal.SIGKILL
+        assert process.wait(PATIENCE) == -signal.SIGKILL
     guard.close()
     assert children() == {}
 
