@@ -177,10 +177,7 @@ def _not_there(why: str) -> Callable[..., Any]:
 
 
 def _like_proactor(asyncio: Any) -> None:
-    names = (
-        "add_reader remove_reader add_writer remove_writer add_signal_handler remove_signal_handler "
-        "create_unix_server create_unix_connection"
-    )
+    names = "add_reader add_writer add_signal_handler remove_signal_handler create_unix_server create_unix_connection"
     missing = {name: _not_there(f"the Proactor loop has no {name}") for name in names.split()}
     loop = type("LikeProactor", (asyncio.SelectorEventLoop,), missing)
     policy = type("Policy", (asyncio.DefaultEventLoopPolicy,), {"_loop_factory": loop})

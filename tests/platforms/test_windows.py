@@ -67,6 +67,10 @@ def test_functions_and_deferred_results_on_windows_and_no_process(store: str, tm
     assert run("runs", store, cwd=tmp_path) == f"{NO_PROGRAMS}.\n"
 
 
+def test_a_store_in_postgresql_on_windows(postgres: str) -> None:
+    assert run("runs", postgres) == f"{NO_PROGRAMS}.\n"
+
+
 def test_a_durable_step_is_not_repeated_after_a_crash_on_windows(tmp_path: Path) -> None:
     assert run("order", "sqlite:///work.db", cwd=tmp_path, code=7) == "did charge\n"
     assert run("order", "sqlite:///work.db", cwd=tmp_path) == "did ship\nsaid charge ship\n"
@@ -83,6 +87,8 @@ def test_programs_are_refused_by_name_on_windows(tmp_path: Path) -> None:
     ]
     assert report["platform"] == "windows"
     assert "`keephold chat` does not run here" in run("keephold", "chat", code=2)
+    run("keephold", "init", "first", cwd=tmp_path)
+    run("keephold", "check", "--config", "first/keephold.toml", cwd=tmp_path)
 
 
 async def test_a_server_on_windows_serves_http_and_mcp_and_is_the_only_one_to_write(place: Path) -> None:

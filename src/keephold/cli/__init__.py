@@ -75,8 +75,9 @@ GROUPS = {
 }
 """The commands by purpose: where each is, and its line in `keephold --help`. The reference has the same order."""
 
-_PROGRAMS = ("chat", "acp", "attach", "bench", "acp-check")
-"""Commands that run programs or drive terminals, which not every system lets them do."""
+_NOBODY_READS = 141  # 128 + SIGPIPE, which Windows lacks
+_UNIX = ("chat", "acp", "run", "spawn", "attach", "bench", "acp-check")
+"""Commands that need terminals, sockets or processes of Unix."""
 
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
@@ -122,7 +123,7 @@ def _errors_to_exit_codes() -> Iterator[None]:
             raise
         _discard(sys.stdout)
         if error.errno == errno.EPIPE:
-            raise click.exceptions.Exit(128 + signal.SIGPIPE) from error
+            raise click.exceptions.Exit(_NOBODY_READS) from error
         raise _Refused(f"what is printed cannot be written: {error.strerror}") from error
 
 
@@ -158,11 +159,13 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        if cmd_name in _PROGRAMS:
+        if cmd_name in _UNIX:
             from keephold.platforms import machine
 
             if machine.no_programs:
-                raise _Refused(f"`keephold {cmd_name}` does not run here: it needs a Unix terminal or runs programs")
+                raise _Refused(
+                    f"`keephold {cmd_name}` does not run here: it needs terminals, sockets or processes of Unix"
+                )
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command = getattr(import_module(module), attribute)
         if not garbage.isenabled():

@@ -19,6 +19,7 @@ import click
 from keephold.cli.parameters import json_option
 from keephold.cli.printing import print_json
 from keephold.errors import KeepholdError
+from keephold.platforms import machine
 
 NAME = "keephold.toml"
 URL = "http://127.0.0.1:8420"
@@ -170,7 +171,9 @@ def _write(file: Path, *, force: bool) -> Path | None:
 
 
 def _starter() -> bytes:
-    return Path(__file__).with_name("starter.toml").read_bytes()
+    """Return the first configuration. Its tools are programs; where none can be run, they are comments."""
+    text = Path(__file__).with_name("starter.toml").read_bytes()
+    return re.sub(rb"^(?=[^#\r\n])", b"#", text, flags=re.MULTILINE) if machine.no_programs else text
 
 
 def _trust(file: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from keephold.characters import readable
 from keephold.platforms import machine
+from keephold.platforms.flags import O_NOCTTY, O_NONBLOCK
 from keephold.platforms.unix import termios
 from keephold.text import strip_controls, to_utf8
 from keephold.tools.environment import inherited
@@ -402,7 +403,7 @@ class Row:
 def open_tty() -> Tty | None:
     """Return the terminal of this process; None if it has none, or is a background job."""
     try:
-        fd = os.open(_DEVICE, os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY)
+        fd = os.open(_DEVICE, os.O_RDWR | O_NONBLOCK | O_NOCTTY)
     except OSError:
         return None
     try:

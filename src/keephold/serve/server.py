@@ -46,7 +46,8 @@ def bound(host: str, port: int, option: str = "--port") -> socket.socket:
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = close_in_children(socket.socket(family, kind, socket.IPPROTO_TCP))
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Windows would let a second program listen on the same port, unless it is taken exclusively.
+        listening.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR), 1)
         if address[0] == "::":  # all addresses, also of IPv4
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listening.bind(address)
