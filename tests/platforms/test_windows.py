@@ -43,10 +43,11 @@ command = ["coder"]
 pytestmark = [pytest.mark.slow, pytest.mark.cold]
 
 
-def run(*words: str, cwd: Path | None = None, code: int = 0) -> str:
+def run(*words: str, cwd: Path | None = None, code: int = 0, given: str = "") -> str:
     """Run a part of the program, and return what it printed."""
     env = os.environ | {"COLUMNS": "200"}
-    ran = subprocess.run([sys.executable, PROGRAM, *words], capture_output=True, text=True, cwd=cwd, env=env)
+    argv = [sys.executable, PROGRAM, *words]
+    ran = subprocess.run(argv, input=given, capture_output=True, text=True, cwd=cwd, env=env)
     assert ran.returncode == code, ran.stdout + ran.stderr
     return ran.stdout + ran.stderr
 
@@ -114,6 +115,11 @@ async def test_a_server_on_windows_serves_http_and_mcp_and_is_the_only_one_to_wr
         finally:
             server.send_signal(signal.SIGTERM)
         assert server.wait(PATIENCE) == 128 + signal.SIGTERM
+
+
+def test_a_turn_over_pipes_on_windows(place: Path) -> None:
+    batch = json.dumps({"calls": [{"id": "1", "name": "add", "arguments": {"a": 2, "b": 3}}]})
+    assert '"result":"5"' in run("keephold", "turn", "--config", "k.toml", cwd=place, given=batch)
 
 
 async def test_mcp_over_stdio_on_windows(place: Path) -> None:
