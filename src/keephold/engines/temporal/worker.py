@@ -37,6 +37,9 @@ _log = logging.getLogger("keephold.engines")
 AT_ONCE = 8
 """Updates of one call that are in flight; the server refuses more than ten."""
 MAX_RUNNING = 100
+_CACHED = 1000
+"""Workflows that a worker keeps in memory at most, 0.1 MiB each: those of running calls, and of calls that wait for a
+slot. Others are read from their history when something happens to them."""
 _BEAT_SECS = 2.0
 """Between heartbeats, which bring the cancellation of a call. Most calls are shorter, and cost none."""
 _HAND_OVER = timedelta(seconds=10)
@@ -168,6 +171,7 @@ class TemporalWorker:
             task_queue=self._place.task_queue,
             workflows=[CallWorkflow],
             workflow_runner=UnsandboxedWorkflowRunner(),
+            max_cached_workflows=min(_CACHED, 4 * self._max_running),
             build_id=version("keephold"),  # else the SDK hashes the code of all modules, which takes it a second
             **options,
         )
