@@ -35,8 +35,8 @@ SHA256 = {"x86_64": "712217694cac9f786a72d4b6c876cd15f3dcf1bf31434d9fed6af25242a
 """Of the program, by machine: one that is not listed here is only known by the hash of its wheel."""
 NAMESPACE = "default"
 QUICK = ("journal_mode=wal", "synchronous=normal")
-"""A commit waits for no disk: processes die here, and never the machine. On a busy machine, fewer workflow tasks
-time out than with SQLite's defaults; each of those costs 10 s."""
+"""A commit waits for no disk: processes die here, and never the machine. A workflow task that times out costs 10 s, and
+a server that waits less for the disk should lose fewer of them on a busy machine. How many was not measured."""
 
 # The runtime of the SDK opens descriptors that stay: before any test, or the first that connects would leak them.
 Runtime.default()

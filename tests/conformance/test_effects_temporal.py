@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from temporalio import activity
-from temporalio.exceptions import ApplicationError, TimeoutError, TimeoutType
+from temporalio.exceptions import ActivityError, ApplicationError
 from tests.engines.site import front_end, working
 from tests.soak import SOAK
 from tests.temporal import Place
@@ -16,7 +16,7 @@ from tests.temporal import Place
 pytest.register_assert_rewrite("keephold.testing.conformance")
 
 from keephold.engines.temporal.worker import TemporalWorker  # noqa: E402
-from keephold.engines.temporal.workflow import ACTIVITY, LOST  # noqa: E402
+from keephold.engines.temporal.workflow import ACTIVITY, LOST, CallWorkflow  # noqa: E402
 from keephold.errors import ConfigError  # noqa: E402
 from keephold.runtime import Runtime  # noqa: E402
 from keephold.testing.conformance import EffectsConformance, Site  # noqa: E402
@@ -24,10 +24,12 @@ from keephold.testing.conformance.site import code_of  # noqa: E402
 from keephold.tools.base import Tool  # noqa: E402
 from keephold.tools.call import Call  # noqa: E402
 
+DIED = "died"
+
 
 class TemporalSite(Site):
-    """A front end, and a worker that takes its calls from a real server. In a crash its attempts end, and the server
-    is told that their heartbeats stopped; to find that out by itself would take it 15 s."""
+    """A front end, and a worker that takes its calls from a real server. In a crash its attempts end, and the workflow
+    is told that they died; until the server misses their heartbeats would take 15 s."""
 
     def __init__(self, runtime: Runtime, worker: "MortalWorker") -> None:
         super().__init__()
@@ -54,7 +56,16 @@ class MortalWorker(TemporalWorker):
             if error.type != LOST or given_call["uid"] not in self.dying:
                 raise
             self.dying.discard(given_call["uid"])
-            raise TimeoutError("it died", type=TimeoutType.HEARTBEAT, last_heartbeat_details=[]) from None
+            raise ApplicationError("it died", type=DIED, non_retryable=True) from None
+
+
+_broken = CallWorkflow._broken
+
+
+def _died(workflow: CallWorkflow, error: ActivityError) -> dict[str, Any]:
+    """Take the report of a death for the server's own: a worker may not report that its heartbeats stopped."""
+    died = isinstance(error.cause, ApplicationError) and error.cause.type == DIED
+    return {"report": "died", "began": False} if died else _broken(workflow, error)
 
 
 class OnTemporal(EffectsConformance):
@@ -67,9 +78,11 @@ class OnTemporal(EffectsConformance):
     @asynccontextmanager
     async def make(self, tools: Sequence[Tool]) -> AsyncIterator[Site]:
         workers, served = working(self._place, tools, kind=MortalWorker), front_end(self._place, tools)
-        async with workers as (worker,), served as runtime:
-            assert isinstance(worker, MortalWorker)
-            yield TemporalSite(runtime, worker)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(CallWorkflow, "_broken", _died)
+            async with workers as (worker,), served as runtime:
+                assert isinstance(worker, MortalWorker)
+                yield TemporalSite(runtime, worker)
 
 
 @pytest.mark.parametrize("check", OnTemporal.checks())
