@@ -40,7 +40,7 @@ async def test_D5_a_call_whose_event_is_revoked_is_told_so(temporal: Place, susp
         await until(lambda: _has_key(rt))
         assert await rt.revoke_keys("main") == 1
         assert str(await rt.resolve(keys[0], {"status": "ok", "payload": 1})) == "unknown_or_revoked"
-        outcome = (await stopped(rt, "l", within=PATIENCE)).outcome
+        outcome = (await stopped(rt, "l")).outcome
     assert isinstance(outcome, Failure) and outcome.code == "await_event_unknown_or_revoked"
 
 
@@ -62,7 +62,7 @@ async def test_D5_revoked_before_the_tool_returns_pending(temporal: Place) -> No
         await until(lambda: _has_key(rt))
         assert await rt.revoke_keys("main") == 1
         revoked.set()
-        outcome = (await stopped(rt, "l", within=PATIENCE)).outcome
+        outcome = (await stopped(rt, "l")).outcome
     assert isinstance(outcome, Failure) and outcome.code == "await_event_unknown_or_revoked"
 
 
@@ -75,16 +75,16 @@ async def test_Q4_a_secret_is_neither_in_the_store_nor_in_temporal(temporal: Pla
         return "logged in"
 
     store = f"sqlite:///{tmp_path}/k.db"
-    async with working(temporal, [login]), front_end(temporal, [login], store, prompter=person) as rt:
-        async with rt.turn("main") as turn:
-            await turn.run([spawn("login", "l")])
-            info = await stopped(rt, "l", within=PATIENCE)
-            assert info.outcome == Ok("logged in") and got == [SECRET]
-            await rt.registry.write(())
-            assert stored(tmp_path, SECRET) == []
-            client = await temporal.connect()
-            history = await client.get_workflow_handle((await turn.handle("l")).uid).fetch_history()
-            assert SECRET not in _decoded(history) and "logged in" in _decoded(history)
+    workers, served = working(temporal, [login]), front_end(temporal, [login], store, prompter=person)
+    async with workers, served as rt, rt.turn("main") as turn:
+        await turn.run([spawn("login", "l")])
+        info = await stopped(rt, "l")
+        assert info.outcome == Ok("logged in") and got == [SECRET]
+        await rt.registry.write(())
+        assert stored(tmp_path, SECRET) == []
+        client = await temporal.connect()
+        history = _decoded(await client.get_workflow_handle(info.uid).fetch_history())
+        assert SECRET not in history and "logged in" in history
 
 
 def _decoded(history: Any) -> str:
