@@ -1,8 +1,8 @@
 """Park many calls on Temporal and answer them all: `python -m bench.parked_temporal [calls]`.
 
 Each call waits for an event. The front end and the worker are processes of their own, so that their memory is their
-own. Prints the memory of both before, while a fifth of the calls and all of them wait, and afterwards, and how long each
-phase took.
+own. Prints the memory of both before, while a fifth of the calls and all of them wait, and afterwards, and how long
+each phase took.
 """
 
 import asyncio

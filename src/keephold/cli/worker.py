@@ -26,8 +26,8 @@ from keephold.errors import KeepholdError
     default=30.0,
     show_default=True,
     metavar="SECS",
-    help="Let calls that cannot continue elsewhere run for this long after TERM or INT. The others are released as soon as "
-    "their running steps are recorded.",
+    help="Let calls that cannot continue elsewhere run for this long after TERM or INT. The others are released "
+    "when their running steps are recorded.",
 )
 @click.option("--metrics", metavar="ADDR", help="Serve Prometheus metrics at HOST:PORT.")
 def worker(config: Path | None, engine: str, max_running: int | None, drain: float, metrics: str | None) -> None:
