@@ -17,6 +17,7 @@ from typing import Any
 import httpx2
 import psutil
 import pytest
+from click.testing import CliRunner
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from tests.e2e.agent import Agent
@@ -28,6 +29,8 @@ from tests.patience import PATIENCE
 from tests.programs import needs
 
 from keephold import KeepholdError
+from keephold.cli import main
+from keephold.control import remote
 from keephold.control.remote import RemoteControl
 
 
@@ -73,6 +76,17 @@ def test_L1_ps_and_show_say_of_a_server_what_they_say_of_its_store(place: Remote
     assert "a server gives no keys away" in place.there("show", "a", "--keys").err
     missing = place.there("show", "nobody")
     assert missing.code == 2 and f"not found in the server {place.server.url}" in missing.err
+
+
+def test_requests_over_a_server_say_how_many_are_not_listed(place: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.worker().run(spawn("asking", "first"), spawn("asking", "second"))
+    whole = place.there("requests", "--json")
+    assert len(whole.out.splitlines()) == 2 and whole.err == ""
+    monkeypatch.setattr(remote, "_PAGE", 1)
+    monkeypatch.setenv("KEEPHOLD_TOKEN", place.server.token)
+    cut = CliRunner().invoke(main, ["requests", "--json", "--server", place.server.url])
+    assert json.loads(cut.stdout)["handle_id"] == "first"
+    assert cut.stderr == "These are the oldest 1; there are 1 more. Decide some to see them.\n"
 
 
 def test_B9_ps_over_a_server_names_the_same_calls_that_wait_for_their_turn(place: Remote) -> None:

@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input, Log, OptionList, Static
 
 import keephold
-from keephold.cli import top_source
+from keephold.cli import top_rows, top_source
 from keephold.cli.store import Where
 from keephold.cli.top_app import Top
 from keephold.cli.top_detail import Detail
@@ -33,13 +33,14 @@ class World(Watched):
         self._gates = gates
         self._calls = 0
 
-    async def spawn(self, tool: str, id: str, **arguments: Any) -> None:
+    async def spawn(self, tool: str, id: str, **arguments: Any) -> str:
         self._calls += 1
         if tool == "gate":
             arguments["name"] = id
         call = keephold.ToolCall(str(self._calls), tool, {"action": "spawn", "id": id, **arguments})
         (response,) = await self._turn.run([call])
         assert not response.is_error, response.result
+        return response.result
 
     async def fetch(self, tool: str, id: str) -> str:
         self._calls += 1
@@ -77,7 +78,12 @@ def tools(gates: dict[str, "asyncio.Future[str]"]) -> list[keephold.Tool]:
         }[kind]
         return repr(await call.ask(question))
 
-    return [gate, asking]
+    @keephold.tool(actions=SPAWNED, run="ask")
+    async def deploy(env: str) -> str:
+        """Deploys, if it may."""
+        return f"deployed to {env}"
+
+    return [gate, asking, deploy]
 
 
 async def _nobody_else(prompt: Prompt) -> Decision:
@@ -117,6 +123,42 @@ async def test_L_what_needs_a_person_is_first_and_changes_are_seen(tmp_path: Pat
         await here.open("new", "fail")
         await here.until(lambda: here.row("new")[5] == "the gate is broken")
         assert here.row("new")[0] == "stopped, error"
+
+
+@pytest.mark.parametrize(("key", "ran"), [("y", True), ("n", False)])
+async def test_P_a_permission_that_another_process_asks_for_is_given_or_denied(
+    tmp_path: Path, key: str, ran: bool
+) -> None:
+    async with world(tmp_path) as here:
+        calling = asyncio.ensure_future(here.spawn("deploy", "d", env="staging"))
+        await here.until(lambda: here.rows and here.rows[0][0] == "permission")
+        await here.until(lambda: len(here.rows) == 1)  # a permission and a call, and one line
+        assert here.row("d")[5] == "may it spawn?" and "1 needs you" in here.status
+        await here.press("home", "r")
+        box = await here.asked()
+        assert '"env":"staging"' in str(box.query_one("#asked", Static).render()).replace(" ", "")
+        await here.press(key)
+        await here.until(calling.done)
+        await here.until(lambda: not here.rows or here.rows[0][0] != "permission")
+        assert ("Tool skipped by user." in await calling) == (not ran)
+
+
+async def test_L_what_has_failed_lately_is_shown_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(top_rows, "FADES_SECS", 0.0)
+    async with world(tmp_path) as here:
+        for id, word in (("good", "open"), ("bad", "fail")):
+            await here.spawn("gate", id)
+            await here.open(id, word)
+        await here.until(lambda: here.ids == ["bad"] and here.row("bad")[5] == "the gate is broken")
+        assert "1 failed" in here.status
+        async with open_source(Where(f"sqlite:///{tmp_path}/work.db")) as source:
+            model = top_source.Model(source)
+            await model.load()
+            assert [row.cells[1] for row in model.rows()] == ["bad"]
+            monkeypatch.setattr(top_rows, "FAILED_SECS", 0.0)
+            assert not model.rows()
 
 
 async def test_L_the_last_line_is_live(tmp_path: Path) -> None:

@@ -87,3 +87,9 @@ def test_L_columns_fit(room: int) -> None:
     assert sum(found) + 2 * len(HEAD) <= max(room, 70)
     short = widths(rows([fact("a")], {}, NOW, grouped=False), 120)
     assert short[:5] == [7, 2, 4, 12, 6]
+
+
+def test_L_a_handle_that_has_not_started_says_why() -> None:
+    lane = {"by": "lane", "name": None, "behind": [{"id": "build", "uid": "1"}], "count": 1}
+    state, *_, last = cells(fact("a", "pending", held_up=[lane]), "", 100.0)
+    assert (state, last) == ("pending", "behind build in the serial lane")

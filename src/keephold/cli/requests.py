@@ -35,11 +35,21 @@ def requests(where: Where, as_json: bool) -> None:
     Arguments and results are printed in full. Decide a permission or a result with `keephold allow` and `keephold
     deny`; answer a question with `keephold send` and the id of the request or of its handle.
     """
-    for request in ask(where, lambda controls: controls.requests() if as_json else _named(controls)):
+    listed, more = ask(where, lambda controls: _listed(controls, where, as_json))
+    for request in listed:
         if as_json:
             print_json(request)
         else:
             _show(request)
+    if more > 0:
+        click.echo(f"These are the oldest {len(listed)}; there are {more} more. Decide some to see them.", err=True)
+
+
+async def _listed(controls: "Controls", where: Where, as_json: bool) -> tuple[list[dict[str, Any]], int]:
+    """Return the requests, and how many more a server has: it lists only the oldest."""
+    found = await (controls.requests() if as_json else _named(controls))
+    server: Any = controls  # a RemoteControl, which has counts
+    return found, (await server.stats())["requests"] - len(found) if where.server else 0
 
 
 async def _named(controls: "Controls") -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from keephold.cli.printing import duration, one_line, state_words
+from keephold.control.handle_json import held_up_text
 
 Fact = dict[str, Any]
 
@@ -12,6 +13,8 @@ SORTS = ("urgent", "newest", "oldest", "tool", "id")
 HEAD = ("STATE", "ID", "TOOL", "CONVERSATION", "TIME", "LAST")
 FADES_SECS = 20.0
 """How long a stopped handle stays visible, unless all stopped ones are shown."""
+FAILED, FAILED_SECS = 12, 900.0
+"""How many failed handles are visible from the start, and how long they stay."""
 
 _NEEDS_YOU, _ORPHANED, _RUNS, _QUEUED, _PARKED, _OVER = range(6)
 _COLOURS = ("bold yellow", "red", "green", "", "cyan", "dim")
@@ -40,6 +43,16 @@ def rank(fact: Fact) -> int:
     if fact["parked"]:
         return _PARKED
     return _QUEUED if fact["state"] == "pending" else _RUNS
+
+
+def has_failed(fact: Fact) -> bool:
+    """Return whether a spawned handle has failed. An abort was somebody's wish."""
+    return fact["state"] == "stopped" and fact["stateful"] and fact["ok"] is False and fact["ended_by"] != "abort"
+
+
+def has_faded(fact: Fact, now: float) -> bool:
+    """Return whether a handle stopped so long ago that it is not shown, unless all stopped ones are."""
+    return fact["stopped"] is not None and fact["stopped"] < now - (FAILED_SECS if has_failed(fact) else FADES_SECS)
 
 
 def matches(fact: Fact, text: str) -> bool:
@@ -85,7 +98,7 @@ def rows(facts: Sequence[Fact], lines: dict[str, str], now: float, *, grouped: b
 
 
 def cells(fact: Fact, line: str, now: float) -> tuple[str, ...]:
-    state = fact["request"]["kind"] if fact.get("request") else state_words(fact, now)
+    state = fact["request"]["kind"] if fact.get("request") else state_words({**fact, "held_up": ()}, now)
     began = fact["started"] or fact["created"]
     spent = (fact["stopped"] or now) - began
     last = one_line(latest(fact, line))
@@ -93,7 +106,7 @@ def cells(fact: Fact, line: str, now: float) -> tuple[str, ...]:
 
 
 def latest(fact: Fact, line: str) -> str:
-    """Return the latest text: the question, the error, the progress, or the last line of output."""
+    """Return the latest text: the question, the error, why it waits, the progress, or the last line of output."""
     request, question = fact.get("request"), fact.get("question")
     if request:
         return (
@@ -103,6 +116,8 @@ def latest(fact: Fact, line: str) -> str:
         return f"? {question['text']}"
     if fact["state"] == "stopped":
         return fact.get("message") or line
+    if fact.get("held_up"):
+        return ", ".join(held_up_text(each) for each in fact["held_up"])
     return _progress(fact.get("progress")) or line or fact.get("last_line") or ""
 
 

@@ -10,7 +10,19 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from keephold.cli.store import Where, opened, without_tools
-from keephold.cli.top_rows import FADES_SECS, SORTS, Fact, Row, matches, ordered, request_fact, rows
+from keephold.cli.top_rows import (
+    FAILED,
+    FAILED_SECS,
+    SORTS,
+    Fact,
+    Row,
+    has_faded,
+    has_failed,
+    matches,
+    ordered,
+    request_fact,
+    rows,
+)
 from keephold.control.base import Controls
 from keephold.control.feed import Feed, FeedItem
 from keephold.control.safe_text import Plain, Readable, Rendered
@@ -35,9 +47,8 @@ Changes = Callable[[], AsyncIterator[set[str] | None]]
 class Source:
     """Reads handles and acts on them."""
 
-    def __init__(self, controls: Controls, changes: Changes, remote: "RemoteControl | None" = None) -> None:
+    def __init__(self, controls: Controls, changes: Changes) -> None:
         self._controls = controls
-        self._remote = remote
         self.changes = changes
         """Yields the uids of changed handles, or None, first and whenever everything may have changed. Raises
         `KeepholdError` if a server is gone."""
@@ -48,11 +59,16 @@ class Source:
 
     async def page(self, state: str, search: str, after: str | None = None) -> tuple[list[Fact], str | None]:
         """Return handles in a state, the newest first, and the `after` of the next page."""
-        oneshot = state != "stopped"  # stopped one-shot calls are never shown
+        oneshot = state not in ("stopped", "failed")  # stopped one-shot calls are never shown
         found = await self._controls.handles(
             state=state, oneshot=oneshot, search=search or None, sort="newest", after=after, limit=PAGE
         )
         return found["handles"], found["next"]
+
+    async def failed(self, search: str) -> list[Fact]:
+        """Return the handles that have failed last, in the time for which they are shown."""
+        found = await self._controls.handles(state="failed", search=search or None, sort="stopped", limit=FAILED)
+        return [fact for fact in found["handles"] if fact["stopped"] >= time.time() - FAILED_SECS]
 
     async def fact(self, uid: str) -> Fact | None:
         """Return everything of a handle; None if it was deleted."""
@@ -64,10 +80,8 @@ class Source:
             raise
 
     async def requests(self) -> list[dict[str, Any]]:
-        """Return the open requests for permissions and results, which only a server has."""
-        if self._remote is None:
-            return []
-        return [request for request in await self._remote.requests() if request["kind"] in ("permission", "result")]
+        """Return the open requests for permissions and results. A question is shown with its handle."""
+        return [request for request in await self._controls.requests() if request["kind"] in ("permission", "result")]
 
     async def printed(self, fact: Fact, *, tail: int = _TAIL) -> AsyncIterator[str]:
         """Yield the end of its output, and new output until it stops, as safe text."""
@@ -109,9 +123,8 @@ class Source:
                 pass
 
     async def decide(self, request: str, decision: dict[str, Any]) -> str | None:
-        """Decide an open request of a server. Return what was wrong with the decision, if anything."""
-        assert self._remote is not None, "only a server has open requests"
-        reply = await self._remote.decide(request, decision)
+        """Decide an open request. Return what was wrong with the decision, if anything."""
+        reply = await self._controls.decide(request, decision)
         return None if reply["status"] == "taken" else str(reply["problem"])
 
 
@@ -121,7 +134,7 @@ async def open_source(where: Where) -> AsyncIterator[Source]:
     if where.server:
         async with opened(where, acting=True) as controls:
             remote: Any = controls  # `opened` yields a RemoteControl for a server
-            yield Source(controls, lambda: _remote_changes(remote), remote)
+            yield Source(controls, lambda: _remote_changes(remote))
         return
     from keephold.cli.store_control import Stored
 
@@ -189,6 +202,7 @@ class Model:
             page, after = await self._source.page(state, self.search)
             found |= {fact["uid"]: fact for fact in page}
             places[state] = after
+        found |= {fact["uid"]: fact for fact in await self._source.failed(self.search) if fact["uid"] not in found}
         self._facts, self._next = found, places
         await self._read_requests()
 
@@ -220,14 +234,14 @@ class Model:
             return False
         if fact["state"] != "stopped" or self.over:
             return True
-        return fact["uid"] in self._facts  # it was visible, so its end is shown
+        return fact["uid"] in self._facts or has_failed(fact)  # it was visible, so its end is shown
 
     # Showing
 
     def rows(self) -> list[Row]:
         now = time.time()
         if not self.over:
-            faded = [uid for uid, fact in self._facts.items() if (fact["stopped"] or now) < now - FADES_SECS]
+            faded = [uid for uid, fact in self._facts.items() if has_faded(fact, now)]
             for uid in faded:
                 del self._facts[uid]
         facts = ordered(self._lines(), self.sort, grouped=self.grouped)
@@ -253,5 +267,7 @@ class Model:
         asking = len(self._requests) + sum(fact["state"] == "waiting" for fact in self._facts.values())
         live = sum(fact["state"] != "stopped" for fact in self._facts.values())
         said = [f"{live}{'+' if self.more else ''} live", f"{asking} need{'s' * (asking == 1)} you"]
+        failed = sum(has_failed(fact) for fact in self._facts.values())
+        said += [f"{failed} failed"] if failed else []
         said.append(f"by {self.sort}" if self.sort != SORTS[0] else "urgent first")
         return " · ".join(said + ([f"/{self.search}"] if self.search else []))
