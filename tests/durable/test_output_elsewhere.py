@@ -15,6 +15,7 @@ import keephold
 from keephold import Call, KeepholdError, Runtime
 from keephold.control.control import Control
 from keephold.store.base import Done, Failed, Notified, Op, Readied
+from keephold.turn import relayed_streams
 
 
 def printer() -> tuple[keephold.Tool, Callable[[str], None]]:
@@ -134,7 +135,8 @@ async def test_A9_without_a_socket_the_owner_sends_its_output_through_the_store(
 async def test_C5_without_a_socket_output_is_read_and_followed_through_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the dashboard, the API and `keephold logs -f` of a server do."""
+    """As the dashboard, the API and `keephold logs -f` of a server do. A session ends with its last frame."""
+    monkeypatch.setattr(relayed_streams, "_KEPT_SECS", 10 * PATIENCE)
     echo, say = printer()
     store = stored_in(tmp_path)
     async with Runtime([echo], store=store) as one, Runtime([echo], store=store) as two:

@@ -44,6 +44,9 @@ _PIECE = 5000
 """Bytes of a whisper; PostgreSQL takes fewer than 8,000, and they are sent as base64."""
 TYPING = ("attach", "send")
 """Requests whose client sends input."""
+_FINAL = b"".join(kind.encode() for kind in (frames.END, frames.REPLY, frames.ERROR))
+_FINAL_SECS = 2.0
+"""How long a session may take to end after its last frame."""
 _HEARD = "h"
 """The frame that is for `RelayedLink` alone."""
 _CLOSED = frames.frame(frames.ERROR, frames.Refused("the stream is closed; ask again", "runtime_closed"))
@@ -95,13 +98,14 @@ class Session:
         """Where the client's whispers are heard; empty: it sends none."""
         self._ready = bytearray()
         self._changed, self._room = asyncio.Event(), asyncio.Event()
-        self._closed = self._lost = False
+        self._closed = self._lost = self._final = False
         self._heard, self._told = 0, -1
 
     # The writer
 
     def write(self, data: bytes) -> None:
         self._ready += data
+        self._final = data[:1] in _FINAL
         self._changed.set()
 
     async def drain(self) -> None:
@@ -160,6 +164,8 @@ class Session:
         taken = bytes(self._ready)
         self._ready.clear()
         self._room.set()
+        if self._final and self.serving is not None:  # at once, or when the last input of a driver has been read
+            await asyncio.wait((self.serving,), timeout=_FINAL_SECS)
         if self.ear and self._told != self._heard:
             self._told = self._heard
             taken = frames.frame(_HEARD, _Heard(self._heard, self.ear)) + taken
