@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.engines.site import front_end, spawn, working
 from tests.patience import PATIENCE, until
 from tests.temporal import Place
@@ -78,6 +79,28 @@ async def test_output_progress_questions_and_input_take_the_channel(temporal: Pl
         await turn.send("t", True)
         assert (await _ended(turn, "t"))["result"] == "bob True"
         assert (await turn.handle("t")).output_bytes == len("one\ntwo bob\n")
+
+
+async def test_E10_input_that_the_tool_has_no_room_for_stays_at_the_front_end(temporal: Place) -> None:
+    may_read, large = asyncio.Event(), "x" * 40_000
+
+    @tool(engine="temporal", on_crash="replay", actions=ALL)
+    async def reads(call: Call) -> list[int]:
+        await may_read.wait()
+        return [len(await call.input()), len(await call.input())]
+
+    async with working(temporal, [reads]) as (worker,), front_end(temporal, [reads]) as rt, rt.turn() as turn:
+        await turn.run([spawn("reads", "r")])
+        await until(lambda: worker.running)
+        for _ in range(2):
+            await turn.send("r", large)
+        (body,) = worker._bodies
+        await until(lambda: body.channel.full)
+        with pytest.raises(ToolError) as refused:
+            await turn.send("r", large)
+        assert refused.value.code == "input_not_read"
+        may_read.set()
+        assert (await _ended(turn, "r"))["result"] == [40_000, 40_000]
 
 
 async def _prints(turn: Any, id: str, text: str) -> bool:

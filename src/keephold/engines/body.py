@@ -459,11 +459,16 @@ class Body:
     def released(self) -> None:
         pass
 
-    def _input(self, value: Any) -> None:
+    def _input(self, value: Any) -> bool:
+        """Give input to the tool. Return whether it could take it."""
         write = getattr(self._live, "write_recorded", None)
-        if write is not None:
-            with contextlib.suppress(ToolError):  # the front end has checked it
-                write(value, b"")
+        if write is None:  # it has not begun
+            return False
+        try:
+            write(value, b"")
+        except ToolError:  # it has not read what came before
+            return False
+        return True
 
 
 def _too_large(what: str, size: int) -> str:

@@ -29,6 +29,7 @@ _AT_ONCE = 256 << 10
 PIECE_BYTES = 32 << 10
 """Bytes of output in one frame."""
 _LISTEN_SECS = 20.0
+_FULL_SECS = 0.5
 _AGAIN_SECS, _AGAIN_AT_MOST_SECS = 0.1, 5.0
 _ELSEWHERE = 421
 """Status of a front end that does not have the call: another one behind the same address may."""
@@ -63,7 +64,9 @@ class Channel:
         self._answer: Callable[[Outcome], None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._listens = False
-        self.on_input: Callable[[Any], None] = lambda value: None
+        self.full = False
+        """Whether the tool has to read before it gets more input."""
+        self.on_input: Callable[[Any], bool] = lambda value: True
         self.on_end: Callable[[float], None] = lambda grace: None
         self.on_lost: Callable[[], None] = lambda: None
 
@@ -203,8 +206,8 @@ class Channel:
             while True:
                 waiting = Talk(self._attempt, inputs=self._inputs, ask=self._number, wait=_LISTEN_SECS)
                 said = await self._exchange(waiting)
-                if said.end is not None:
-                    await asyncio.sleep(_AGAIN_AT_MOST_SECS)  # it would be said again at once
+                if said.end is not None or self.full:  # it would be said again at once
+                    await asyncio.sleep(_AGAIN_AT_MOST_SECS if said.end is not None else _FULL_SECS)
         except Lost:
             self._give_up()
 
@@ -221,8 +224,10 @@ class Channel:
                 self.say(Reading(True))
         self._epoch = said.epoch
         for value in said.inputs[self._inputs - talk.inputs :]:
+            self.full = not self.on_input(value)
+            if self.full:  # the front end keeps it, and refuses more
+                break
             self._inputs += 1
-            self.on_input(value)
         if said.answer is not None and self._answer is not None and talk.ask == self._number:
             answer, self._open, self._answer = self._answer, None, None
             answer(said.answer)
