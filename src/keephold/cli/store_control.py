@@ -97,7 +97,7 @@ class Stored:
 
     @asynccontextmanager
     async def _relay(self, record: Record) -> "AsyncIterator[Relay | None]":
-        """Yield a way to ask the process that runs a handle for output, if that process has no socket here."""
+        """Yield a way to reach the process that runs a handle through the store, if it has no socket here."""
         from keephold.cli.store import without_tools
         from keephold.turn.owner_connection import running
 
