@@ -14,11 +14,13 @@ import pytest
 from tests.serve.application import TOKEN
 from tests.serve.test_door import asked, guard, logged_in
 
+from keephold.durable.keys import new_secret
 from keephold.errors import KeepholdError
 from keephold.serve import session_places
 from keephold.serve import sessions as sessions_module
 from keephold.serve.session_places import SessionFile, place_of
 from keephold.serve.sessions import LASTS_SECS, Sessions, browser_of
+from keephold.store.base import SecretAdded
 from keephold.store.postgres.store import PostgresStore
 from keephold.store.urls import open_store
 
@@ -165,6 +167,16 @@ async def test_K9_owners_with_other_tokens_on_one_store_do_not_disturb_each_othe
     assert await store.keep_browser_sessions("later", None, b"{}", time.time() + LASTS_SECS + 60)
     assert await store.browser_owners() == ["later"], "those that have expired are deleted"
     await store.close()
+
+
+async def test_K9_sessions_do_not_depend_on_the_secret_of_keys(store: str) -> None:
+    async with two_servers(store) as (one, two), AsyncExitStack() as stack:
+        cookie = await one.begin(FIREFOX)
+        written = asyncio.get_running_loop().create_future()
+        rotated = SecretAdded(*new_secret(), at=time.time())
+        (await opened_store(stack, store)).commit((rotated,), written.set_result, written.set_exception)
+        await written
+        assert (await fresh(one)).find(cookie) and (await fresh(two)).find(cookie)
 
 
 async def test_K9_a_restored_copy_of_the_store_has_no_sessions(postgres: str, tmp_path: Path) -> None:
