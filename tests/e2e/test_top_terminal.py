@@ -110,7 +110,7 @@ def test_L_a_handle_that_is_no_terminal_is_not_taken_over(agent: Agent) -> None:
     with top(agent) as pane:
         pane.until("chatty")
         pane.press("t")
-        pane.until("no terminal")
+        pane.until("` is not a")
         pane.until("urgent first")
 
 
