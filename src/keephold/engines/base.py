@@ -4,14 +4,37 @@ Nothing here knows which engine it is. A call is known to its engine by the uid 
 died is replaced by any other that has the store.
 """
 
-from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, Protocol, TypeVar
 
 from keephold.engines.wire import EngineCall, Line, Report
+
+_log = logging.getLogger("keephold.engines")
+
+_AGAIN_SECS, _AGAIN_AT_MOST_SECS = 0.1, 5.0
+T = TypeVar("T")
 
 
 class EngineUnavailable(Exception):
     """The engine does not answer now. The same request may be made again: it counts once."""
+
+
+async def patiently(work: Callable[[], Awaitable[T]], who: str, check: Callable[[], None] = lambda: None) -> T:
+    """Repeat until the engine answers, or until `check` raises. If it takes long, the log says that `who` does not
+    answer."""
+    delay, warned = _AGAIN_SECS, False
+    while True:
+        check()
+        try:
+            return await work()
+        except EngineUnavailable as error:
+            if not warned and delay >= 1:
+                warned = True
+                _log.warning("%s does not answer: %s", who, error)
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _AGAIN_AT_MOST_SECS)
 
 
 class Engine(Protocol):

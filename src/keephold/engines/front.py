@@ -22,7 +22,7 @@ from keephold.durable.calls import Durability
 from keephold.durable.deferred import Pending, resolution_json
 from keephold.durable.journal import Journal
 from keephold.durable.keys import Key, call_secret, make_key, present
-from keephold.engines.base import Engine, EngineUnavailable
+from keephold.engines.base import Engine, EngineUnavailable, patiently
 from keephold.engines.wire import (
     AT,
     Asking,
@@ -50,14 +50,12 @@ from keephold.handles.registry import Registry
 from keephold.handles.state import Failure, Ok, Outcome, Stopped
 from keephold.store.base import Annotated, Attempted, Emitted, Journaled, Op, Wrote
 from keephold.tools.base import Invocation, KeepingSink, Live, Sink, SupportsKeeping, Tool, ToolRuntime
-from keephold.tools.call import FileDiff
+from keephold.tools.call import FileDiff, input_size, with_input
 from keephold.tools.run import Run
 
 _log = logging.getLogger("keephold.engines")
 
 _SWEEP_SECS = 15.0
-_AGAIN_SECS, _AGAIN_AT_MOST_SECS = 0.2, 10.0
-_UNREAD_BYTES = 64 * 1024
 _EVENT_BYTES = 4 * 1024
 """A larger payload of an event is kept in the store, and the worker fetches it."""
 _STARTS_AT_ONCE = 16
@@ -221,18 +219,9 @@ class Following:
         self.write_recorded(data, b"")
 
     def write_recorded(self, data: Any, cause: bytes) -> None:
-        size = 0 if data is None else len(msgspec.json.encode(data))
-        if self._closed:
-            raise ToolError("the input of this call is closed; nothing was sent", code="input_not_read")
         if self._front.url is None:
             raise ToolError("no worker can fetch input: this program serves no HTTP", code="input_not_read")
-        if self._unread + size > _UNREAD_BYTES:
-            raise ToolError(
-                "the worker has not fetched what was sent before: over 64 KiB would be waiting, so nothing was sent; "
-                "wait until it reads",
-                code="input_not_read",
-            )
-        self._unread += size
+        self._unread = with_input(self._unread, input_size(data), closed=self._closed)
         self._closed = data is None
         self._journal.store_input(data, cause, partial(self._deliver, data))
 
@@ -366,18 +355,11 @@ class Following:
 
     async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
         """Repeat until the engine answers. Raises `_Over` if the call is ended before it was started."""
-        delay, warned = _AGAIN_SECS, False
-        while True:
-            if self._grace is not None and not self.started:
-                raise _Over
-            try:
-                return await work()
-            except EngineUnavailable as error:
-                if not warned:
-                    warned = True
-                    _log.warning("the engine of call %s does not answer: %s", self.uid, error)
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, _AGAIN_AT_MOST_SECS)
+        return await patiently(work, f"the engine of call {self.uid}", self._check_over)
+
+    def _check_over(self) -> None:
+        if self._grace is not None and not self.started:
+            raise _Over
 
     async def _cancel(self) -> None:
         await self._patiently(lambda: self.engine.cancel(self.uid))
@@ -480,8 +462,7 @@ class Following:
     def _received_inputs(self, count: int) -> None:
         if count > self._taken:
             self._taken = count
-            waiting = self._inputs[count:]
-            self._unread = sum(len(msgspec.json.encode(each)) for each in waiting if each is not None)
+            self._unread = sum(map(input_size, self._inputs[count:]))
 
     def _begin(self, attempt: int) -> None:
         """Note a new attempt."""

@@ -62,7 +62,7 @@ class Call:
         if invocation.entries:
             journal = self._in_store().journal
             if journal is not None:
-                self._inbox = deque((value, _size(value)) for value in journal.inputs)
+                self._inbox = deque((value, input_size(value)) for value in journal.inputs)
                 self._unread = sum(size for _, size in self._inbox)
 
     def _in_store(self) -> DurableCall:
@@ -270,16 +270,8 @@ class Call:
 
     def _write(self, value: Any, cause: bytes) -> None:
         inbox = self._inbox = self._inbox if self._inbox is not None else deque()
-        size = _size(value)
-        if inbox and inbox[-1][0] is None:
-            raise ToolError("the input of this call is closed; nothing was sent", code="input_not_read")
-        if self._unread + size > _UNREAD_LIMIT:
-            raise ToolError(
-                "the tool has not read what was sent before: over 64 KiB would be waiting, so nothing was sent; "
-                "wait until it reads",
-                code="input_not_read",
-            )
-        self._unread += size
+        size = input_size(value)
+        self._unread = with_input(self._unread, size, closed=bool(inbox) and inbox[-1][0] is None)
         if self._journal is None:
             self._deliver(value, size)
         else:  # stored before it is acknowledged (E10)
@@ -296,7 +288,20 @@ class Call:
             raise RuntimeError(f"call.{what}() needs an async function; this tool is a sync one and runs in a thread")
 
 
-def _size(value: Any) -> int:
+def with_input(unread: int, size: int, *, closed: bool) -> int:
+    """Return how many bytes of input wait with that many more. Raises `ToolError` if they are too many."""
+    if closed:
+        raise ToolError("the input of this call is closed; nothing was sent", code="input_not_read")
+    if unread + size > _UNREAD_LIMIT:
+        raise ToolError(
+            "the tool has not read what was sent before: over 64 KiB would be waiting, so nothing was sent; wait until "
+            "it reads",
+            code="input_not_read",
+        )
+    return unread + size
+
+
+def input_size(value: Any) -> int:
     """Return the number of bytes of input. Closing counts none, so it is always possible."""
     if value is None:
         return 0

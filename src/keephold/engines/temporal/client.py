@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from temporalio.client import Client, TLSConfig, WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.client import (
+    Client,
+    TLSConfig,
+    WorkflowExecutionStatus,
+    WorkflowFailureError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import TerminatedError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
@@ -158,10 +164,13 @@ async def asked(asking: Awaitable[T]) -> T:
     """Return the server's answer. Raises `EngineUnavailable` if it has none now."""
     try:
         return await asking
-    except RPCError as error:
-        if error.status in _AGAIN:
-            raise EngineUnavailable(error.message) from None
-        raise
+    except (RPCError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
+        if isinstance(error, RPCError) and error.status not in _AGAIN:
+            raise
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # the SDK makes an error of its own of a cancellation
+            raise asyncio.CancelledError from None
+        raise EngineUnavailable(str(error)) from None
 
 
 async def _unless_gone(asking: Awaitable[object]) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from functools import partial
@@ -17,13 +17,12 @@ from temporalio.client import (
     WorkflowHandle,
     WorkflowQueryFailedError,
     WorkflowUpdateFailedError,
-    WorkflowUpdateRPCTimeoutOrCancelledError,
 )
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from keephold.engines.base import EngineUnavailable
+from keephold.engines.base import EngineUnavailable, patiently
 from keephold.engines.body import SUSPEND_SECS, Body, task_factory
 from keephold.engines.channel import Channel
 from keephold.engines.temporal.client import Place, asked
@@ -43,7 +42,6 @@ slot. Others are read from their history when something happens to them."""
 _BEAT_SECS = 2.0
 """Between heartbeats, which bring the cancellation of a call. Most calls are shorter, and cost none."""
 _HAND_OVER = timedelta(seconds=10)
-_AGAIN_SECS, _AGAIN_AT_MOST_SECS = 0.1, 5.0
 
 
 class TemporalRecorder:
@@ -68,13 +66,13 @@ class TemporalRecorder:
 
     async def journal(self) -> Sequence[Line]:
         lines: list[Line] = []
-        while page := await _patiently(partial(self._handle.query, "journal", len(lines))):
+        while page := await _answer(partial(self._handle.query, "journal", len(lines))):
             lines += msgspec.convert(page, list[Line])
         return lines
 
     async def _update(self, name: str, args: list[Any], id: str) -> Any:
         try:
-            return await _patiently(lambda: self._handle.execute_update(name, args=args, id=id[:200]))
+            return await _answer(lambda: self._handle.execute_update(name, args=args, id=id[:200]))
         except WorkflowUpdateFailedError as error:
             if isinstance(error.cause, ApplicationError) and error.cause.type == LOST:
                 raise Lost(str(error.cause)) from None
@@ -85,21 +83,8 @@ class TemporalRecorder:
             raise
 
 
-async def _patiently(work: Any) -> Any:
-    """Repeat until the server answers."""
-    delay, warned = _AGAIN_SECS, False
-    while True:
-        try:
-            return await asked(work())
-        except (EngineUnavailable, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():  # the SDK makes an error of its own of a cancellation
-                raise asyncio.CancelledError from None
-            if not warned and delay >= 1:
-                warned = True
-                _log.warning("Temporal does not answer: %s", error)
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, _AGAIN_AT_MOST_SECS)
+async def _answer(ask: Callable[[], Awaitable[Any]]) -> Any:
+    return await patiently(lambda: asked(ask()), "Temporal")
 
 
 class TemporalWorker:
@@ -135,7 +120,7 @@ class TemporalWorker:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until told to stop; then let calls end for a while, and release those that can continue elsewhere."""
         asyncio.get_running_loop().set_task_factory(task_factory)  # to know which tasks are those of a call
-        self._client = await _patiently(self._place.connect)
+        self._client = await patiently(self._place.connect, "Temporal")
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
         async with httpx2.AsyncClient(limits=limits, trust_env=False) as self._http:
             # One for both: the server answers a workflow that starts an attempt with the attempt itself.
