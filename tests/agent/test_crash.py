@@ -167,13 +167,13 @@ def differs(answer: ToolReturnPart, wanted: ToolReturnPart) -> bool:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("scene", ["whole", "news", "same ids", "agent", "spawned agent", "failing agent"])
 def test_R4_killed_at_every_commit(nursery: Nursery, tmp_path: Path, scene: str) -> None:
-    """Before one is written, after the next: to the store that is nearly the same. One in three, or all in a soak."""
+    """Before one is written, after the next: to the store that is nearly the same. One in five, or all in a soak."""
     rehearsal, died = Life(nursery, tmp_path / "rehearsal", scene).finish(), 0
-    numbers = range(1, rehearsal["commits"] + 1, 1 if SOAK else 3)  # odd and even ones in turn
+    numbers = range(1, rehearsal["commits"] + 1, 1 if SOAK else 5)  # odd and even ones in turn
     for number in numbers:
         life, side = Life(nursery, tmp_path / str(number), scene), ("before", "after")[number % 2]
         died += life.run(kill=f"{side}:{number}") != 0
-        if number % 5 == 1:
+        if number % 3 == 1:
             life.run(kill=f"after:{1 + number % 5}")
         found, wanted = answered(life.messages(life.finish())), answered(life.messages(rehearsal))
         wrong = [each for each in zip(found, wanted, strict=True) if differs(*each)]

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 from pydantic_ai.messages import ModelMessage
 from tests.agent.rambling import AGENT, KEPT, TOOLS, Rambler
 from tests.agent.scripted import put
+from tests.soak import tries
 
 from keephold import KeepholdError, Runtime
 from keephold.agent.conversation import Conversation
@@ -30,7 +31,7 @@ from keephold.testing.clock import where
 
 SEED = int(os.environ.get("KEEPHOLD_SEED", "20260101"))
 TIMES = int(os.environ.get("KEEPHOLD_FUZZ", "1"))
-PLAYS, REOPENED = 60, 4
+PLAYS, REOPENED = tries(35, soak=60), tries(3, soak=4)
 """In virtual time; in real time, with a store that is closed and opened again."""
 SOON = 60.0
 """Seconds, virtual for the most part, after which a turn that was cancelled is over: tools have a few to end."""

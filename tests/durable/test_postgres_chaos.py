@@ -200,7 +200,7 @@ async def test_R4_connections_cut_at_any_byte(postgres: str) -> None:
 
     async with behind(postgres, [busy, approval(keys)]) as (rt, between), rt.turn("main") as turn:
         await turn.run([spawn("busy", f"w{number}") for number in range(3)])
-        for number in range(tries(30, soak=1000)):
+        for number in range(tries(15, soak=1000)):
             between.cut_after(chance.choice(("there", "back")), chance.randrange(1, 6000))
             while not between.cuts:
                 name = f"n{number}.{len(told)}"

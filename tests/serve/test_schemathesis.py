@@ -21,7 +21,7 @@ from tests.patience import PATIENCE
 from tests.serve.serving import TOKEN, Served, served
 from tests.soak import tries
 
-EXAMPLES = tries(8, soak=25)
+EXAMPLES = tries(5, soak=25)
 """Requests of each kind, for each operation."""
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 WANTED = (

@@ -193,7 +193,7 @@ async def tell(steps: list[Step], url: str, clock: VirtualClock | None = None) -
         await Story(rt, puppets).play(steps)
 
 
-@settings(max_examples=tries(75, soak=150))
+@settings(max_examples=tries(40, soak=150))
 @given(steps)
 def test_N3_in_memory_the_assistant_hears_what_the_model_says(steps: list[Step]) -> None:
     clock = VirtualClock()

@@ -17,7 +17,7 @@ from keephold.store.base import Changed, Done, Failed, Op
 from keephold.store.memory import MemoryStore
 
 SEED = int(os.environ.get("KEEPHOLD_SEED", "20260101"))
-CHUNK = tries(700, soak=2_500)
+CHUNK = tries(400, soak=2_500)
 
 
 @pytest.mark.parametrize("chunk", range(4))
@@ -29,7 +29,7 @@ def test_A7_interleavings_are_as_the_model_says(chunk: int) -> None:
 
 
 def test_A7_and_so_they_are_when_commits_take_a_while() -> None:
-    report = run(tries(400, soak=1_000), SEED, store=NextPassStore, late=True)
+    report = run(tries(250, soak=1_000), SEED, store=NextPassStore, late=True)
     print(report)
     assert not report.differences, str(report)
 

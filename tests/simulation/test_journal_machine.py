@@ -476,7 +476,7 @@ def _revoked(result: Any) -> bool:
 
 
 JournalMachine.TestCase.settings = settings(
-    max_examples=tries(15, soak=60),
+    max_examples=tries(8, soak=60),
     stateful_step_count=50,
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
