@@ -15,7 +15,7 @@ from keephold import Call, Runtime, ToolCall, tool
 from keephold.cli.printing import state_words
 from keephold.control.control import Control
 from keephold.durable.waits import open_keys
-from keephold.engines import front
+from keephold.engines import following
 from keephold.engines.base import EngineUnavailable
 from keephold.engines.front import FrontEnd
 from keephold.engines.wire import (
@@ -218,7 +218,7 @@ async def test_not_more_calls_than_the_engine_takes_are_waited_for_at_once(site:
             polls.discard(uid)
 
     site.engine.result = counted  # type: ignore[method-assign]
-    limit, front._POLLS_AT_ONCE = front._POLLS_AT_ONCE, 2
+    limit, following._POLLS_AT_ONCE = following._POLLS_AT_ONCE, 2
     try:
         ids = [f"h{number}" for number in range(6)]
         await site.turn.run([spawn("held", id) for id in ids])
@@ -226,7 +226,7 @@ async def test_not_more_calls_than_the_engine_takes_are_waited_for_at_once(site:
         site.engine.ended.set_result(Ended(Ok("done")))
         assert len((await site.turn.wait(all=ids, timeout=60))["completed"]) == 6
     finally:
-        front._POLLS_AT_ONCE = limit
+        following._POLLS_AT_ONCE = limit
     assert most == 2
 
 

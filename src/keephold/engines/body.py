@@ -300,10 +300,7 @@ class Body:
         """End the tool (C7): its coroutine is cancelled."""
         if not self._ending and not self._over.done():
             self._ending = True
-            if self._live is None:
-                self.stop(Failure("Tool execution cancelled.", "cancelled"))
-            else:
-                self._live.end(grace)
+            self._end(grace)
 
     def lost(self) -> None:
         """Stop, because another attempt runs the call."""
@@ -328,10 +325,13 @@ class Body:
 
     def _release(self) -> None:
         self.host.closing = True
+        self._end(0)
+
+    def _end(self, grace: float) -> None:
         if self._live is None:
             self.stop(Failure("Tool execution cancelled.", "cancelled"))
         else:
-            self._live.end(0)
+            self._live.end(grace)
 
     def began(self, durable: DurableCall) -> None:
         """The tool uses its durable side: from now on it may wait there."""
