@@ -1,6 +1,8 @@
 """`keephold send`: a person sends something to a handle that another process runs (C6, Q4, L)."""
 
+import asyncio
 import json
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,7 +10,11 @@ from pathlib import Path
 import pytest
 from tests.e2e.agent import Agent
 from tests.e2e.driver import until
+from tests.e2e.place import ran
 from tests.patience import PATIENCE
+
+import keephold
+from keephold.turn.prompts import Decision, Prompt
 
 
 @pytest.fixture
@@ -163,3 +169,31 @@ def test_K5_a_password_is_given_to_the_program_that_reads_it_and_is_not_seen(age
     assert (said.code, said.err) == (0, "")
     assert "11 characters" in said.out
     assert "open-sesame" not in agent.keephold("logs", "sh", "--raw").out
+
+
+async def test_P_input_for_a_call_that_waits_for_permission_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    @keephold.tool(actions=("spawn", "apply"), run="ask")
+    async def deploy(call: keephold.Call) -> str:
+        """Deploy what it is told."""
+        return str(await call.input())
+
+    asked = asyncio.Event()
+
+    async def silent(prompt: Prompt) -> Decision:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    store = f"sqlite:///{tmp_path}/work.db"
+    call = keephold.ToolCall("1", "deploy", {"action": "spawn", "id": "d"})
+    async with keephold.Runtime([deploy], store=store, prompter=silent) as rt, rt.turn("main") as turn:
+        calling = asyncio.ensure_future(turn.run([call]))
+        await asked.wait()
+        async with asyncio.timeout(PATIENCE):
+            look = ("requests", "--json", "--store", store)
+            while not (listed := await asyncio.to_thread(ran, look, tmp_path, os.environ)).out:
+                pass
+        refused = await asyncio.to_thread(ran, ("send", "d", "hello", "--store", store), tmp_path, os.environ)
+        turn.cancel()
+        await asyncio.gather(calling, return_exceptions=True)
+    assert refused.code == 1 and f"`keephold allow {listed.json['id']}` starts it" in refused.err
