@@ -1,9 +1,9 @@
 """Makes this interpreter look like that of Windows, as far as Linux can.
 
 `look_like_windows` removes the modules and names that Python has on Unix alone, and replaces what Windows has and Linux
-does not. Files behave as there: an open one cannot be renamed, replaced or removed, a directory cannot be opened,
-modes and owners say nothing, and a descriptor of a file that was opened as text cannot carry bytes. The event loop is
-that of the Proactor in what it lacks: readers, writers, signals and Unix sockets. Paths stay those of Linux.
+does not. Files behave as there: an open one cannot be renamed, replaced or removed, a new name must be free, a
+directory cannot be opened, modes and owners say nothing, and a file that was opened as text carries no bytes. The event
+loop lacks what that of the Proactor lacks: readers, writers, signals and Unix sockets. Paths stay those of Linux.
 """
 
 import contextlib
@@ -119,6 +119,8 @@ def _files(real: dict[str, Callable[..., Any]]) -> None:
             for path in paths:
                 if _is_open(os.path.realpath(path)):
                     raise PermissionError(13, "The process cannot access the file: it is being used", path)
+            if name == "rename" and os.path.exists(paths[1]):  # noqa: PTH110
+                raise FileExistsError(17, "Cannot create a file when that file already exists", paths[1])
             return function(*paths, **named)
 
         return call

@@ -65,6 +65,7 @@ def test_every_module_is_imported_on_windows() -> None:
 
 @pytest.mark.parametrize("store", ["memory:", "sqlite:///work.db"])
 def test_functions_and_deferred_results_on_windows_and_no_process(store: str, tmp_path: Path) -> None:
+    (tmp_path / "work.db").touch()  # an empty file is replaced
     assert run("runs", store, cwd=tmp_path) == f"{NO_PROGRAMS}.\n"
 
 

@@ -258,7 +258,7 @@ def _create(path: Path) -> None:
             connection.pragma("journal_mode", "wal")
         finally:
             connection.close()
-        new.rename(path)
+        new.replace(path)  # which may exist, and be empty
         machine.sync_directory(path.parent)
     finally:
         _remove(new)
