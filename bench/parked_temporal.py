@@ -34,7 +34,8 @@ async def waits(call: Call, number: int) -> str:
     return f"{number}: {await fx.await_event_json(key)}"
 
 
-async def main(calls: int) -> None:
+async def main(calls: int) -> list[int]:
+    """Return the bytes of the worker's memory at each point."""
     with tempfile.TemporaryDirectory() as directory, own_server() as server:
         place = Path(directory)
         settings = config(Place(server.address), waits="bench.parked_temporal:waits")
@@ -43,17 +44,18 @@ async def main(calls: int) -> None:
         port = free_port()
         worker = Worker(place / "worker", settings, "--metrics", f"127.0.0.1:{port}", "--max-running", "1000")
         try:
-            await _measure(calls, place, server, front, worker, port)
+            return await _measure(calls, place, server, front, worker, port)
         finally:
             front.close()
             worker.stop()
 
 
-async def _measure(calls: int, place: Path, server: Any, front: Served, worker: Worker, port: int) -> None:
-    began = time.monotonic()
+async def _measure(calls: int, place: Path, server: Any, front: Served, worker: Worker, port: int) -> list[int]:
+    began, sizes = time.monotonic(), list[int]()
 
     def say(what: str) -> None:
-        each = {"front end": front.memory(), "worker": worker.memory(), "Temporal": server.memory}
+        sizes.append(worker.memory())
+        each = {"front end": front.memory(), "worker": sizes[-1], "Temporal": server.memory}
         memory = ", ".join(f"{name} {size >> 20} MiB" for name, size in each.items())
         print(f"{time.monotonic() - began:7.1f} s  {memory}: {what}", flush=True)
 
@@ -67,15 +69,12 @@ async def _measure(calls: int, place: Path, server: Any, front: Served, worker: 
         keys: dict[int, str] = {}
         for first, last in ((0, calls // 5), (calls // 5, calls)):
             await _all(spawn, range(first, last))
-            say(f"{last} calls spawned")
             while len(keys) < last:
                 await asyncio.sleep(1)
                 keys = {int(number): key for number, key, _ in _lines(place / "worker" / "keys")}
             while await _running(port):  # noqa: ASYNC110 (another process)
                 await asyncio.sleep(1)
             say(f"{last} calls are suspended: the worker runs none")
-        await asyncio.sleep(20)
-        say("20 s later")
         before = len(_lines(place / "worker" / "keys"))
 
         async def resolve(number: int) -> None:
@@ -89,6 +88,7 @@ async def _measure(calls: int, place: Path, server: Any, front: Served, worker: 
         say(f"every call has ended, after {len(_lines(place / 'worker' / 'keys')) - before} more attempts")
         done = (await http.get("/api/handles?limit=1&totals=1&state=done")).json()["totals"]
         print(done)
+        return sizes
 
 
 async def _running(port: int) -> int:

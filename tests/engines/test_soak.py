@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from bench import parked_temporal
 from tests.engines.processes import Worker, config
 from tests.mcp.clients import connected
 from tests.serve.serving import TOKEN, Served
@@ -26,6 +27,8 @@ SCALE = float(os.environ.get("KEEPHOLD_SOAK_SCALE", "1"))
 """Of the kills: a smaller soak takes less time."""
 WORKERS, CALLS = 4, 16
 STUCK_SECS = 300.0
+GROWTH = 64 << 20
+"""Bytes by which the memory of a worker may grow between 1,000 and 5,000 calls that wait."""
 
 
 class Soak:
@@ -156,3 +159,10 @@ async def test_calls_survive_whatever_is_killed(tmp_path: Path) -> None:
             front.close()
             for worker in soak.workers:
                 worker.kill()
+
+
+@pytest.mark.skipif(not SOAK, reason="set KEEPHOLD_SOAK=1: it takes minutes")
+@pytest.mark.timeout(7200)
+async def test_calls_that_wait_take_no_slot_and_no_memory_of_a_worker() -> None:
+    _, fifth, waiting, *_, after = await parked_temporal.main(round(5000 * SCALE))
+    assert max(waiting, after) < fifth + GROWTH, "a worker caches a limited number of workflows"
