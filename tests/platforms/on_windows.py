@@ -16,8 +16,10 @@ look_like_windows()
 
 import asyncio
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import keephold
+from keephold.platforms import machine
 
 LINUX = {"keephold.platforms.linux_probe", "keephold.platforms.linux_spawn"}
 KEYS: list[keephold.Key] = []
@@ -113,6 +115,16 @@ def refuses() -> None:
             make()
         except keephold.ConfigError as error:
             print(error.message)
+    with ThreadPoolExecutor(1) as pool:  # only the main thread gets signals
+        assert pool.submit(asyncio.run, listens()).result() is False
+
+
+async def listens() -> bool:
+    try:
+        machine.on_signal("SIGTERM", print)
+    except RuntimeError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

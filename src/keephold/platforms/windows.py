@@ -67,8 +67,11 @@ class Windows(Portable):
                 loop.call_soon_threadsafe(call, number)
 
         number = getattr(signal, name)
-        before = signal.signal(number, heard)
-        return lambda: signal.signal(number, before)
+        try:
+            before = signal.signal(number, heard)
+        except ValueError as error:
+            raise RuntimeError(str(error)) from error
+        return lambda: signal.signal(number, before or signal.SIG_DFL)
 
     # Files
 
