@@ -33,8 +33,8 @@ _AROUND = 300
 """Characters shown before and after a match in its line."""
 _FOUND = 200
 """Handles that are searched for an id."""
-BLOCK = 100
-"""Journal entries that a page loads at a time."""
+BLOCK = 50
+"""Journal entries that a page loads at a time: few, so that the frame that shows them is short."""
 WHOLE, PART = 1 << 16, 1 << 12
 """Characters of a value that are shown: for arguments and results, and for one side of a journal entry."""
 _GONE = {"handle_not_found": 404, "expired": 410, "handle_expired": 410}
@@ -104,7 +104,7 @@ class _Page:
         start = max(0, inner - BLOCK) if end - inner < BLOCK else inner
         found = await self._control.store_view.journal(fact["uid"], before=end, limit=end - start + 1)
         entries = _timed(found["entries"])[: end - start]
-        journal = {"count": count, "end": end, "start": start, "entries": entries}
+        journal = {"count": count, "end": end, "start": start, "entries": entries, "block": BLOCK}
         return {"journal": journal | {"blocks": list(range(start, 0, -BLOCK))}}
 
     async def _named(self, request: Request, id: str) -> Response:
