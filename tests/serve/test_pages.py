@@ -199,6 +199,7 @@ async def test_handles_are_found_by_their_end_their_time_and_what_they_print(mon
         assert await ids("text=%22QUOTED%22") == ["d"], "as it is written, not as JSON"
         assert await ids("text=w+straw+s") == ["e"]
         assert await ids("text=straw&state=done") == await ids("text=nowhere") == []
+        assert (await seen.page("/handles?text=needle")).texts("p", class_="totals") == ["1 handle found"]
         monkeypatch.setattr(searching, "EXAMINED", 2)
         monkeypatch.setattr(searching, "_PAGE", 2)
         page = await seen.page("/handles?text=needle")
