@@ -39,6 +39,9 @@ MAX_RUNNING = 100
 _CACHED = 1000
 """Workflows that a worker keeps in memory at most, 0.1 MiB each: those of running calls, and of calls that wait for a
 slot. Others are read from their history when something happens to them."""
+_STICKY = timedelta(seconds=3)
+"""How long the server waits for the worker that has a workflow in memory, before any worker may read its history. If a
+worker dies, its calls continue that much later."""
 _BEAT_SECS = 2.0
 """Between heartbeats, which bring the cancellation of a call. Most calls are shorter, and cost none."""
 _HAND_OVER = timedelta(seconds=10)
@@ -156,6 +159,7 @@ class TemporalWorker:
             task_queue=self._place.task_queue,
             workflows=[CallWorkflow],
             workflow_runner=UnsandboxedWorkflowRunner(),
+            sticky_queue_schedule_to_start_timeout=_STICKY,
             max_cached_workflows=min(_CACHED, 4 * self._max_running),
             build_id=version("keephold"),  # else the SDK hashes the code of all modules, which takes it a second
             **options,
