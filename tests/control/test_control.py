@@ -124,13 +124,20 @@ async def waiting(control: Control, uid: str) -> dict[str, Any] | None:
 @pytest.mark.parametrize("decision", ["answer", "cancel"])
 async def test_the_questions_of_other_processes_are_among_what_needs_a_person(decision: str, tmp_path: Path) -> None:
     async with controlled("elsewhere", tmp_path, TOOLS) as (control, rt), rt.turn("main") as turn:
-        rt.people._prompter = lambda prompt: asyncio.Event().wait()  # type: ignore[assignment, return-value]
+        prompts: list[Any] = []
+
+        async def prompter(prompt: Any) -> Any:
+            prompts.append(prompt)
+            await asyncio.Event().wait()
+
+        rt.people._prompter = prompter
         await turn.run([spawn("asks", "a"), spawn("asks", "s", secret=True)])
         both = await until(lambda: needs(control, 2))
         assert [need["kind"] for need in both] == ["question", "secret"]
         assert both[0]["handle"] == await uid_of(rt, "a") and both[0]["handle_id"] == "a"
         assert not both[0]["may_remember"] and both[0]["question"]["id"] == "sure"
         id = both[0]["id"]
+        assert id == prompts[0].request, "the owner lists it by the same id"
         for wrong in ({}, {"decision": "approve"}, {"decision": "answer", "value": "maybe"}, {"decision": "answer"}):
             told = await control.decide(id, wrong)
             assert told["status"] == "again" and told["problem"], wrong

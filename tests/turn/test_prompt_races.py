@@ -73,6 +73,16 @@ class Scene:
         self.batch: asyncio.Task[Any] | None = None
         self.sending: list[asyncio.Task[Any]] = []
         self.rt = Runtime(TOOLS, clock=clock, store=store, prompter=self.person, inquiry=self.model)
+        self.asked: list[str] = []
+        """The ids of the prompts, as they were asked for."""
+        approvals: Any = self.rt.approvals
+        opened = approvals.opened
+
+        def note(asking: object) -> str:
+            self.asked.append(opened(asking))
+            return self.asked[-1]
+
+        approvals.opened = note
 
     # What may happen
 
@@ -205,7 +215,7 @@ class Scene:
         assert wrong == []
         assert self.person.at_once <= 1
         shown = [prompt for prompt in self.person.seen if getattr(prompt, "problem", None) is None]
-        places = [int(prompt.request.rpartition("-")[2]) for prompt in shown]  # they are counted as they are asked for
+        places = [self.asked.index(prompt.request) for prompt in shown]
         assert places == sorted(places), "not first come first served"
         people: Any = self.rt.people
         for asking in (*people._waiting, *people._shown):

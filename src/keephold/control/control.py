@@ -12,11 +12,11 @@ import msgspec
 
 from keephold.control import output
 from keephold.control.open_requests import OpenRequests, RequestsView
-from keephold.control.posted_requests import gone, permission_json, question_of
+from keephold.control.posted_requests import gone, permission_json
 from keephold.control.runtime_view import RuntimeView
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
-from keephold.handles.question import question_key
+from keephold.handles.question import question_key, requested_question
 from keephold.handles.state import Reply, Waiting
 from keephold.handles.view import Conditions, Handles, conditions
 from keephold.handles.waits import groups_of
@@ -184,11 +184,11 @@ class Control:
         """Decide an open request of any process: `{"status": "taken" | "again" | "gone", "problem"}`.
 
         `by` says who decides, for the record."""
-        elsewhere = question_of(id)
-        if elsewhere is not None:
-            return await self._answer_elsewhere(*elsewhere, said)
         open_here = self.requests.here
         if open_here is None or open_here.described(id) is None:
+            question = requested_question(id)
+            if question is not None:
+                return await self._answer_elsewhere(*question, said)
             return await self._decide_elsewhere(id, dict(said), by)
         self._check_writable()
         answer = open_here.decide(id, said, self._check_edited, by)
@@ -266,6 +266,9 @@ class Control:
     async def _answer_elsewhere(self, uid: str, number: str, said: Mapping[str, Any]) -> Decided:
         record = await self._store.handle(uid)
         state = None if record is None else record.state
+        ours = self.runtime.registry.loaded(uid)
+        if record is not None and record.owner == self._store.owner and ours is not None:
+            state = ours.decided  # an answer may not be written yet
         if not isinstance(state, Waiting) or str(state.number) != number:
             return {"status": "gone", "problem": "that question is not open any more"}
         if said.get("decision") not in ("answer", "cancel"):

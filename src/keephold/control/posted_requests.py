@@ -14,12 +14,10 @@ from keephold.control.handle_json import OpenQuestion, Seconds, Shape, as_json, 
 from keephold.control.store_view import PAGE
 from keephold.durable.keys import masked
 from keephold.errors import KeepholdError
+from keephold.handles.question import question_request, requested_question
 from keephold.handles.state import Waiting
 from keephold.store.base import HandleQuery, Post, PostKind, Record, Store, browsable
 from keephold.turn.prompts import AskQuestion, DeliverResult, Prompt, RunTool, StandingPermission, digest
-
-_ELSEWHERE = "handle-"
-"""Prefix of a request's id if it is the open question of another process's handle."""
 
 
 class OpenRequest(Shape, kw_only=True):
@@ -166,7 +164,7 @@ class PostedRequests:
 
     async def get(self, id: str) -> dict[str, Any] | None:
         """Return one request; None if it is not open any more."""
-        elsewhere = question_of(id)
+        elsewhere = requested_question(id)
         if elsewhere is None:
             return next((_of_post(post) for post in await self.posts("prompt") if post.id == id), None)
         request = await self._asked(elsewhere[0])
@@ -211,17 +209,11 @@ def _of_post(post: Post) -> dict[str, Any]:
     return described(post.id, prompt, post.at)
 
 
-def question_of(id: str) -> tuple[str, str] | None:
-    """Return the uid and the question's number if the request is a question of another process's handle."""
-    uid, _, number = id.removeprefix(_ELSEWHERE).partition("-")
-    return (uid, number) if id.startswith(_ELSEWHERE) else None
-
-
 def _of_record(record: Record) -> dict[str, Any]:
     state = record.state
     assert isinstance(state, Waiting)
     request = OpenRequest(
-        id=f"{_ELSEWHERE}{record.uid}-{state.number}",
+        id=question_request(record.uid, state.number),
         kind="secret" if state.question.secret else "question",
         conversation=record.conversation,
         tool=record.tool,

@@ -8,6 +8,9 @@ import msgspec
 from keephold.characters import exact
 from keephold.handles.form import Form, expected_form, form_from, is_text, problem_of
 
+_REQUEST = "handle-"
+"""Prefix of a request's id if it is a question."""
+
 
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
     """A question that a tool asks while it runs, and the type of its answer."""
@@ -60,6 +63,17 @@ class Open(NamedTuple):
 def question_key(question: Question, number: int) -> str:
     """Return which question of a call this is, for every reader of the store: an id may be asked twice."""
     return f"{question.id}.{number}"
+
+
+def question_request(uid: str, number: int) -> str:
+    """Return the id by which every process that shares the store lists and decides this question of a handle."""
+    return f"{_REQUEST}{uid}-{number}"
+
+
+def requested_question(request: str) -> tuple[str, str] | None:
+    """Return the uid and the question's number, as text, if the request is a question."""
+    uid, _, number = request.removeprefix(_REQUEST).partition("-")
+    return (uid, number) if request.startswith(_REQUEST) else None
 
 
 def question_text(question: Question, problem: str | None) -> str:

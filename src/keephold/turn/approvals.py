@@ -19,7 +19,16 @@ from keephold.handles.registry import Registry
 from keephold.store.base import Op, Posted, TakenDown
 from keephold.text import to_json
 from keephold.turn.decisions import GONE, TAKEN, Decided, read_decision
-from keephold.turn.prompts import Decision, DeliverResult, Edited, Prompt, RunTool, StandingPermission, Until
+from keephold.turn.prompts import (
+    AskQuestion,
+    Decision,
+    DeliverResult,
+    Edited,
+    Prompt,
+    RunTool,
+    StandingPermission,
+    Until,
+)
 
 POST_SECS = 0.05
 """Seconds after which an open prompt is posted."""
@@ -63,7 +72,7 @@ class Approvals:
 
     def opened(self, asking: OpenPrompt) -> str:
         """Add an open prompt, and return the id by which it is decided."""
-        id = self._id()
+        id = (isinstance(asking.prompt, AskQuestion) and asking.prompt.request) or self._id()
         self._open[id] = asking
         if isinstance(asking.prompt, RunTool) and asking.prompt.uid is not None:
             self._starts[asking.prompt.uid] = id

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from keephold.handles.handle import Handle
-from keephold.handles.question import Open, Question, answer_fits, expected, problem_with
+from keephold.handles.question import Open, Question, answer_fits, expected, problem_with, question_request
 from keephold.handles.registry import Registry
 from keephold.handles.state import Failure, Ok, Outcome, Waiting
 from keephold.limits import Limits
@@ -125,6 +125,7 @@ class Questions:
     # The user
 
     def _prompt(self, handle: Handle, asked: _Asked) -> None:
+        assert isinstance(handle.state, Waiting)
         prompt = AskQuestion(
             tool=handle.tool.name,
             id=handle.id if handle.stateful else None,
@@ -133,6 +134,7 @@ class Questions:
             may_remember=_may_remember(handle, asked.question),
             uid=handle.uid,
             until=self._approvals.until(handle.conversation),
+            request=question_request(handle.uid, handle.state.number),
         )
         asked.prompt = asked.people.ask(
             prompt, lambda said: self._said(handle, asked, said), lambda: self._answered_meanwhile(handle, asked)
