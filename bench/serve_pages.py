@@ -1,8 +1,8 @@
 """The dashboard and `keephold ps` with 100,000 handles stored.
 
 *Pages*: a page by one connection to `keephold serve`, p50, with 100,000 stopped handles in its SQLite store and 20 that
-wait for their completion; against the same with 80 and 20. *ps*: the command as a process, from its start to its end,
-on the larger store, without a server: it lists the 20.
+wait for their completion; against the same with 80 and 20. The whole page, p50, with 5,000. *ps*: the command as a
+process, from its start to its end, without a server: it lists the 20.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from bench.serve_clients import Plain, connected
 from bench.serve_servers import ours
 from bench.serve_stock import stock
 
-BAR_PAGE, BAR_PS = Bar(1.5), 0.5
-MANY, FEW, LIVE = 100_000, 100, 20
+BAR_PAGE, BAR_PS, BAR_DAY, BAR_PS_FEW = Bar(1.5), 0.5, 0.05, 0.12
+MANY, DAY, FEW, LIVE = 100_000, 5000, 100, 20
 _PAGES = ("/", "/handles")
 
 
@@ -46,10 +46,11 @@ def _listing(path: Path) -> float:
 
 def run(plan: Plan) -> list[Row]:
     with tempfile.TemporaryDirectory() as directory:
-        many, few = Path(directory) / "many.db", Path(directory) / "few.db"
+        many, day, few = (Path(directory) / f"{name}.db" for name in ("many", "day", "few"))
         asyncio.run(stock(many, stopped=MANY - LIVE, parked=LIVE))
+        asyncio.run(stock(day, stopped=DAY - LIVE, parked=LIVE))
         asyncio.run(stock(few, stopped=FEW - LIVE, parked=LIVE))
-        listed = [_listing(many) for _ in range(plan.rounds)]
+        listed = {path: [_listing(path) for _ in range(plan.rounds)] for path in (many, few)}
         with ours(few) as small, ours(many) as large:
             pages = [
                 measure(
@@ -61,4 +62,12 @@ def run(plan: Plan) -> list[Row]:
                 )
                 for page in _PAGES
             ]
-    return [*pages, figure(f"`keephold ps` on {MANY:,} handles, {LIVE} of them live", BAR_PS, listed)]
+        with ours(day) as busy:
+            for page in _PAGES:
+                took = [asyncio.run(_loading(busy.port, page, plan.seconds)) for _ in range(plan.rounds)]
+                pages.append(figure(f"the page `{page}` with {DAY:,} handles stored, p50", BAR_DAY, took))
+    return [
+        *pages,
+        figure(f"`keephold ps` on {MANY:,} handles, {LIVE} of them live", BAR_PS, listed[many]),
+        figure(f"`keephold ps` on {FEW} handles, {LIVE} of them live", BAR_PS_FEW, listed[few]),
+    ]
