@@ -5,6 +5,7 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from tests.patience import PATIENCE, until
 from tests.temporal import Place
 
 from keephold import Call, ToolCall, tool
+from keephold.engines.base import EngineUnavailable
 from keephold.engines.body import Body
 from keephold.engines.front import FrontEnd
 from keephold.engines.temporal import workflow
+from keephold.engines.temporal.client import Temporal
 from keephold.engines.temporal.worker import TemporalRecorder
 from keephold.engines.wire import Line, Lost
 from keephold.serve.engine_channel import EngineChannel
@@ -233,3 +236,12 @@ async def test_a_worker_that_dies_in_the_middle_of_its_request_is_no_error() -> 
     channel = EngineChannel(FrontEnd({}))
     answer = await channel.answer(Request(scope, leaves), {"authorization": "Bearer x"})
     assert answer.status_code == 499
+
+
+async def test_E6_a_server_that_does_not_find_its_namespace_knows_nothing_of_the_call(temporal: Place) -> None:
+    """A server under load says so. Taken for the end of the call, it would lose a resolution."""
+    engine = Temporal(replace(place_of(temporal), namespace="not-found"))
+    for asking in (engine.result("u"), engine.resolve("u", "go", {}), engine.closed(["u"]), engine.cancel("u")):
+        with pytest.raises(EngineUnavailable, match="not-found"):
+            await asking
+    await engine.close()

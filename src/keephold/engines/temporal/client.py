@@ -165,12 +165,19 @@ async def asked(asking: Awaitable[T]) -> T:
     try:
         return await asking
     except (RPCError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
-        if isinstance(error, RPCError) and error.status not in _AGAIN:
+        if isinstance(error, RPCError) and error.status not in _AGAIN and not _lacks_namespace(error):
             raise
         task = asyncio.current_task()
         if task is not None and task.cancelling():  # the SDK makes an error of its own of a cancellation
             raise asyncio.CancelledError from None
         raise EngineUnavailable(str(error)) from None
+
+
+def _lacks_namespace(error: RPCError) -> bool:
+    """Return whether the server does not find the namespace. A server under load says so of one that it has: then
+    nothing is known of the call, and above all not that it has ended."""
+    details = error.grpc_status.details
+    return any(each.type_url.endswith("NamespaceNotFoundFailure") for each in details)
 
 
 async def _unless_gone(asking: Awaitable[object]) -> None:
