@@ -122,6 +122,15 @@ def test_K7_the_record_is_private_and_two_changes_at_once_are_both_kept(tmp_path
     assert list(record.parent.iterdir()) == [record]
 
 
+def test_K7_the_state_directory_may_be_a_link(tmp_path: Path, file: Path) -> None:
+    record = Record().file
+    assert record is not None
+    record.parent.rename(tmp_path / "elsewhere")
+    record.parent.symlink_to(tmp_path / "elsewhere")
+    Record().add(file, b"", "")
+    assert str(file) in Record().read()
+
+
 @needs_root
 def test_K7_root_does_not_write_into_the_state_directory_of_another_user(file: Path) -> None:
     record = Record().file

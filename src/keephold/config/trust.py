@@ -290,7 +290,7 @@ class Record:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    descriptor = machine.lock_directory(directory, wait=True)
+    descriptor = machine.lock_directory(directory.resolve(), wait=True)  # the user's own directory may be a link
     try:
         yield
     finally:

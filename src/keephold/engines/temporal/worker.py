@@ -149,7 +149,7 @@ class TemporalWorker:
 
     async def _passed_on(self, uid: str) -> None:
         """Wait until the workflow knows how an attempt has ended: only then does it answer a query. If this worker took
-        that task with it, nobody would continue the call for 10 s."""
+        that task with it, nobody would continue the call for as long as `_STICKY` says."""
         with suppress(RPCError, WorkflowQueryFailedError):
             await self._client.get_workflow_handle(uid).query("journal", 0, rpc_timeout=_HAND_OVER)
 
