@@ -182,6 +182,8 @@ def test_options_that_contradict_times_are_refused(agent: Agent) -> None:
     assert "leave one of --raw and --times out" in agent.keephold("logs", "t", "-t", "--raw").err
     assert "--cast takes the whole session" in agent.keephold("logs", "t", "-t", "--cast", "-").err
     assert "an age such as `90s`" in agent.keephold("logs", "t", "--since", "yesterday").err
+    for large in ("9" * 20, "9" * 5000):
+        assert agent.keephold("logs", "t", "--since", large).code == 2
 
 
 def test_without_known_times_everything_is_shown(agent: Agent, tmp_path: Path) -> None:

@@ -96,6 +96,16 @@ async def test_K9_a_ticket_is_good_once_and_soon(store: str) -> None:
         assert await two.redeem(late) is None
 
 
+async def test_K9_a_ticket_is_good_at_a_server_whose_clock_is_behind(store: str) -> None:
+    clock = Clock()
+    async with two_servers(store, clock) as (one, two):
+        ticket, other = await one.ticket("/handles"), await one.ticket("/")
+        clock.time -= 2
+        assert await two.redeem(ticket) == "/handles"
+        clock.time -= 28
+        assert await two.redeem(other) is None, "it would be good for long if the clock was set back"
+
+
 async def test_K9_the_hundredth_and_first_ticket_ends_the_first() -> None:
     sessions = Sessions(TOKEN, now=Clock())
     many = [await sessions.ticket(str(number)) for number in range(101)]

@@ -20,6 +20,9 @@ from keephold.turn import attach_protocol as frames
 from keephold.turn.owner_connection import gone
 
 
+_OFFSET = click.IntRange(max=(1 << 63) - 1)
+
+
 class Since(NamedTuple):
     """Where to begin: at a byte, or at a time, in seconds since 1970."""
 
@@ -30,7 +33,7 @@ class Since(NamedTuple):
     def given(cls, context: click.Context, parameter: click.Parameter, value: str | None) -> Self:
         """Read a byte such as `1024`, or an age such as `15m`."""
         if value is None or value.isdecimal():
-            return cls(int(value or 0))
+            return cls(_OFFSET.convert(value or 0, parameter, context))
         return cls(at=time.time() - (age(context, parameter, value) or 0))
 
 

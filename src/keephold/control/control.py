@@ -185,7 +185,7 @@ class Control:
 
         `by` says who decides, for the record."""
         open_here = self.requests.here
-        if open_here is None or open_here.described(id) is None:
+        if open_here is None or not open_here.has(id):
             question = requested_question(id)
             if question is not None:
                 return await self._answer_elsewhere(*question, said)

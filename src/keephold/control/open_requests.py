@@ -100,6 +100,10 @@ class OpenRequests:
         chosen = (id for id, opened in self._open.items() if not opened.decided.done() and wanted(opened.prompt))
         return [self._described(id) for id in islice(chosen, limit)]
 
+    def has(self, id: str) -> bool:
+        """Whether the request is open here, or was just decided and its asker does not know yet."""
+        return id in self._open or id in self._passing
+
     def described(self, id: str) -> dict[str, Any] | None:
         """Describe the open request of that id, or return None."""
         return self._described(id) if id in self._open else None

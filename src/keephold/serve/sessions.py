@@ -27,6 +27,7 @@ LASTS_SECS = 30 * 86_400
 _RENEW_SECS = 300
 """A use is noted only if the last noted one is older, so that most requests write nothing."""
 _TICKET_SECS = 30
+"""How old a ticket may be, and how much the clock of a server may be behind that of the one which made it."""
 _MOST = 100
 """Sessions, and tickets, at once; the one that was not used for the longest time ends."""
 _TRIES = 100
@@ -200,7 +201,7 @@ class Sessions:
 
     def _fresh(self, kept: _Kept) -> _Kept:
         """Return it without what has ended by itself."""
-        tickets = tuple(each for each in kept.tickets if 0 <= self._now() - each.made < _TICKET_SECS)
+        tickets = tuple(each for each in kept.tickets if abs(self._now() - each.made) < _TICKET_SECS)
         return replace(kept, sessions=tuple(self._valid(kept)[:_MOST]), tickets=tickets[-_MOST:])
 
     async def _look(self, *, lately: bool = False) -> None:
