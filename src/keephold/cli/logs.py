@@ -19,7 +19,6 @@ from keephold.control.safe_text import Plain, Raw, Readable, Rendered
 from keephold.turn import attach_protocol as frames
 from keephold.turn.owner_connection import gone
 
-
 _OFFSET = click.IntRange(max=(1 << 63) - 1)
 
 
