@@ -207,6 +207,19 @@ async def test_M3_nothing_is_typed_twice_and_nothing_after_a_gap(
         assert output is not None and b"42" not in output.read(0, output.total).data
 
 
+async def test_K6_a_typist_who_sends_more_than_is_read_loses_the_session_not_the_owner_its_memory() -> None:
+    """As long as `send` waits for a program to settle, nobody reads what comes after its input."""
+    session, piece = relayed_streams.Session("ear"), bytes(1 << 20)
+    session.hear(0, frames.frame(frames.INPUT, bytes(frames.LONGEST)))
+    for number in range(1, 64):
+        session.hear(number, piece)
+    session.lose()
+    assert len(await session.reader.read()) < 3 * frames.LONGEST
+    session.close()
+    told, last = await session.take()
+    assert last and b"input_lost" in told
+
+
 async def test_M3_one_user_drives_until_they_leave_or_ask_no_more(
     postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

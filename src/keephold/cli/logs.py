@@ -32,7 +32,7 @@ class Since(NamedTuple):
     def given(cls, context: click.Context, parameter: click.Parameter, value: str | None) -> Self:
         """Read a byte such as `1024`, or an age such as `15m`."""
         if value is None or value.isdecimal():
-            return cls(_OFFSET.convert(value or 0, parameter, context))
+            return cls(_OFFSET(value or 0, parameter, context))
         return cls(at=time.time() - (age(context, parameter, value) or 0))
 
 

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import deque
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 from msgspec import UNSET
@@ -91,7 +91,8 @@ class Session:
     """One client of a handle that this process runs: what it reads and writes instead of a socket."""
 
     def __init__(self, ear: str) -> None:
-        self.reader = asyncio.StreamReader()
+        self.reader = asyncio.StreamReader(limit=frames.LONGEST)
+        self.reader.set_transport(cast(asyncio.BaseTransport, self))
         self.expiry: asyncio.TimerHandle | None = None
         self.serving: asyncio.Task[None] | None = None
         self.ear = ear
@@ -154,6 +155,14 @@ class Session:
         if self.ear and not self._lost:
             self._lost = True
             self.reader.feed_eof()
+
+    # What the reader asks of its transport
+
+    def pause_reading(self) -> None:
+        """Lose the session: twice the longest frame waits to be read, and whispers cannot be held back (K6)."""
+        self.lose()
+
+    def resume_reading(self) -> None: ...
 
     async def take(self) -> tuple[bytes, bool]:
         """Return the frames that are there, or the next one, and whether they are the last ones."""
