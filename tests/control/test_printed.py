@@ -373,6 +373,19 @@ async def test_C5_it_is_known_when_each_piece_was_printed(
         assert [first, second] == pytest.approx([now, now + 60], abs=0.001)
 
 
+async def test_C5_output_of_virtual_time_has_times_of_it(clock: VirtualClock) -> None:
+    async with Runtime([says], clock=clock) as rt, rt.turn("main") as turn:
+        await turn.run([spawn("says", "s")])
+        control, uid, began = Control(rt), await uid_of(rt, "s"), clock.now()
+        await say(control, uid, b"one\n")
+        await clock.advance(60)
+        await say(control, uid, b"two\n")
+        output = rt.registry.find("s", "main").output
+        assert output is not None and output.timeline is not None
+        (one, _), (two, _) = output.timeline.when(0) or (0, 0), output.timeline.when(4) or (0, 0)
+        assert one < began + 60 <= two
+
+
 async def test_C5_it_is_known_in_postgresql_when_it_was_printed(postgres: str) -> None:
     async with Runtime([says], store=postgres) as rt, rt.turn("main") as turn:
         await turn.run([spawn("says", "s")])

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.durable.test_typing_elsewhere import shows
 from tests.patience import PATIENCE
 from tests.turn.calls import spawn
 
@@ -26,6 +27,7 @@ source = "terminal"
 description = "A shell."
 command = ["sh"]
 run = "unattended"
+spawn = { settle_ms = 60000, settle_max_ms = 60000 }
 """
 
 
@@ -44,19 +46,11 @@ async def running(directory: Path, url: str) -> AsyncIterator[tuple[Record, Read
             await store.close()
 
 
-async def until(talk: frames.Talk, text: bytes) -> None:
-    seen = b""
-    async with asyncio.timeout(PATIENCE):
-        while text not in seen:
-            kind, payload = await talk.receive()
-            seen += payload if kind == frames.OUTPUT and isinstance(payload, bytes) else b""
-
-
 async def test_M3_a_user_types_into_a_terminal_of_another_process(tmp_path: Path, postgres: str) -> None:
     async with running(tmp_path, postgres) as (record, store):
         async with talking(store, record, Want(uid=record.uid, want="attach", rows=20, cols=60)) as talk:
             talk.send(frames.INPUT, b"echo $((6 * 7))\n")
-            await until(talk, b"42")
+            await shows(talk, b"42")
         async with talking(store, record, Want(uid=record.uid, want="send", input="echo $((6 * 9))\n")) as talk:
             async with asyncio.timeout(PATIENCE):
                 while (received := await talk.receive())[0] != frames.REPLY:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from starlette.applications import Starlette
 from tests.durable.lives import in_state
+from tests.e2e.terminals import patient
 from tests.patience import PATIENCE, until
 from tests.postgres import everything
 from tests.turn.calls import spawn
@@ -65,7 +66,7 @@ async def never(prompt: Prompt) -> Decision:
 @asynccontextmanager
 async def at_work(url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Typist]:
     """One process runs a shell; another one reaches no socket of it."""
-    sh = keephold.terminal(["sh"], name="shell", env={"PS1": "$ "})
+    sh = patient(keephold.terminal(["sh"], name="shell", env={"PS1": "$ "}))
     async with Runtime([sh], store=url, prompter=never) as one, Runtime(store=url) as two, one.turn("main") as turn:
         monkeypatch.setattr(two.registry.store, "stream", lambda _: None)
         await turn.run([spawn("shell", "s")])

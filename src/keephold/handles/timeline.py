@@ -18,7 +18,6 @@ import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -65,18 +64,20 @@ class Timeline:
         self._times: list[float] = []
         self._sizes: list[Resized] = []
         self._behind = 0.0  # by how much the clock was set back, in all
-        self._fresh = -math.inf  # until then, the latest mark holds, by a clock that nobody can set
+        self._fresh = -math.inf  # until this time of the loop, the latest mark holds
         self._at, self._until = math.inf, -math.inf  # the latest mark holds for notes between these times of day
 
-    def printed(self, offset: int, clock: Callable[[], float]) -> None:
-        """Note that all output up to now ends at `offset`. Without a terminal, the clock is read ten times a second at
-        most: reading it costs as much as printing a short line."""
-        if monotonic() < self._fresh:
+    def printed(self, offset: int, clock: Callable[[], float], steady: float) -> None:
+        """Note that all output up to now ends at `offset`. `steady` is the time of the loop, which may be virtual.
+
+        Without a terminal, the clock is read ten times a second at most: reading it costs as much as printing a short
+        line."""
+        if steady < self._fresh:
             self._offsets[-1] = offset
             return
         self.note(offset, clock())
         if not self.started.cols:
-            self._fresh = monotonic() + _FRESH_SECS
+            self._fresh = steady + _FRESH_SECS
 
     def note(self, offset: int, at: float) -> None:
         """Note that all output up to the time `at` ends at `offset`. Call it after each piece."""

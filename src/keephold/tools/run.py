@@ -390,7 +390,7 @@ class Run:
             self.registry.meter.printed(handle.tool.name, size)
         if output.timeline is None:
             output.timeline = Timeline(self.registry.clock.now())
-        output.timeline.printed(output.total, self.registry.clock.now)
+        output.timeline.printed(output.total, self.registry.clock.now, asyncio.get_running_loop().time())
         if self.content is not None:
             self.content.printed()
         self.printed()

@@ -198,8 +198,7 @@ def test_what_a_kept_command_printed_has_times() -> None:
 
 
 def test_without_a_terminal_the_clock_is_read_ten_times_a_second_at_most() -> None:
-    noted, steady, read = Timeline(NOON), iter([0.0, 0.0, 0.05, 0.2, 0.2, 0.29]), iter([NOON, NOON + 5])
-    with patch.object(timeline_module, "monotonic", lambda: next(steady)):
-        for offset in (1, 2, 3, 4):
-            noted.printed(offset, lambda: next(read))
+    noted, read = Timeline(NOON), iter([NOON, NOON + 5])
+    for offset, steady in ((1, 0.0), (2, 0.05), (3, 0.2), (4, 0.29)):
+        noted.printed(offset, lambda: next(read), steady)
     assert marks(noted) == [(2, 0.0), (4, 5.0)]
