@@ -15,10 +15,10 @@ import json
 import os
 import re
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
@@ -87,6 +87,7 @@ class Approvals(BaseHTTPRequestHandler):
     def reply(self, status: int, body: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("X-Frame-Options", "DENY")  # another site must not hide the buttons under its own
         self.end_headers()
         self.wfile.write(f"<!doctype html><title>Approvals</title>{body}".encode())
 
@@ -97,16 +98,17 @@ class Approvals(BaseHTTPRequestHandler):
 # The person, and the demonstration
 
 
-def person(page: str) -> None:
+async def person(page: str) -> None:
     """Read the page, approve the desk and deny the yacht; another site tries to approve the yacht."""
-    while (shown := urlopen(page).read().decode()).count("<form") < 2:
-        time.sleep(0.1)
+    while (shown := (await asyncio.to_thread(urlopen, page)).read().decode()).count("<form") < 2:
+        await asyncio.sleep(0.1)
     assert not any(order["key"] in shown for order in orders.values())
     assert "<b>" not in shown  # the text of an order is shown as it is
     form = dict(re.findall(r"<pre>a (\w+).*?action=/(\w+)", shown, re.DOTALL))
-    print(f"  other site: yacht: ok, {post(page + form['yacht'], 'decision=ok', 'http://evil.example')[:3]}")
+    forged = await asyncio.to_thread(post, page + form["yacht"], "decision=ok", "http://evil.example")
+    print(f"  other site: yacht: ok, {forged[:3]}")
     for item, decision in (("desk", "ok"), ("yacht", "err")):
-        post(page + form[item], f"decision={decision}", page.rstrip("/"))
+        await asyncio.to_thread(post, page + form[item], f"decision={decision}", page.rstrip("/"))
 
 
 async def agent(page: str, store: str) -> None:
@@ -114,15 +116,16 @@ async def agent(page: str, store: str) -> None:
     yacht = {"spawn": "yacht", "item": "a yacht, 9,000,000 €", "reason": "Bob <b>needs</b> it."}
     waiting = ("await", {"all": ["desk", "yacht"]})
     model = ScriptedModel([Says(calls=[("purchase", desk), ("purchase", yacht), waiting]), "Done."])
-    print(f"  the page is at {page}")
+    print(f"  the page is at {page}", flush=True)
     async with keephold.Runtime([purchase], store=store) as rt, asyncio.TaskGroup() as tasks:
         tasks.create_task(model.converse(rt, TASK))
         if "--me" not in sys.argv:
-            tasks.create_task(asyncio.to_thread(person, page))
+            tasks.create_task(person(page))
     print(f"  agent: {model.seen[-1].responses[-1].result}")
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server ends, too
     with tempfile.TemporaryDirectory() as directory:
         store = f"sqlite:///{directory}/work.db"
         command = [sys.executable, "-m", "keephold", "serve", "--quiet", "--port", "0", "--store", store]

@@ -11,6 +11,7 @@ scripts. To use a provider, replace `model.converse(rt, task, conversation=name)
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -139,11 +140,10 @@ async def day(url: str, token: str, store: str) -> None:
             print(f"{name}: {model.said[-1].text}")
             for each in await rt.handles(conversation=name):
                 print(f"  {each.id} ({each.tool}), attempt {each.attempt}: {getattr(each.outcome, 'message', 'ok')}")
-        if "--me" in sys.argv:
-            await asyncio.to_thread(input, "Press Enter to stop the dashboard. ")
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the dashboard ends, too
     with tempfile.TemporaryDirectory() as directory:
         store = f"sqlite:///{directory}/day.db"
         command = [sys.executable, "-m", "keephold", "serve", "--quiet", "--port", "0", "--store", store]
@@ -154,6 +154,8 @@ def main() -> None:
                 token = Path(directory, "day.db-token").read_text().strip()
                 print(f"dashboard: {url}?token={token}", flush=True)
                 asyncio.run(day(url, token, store))
+                if "--me" in sys.argv:
+                    input("Press Enter to stop the dashboard. ")
             finally:
                 server.terminate()
 

@@ -1,13 +1,16 @@
 """The examples run, and the README shows what they print."""
 
 import re
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.docs.pages import ROOT, blocks
 from tests.docs.sessions import run
+from tests.patience import PATIENCE
 
 from keephold.config import load_config
 
@@ -124,6 +127,22 @@ def printed(name: str) -> str:
 def test_an_example_runs_and_shows_the_essential(example: Path) -> None:
     assert example.name in ESSENTIAL, "say here what the example must show"
     assert [line for line in ESSENTIAL[example.name] if line not in printed(example.name)] == [], printed(example.name)
+
+
+@pytest.mark.parametrize("name", ["approval_webhook.py", "three_agents.py"])
+def test_an_example_that_is_terminated_takes_its_server_with_it(name: str) -> None:
+    command = [sys.executable, str(ROOT / "examples" / name), "--me"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as example:
+        assert example.stdout is not None
+        assert "http://127.0.0.1:" in example.stdout.readline()
+        (server,) = psutil.Process(example.pid).children()
+        example.terminate()
+        example.wait(PATIENCE)
+        try:
+            server.wait(0)
+        except psutil.TimeoutExpired:
+            server.kill()
+            pytest.fail("the server was left")
 
 
 def test_a_step_that_was_recorded_before_the_kill_runs_once() -> None:
