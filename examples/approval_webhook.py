@@ -100,8 +100,10 @@ class Approvals(BaseHTTPRequestHandler):
 
 async def person(page: str) -> None:
     """Read the page, approve the desk and deny the yacht; another site tries to approve the yacht."""
-    while (shown := (await asyncio.to_thread(urlopen, page)).read().decode()).count("<form") < 2:
+    shown = ""
+    while shown.count("<form") < 2:
         await asyncio.sleep(0.1)
+        shown = (await asyncio.to_thread(urlopen, page)).read().decode()
     assert not any(order["key"] in shown for order in orders.values())
     assert "<b>" not in shown  # the text of an order is shown as it is
     form = dict(re.findall(r"<pre>a (\w+).*?action=/(\w+)", shown, re.DOTALL))
