@@ -51,9 +51,15 @@ async def test_functions_without_effects_run_there_too(temporal: Place) -> None:
     async def fails() -> str:
         raise ToolError("no luck", code="luck")
 
-    async with working(temporal, [plain, fails]), front_end(temporal, [plain, fails]) as rt, rt.turn() as turn:
-        first, second = await turn.run([ToolCall("a", "plain", {"number": 4}), ToolCall("b", "fails", {})])
-    assert first.result == "12"
+    @tool(engine="temporal")
+    def named(call: Call) -> str:
+        return f"in {call.process_id}"
+
+    tools = [plain, fails, named]
+    async with working(temporal, tools), front_end(temporal, tools) as rt, rt.turn() as turn:
+        calls = [ToolCall("a", "plain", {"number": 4}), ToolCall("b", "fails", {}), ToolCall("c", "named", {})]
+        first, second, third = await turn.run(calls)
+    assert first.result == "12" and third.result == "in None"
     assert second.is_error and second.code == "luck" and "no luck" in second.result
 
 

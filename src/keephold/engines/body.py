@@ -334,9 +334,12 @@ class Body:
             self._live.end(grace)
 
     def began(self, durable: DurableCall) -> None:
-        """The tool uses its durable side: from now on it may wait there."""
+        """The tool uses its durable side: from now on it may wait there. A sync function calls this in its thread."""
         self.durable = durable
-        self._looking = asyncio.get_running_loop().create_task(self._look(), context=Context())
+        self._over.get_loop().call_soon_threadsafe(self._begin_to_look)
+
+    def _begin_to_look(self) -> None:
+        self._looking = self._over.get_loop().create_task(self._look(), context=Context())
 
     async def _look(self) -> None:
         """Suspend the attempt when all of it has waited long enough."""

@@ -39,6 +39,7 @@ class FrontEnd:
         self.leaving: set[asyncio.Task[None] | None] = set()
         """Tasks that cancel calls which the engine may have got although its answer was lost."""
         self.polls = 0
+        """Calls whose end is waited for by an open request; `following.py` limits them."""
         self.unpolled: dict[Following, None] = {}
         """Running calls over that limit."""
         self._sweeping: asyncio.TimerHandle | None = None

@@ -2,7 +2,7 @@
 
 `Portable` needs only POSIX; it is for macOS, and for Linux without `/proc`. `Linux` does the same better, with pidfds,
 `/proc` and control groups. `Windows` does less. The choice is made once, by what the machine has.
-`KEEPHOLD_PLATFORM=portable` chooses the first everywhere.
+`KEEPHOLD_PLATFORM=portable` chooses the first everywhere; `windows` is for tests, which look like Windows otherwise.
 
 The guard's program (`tools/marks.py`) and every worker import this package, so it imports little.
 """

@@ -183,7 +183,7 @@ class Sessions:
         return ticket
 
     async def redeem(self, ticket: str) -> str | None:
-        """Use up a ticket. Return its place, or None if it is none or too old."""
+        """Use up a ticket. Return its place, or None if the ticket is invalid, used or too old."""
         digest, places = self._digest("ticket", ticket), list[str]()
 
         def use_up(kept: _Kept) -> _Kept:

@@ -71,7 +71,7 @@ def as_text(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        message = "the input has half of a surrogate pair, which is no text; send whole characters"
+        message = "the input has half of a surrogate pair, which is not text; send whole characters"
         raise ToolError(message, code="invalid_arguments") from error
 
 
@@ -136,9 +136,7 @@ def _reason(argv: Sequence[str], cwd: str | None, error: Exception) -> str:
         case errno.EACCES:
             return f"`{program}` may not be executed. Make it executable (`chmod +x`), or start it by its interpreter."
         case errno.ENOEXEC:
-            return (
-                f"`{program}` is no program. Begin it with a line such as `#!/bin/sh`, or start it by its interpreter."
-            )
+            return f"`{program}` is not a program. Begin it with a line such as `#!/bin/sh`, or name its interpreter."
         case errno.E2BIG:
             return "its arguments and environment are too long. Keep each below 128 KiB, or send them as input or file."
     return f"{error.strerror or error} (`{program}`). Make room for more processes and open files, then try again."

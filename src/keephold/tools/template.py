@@ -107,7 +107,7 @@ def _text(value: Any) -> str:
             return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         case None:
             raise TypeError('a value is null; write `default("", true)` behind it to put nothing')
-    raise TypeError(f"a {type(value).__name__} is no text; write `| list` or `| join` behind it")
+    raise TypeError(f"a {type(value).__name__} is not text; write `| list` or `| join` behind it")
 
 
 @pass_context  # it also keeps Jinja from rendering constants at compile time, before there are marks
@@ -211,7 +211,7 @@ def _check(argument: str, element: Template) -> None:
     try:
         size = len(os.fsencode(argument))
     except UnicodeEncodeError:
-        element.fail("a value has half of a surrogate pair, which is no text; send whole characters")
+        element.fail("a value has half of a surrogate pair, which is not text; send whole characters")
     if size >= ARGUMENT_LIMIT:
         element.fail(
             f"an argument is {size} bytes and may be at most {ARGUMENT_LIMIT - 1} (128 KiB); "

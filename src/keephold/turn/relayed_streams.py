@@ -156,7 +156,7 @@ class Session:
             self._lost = True
             self.reader.feed_eof()
 
-    # What the reader asks of its transport
+    # The transport, as its reader uses it
 
     def pause_reading(self) -> None:
         """Lose the session: twice the longest frame waits to be read, and whispers cannot be held back (K6)."""

@@ -9,7 +9,7 @@ from tests.unit.workflow.world import call, cel, read, refusal, step, transform,
 from keephold.tools.workflow import PARAMETERS
 from keephold.tools.workflow.configs import READERS
 
-UNUSABLE = "config.expression: is no expression that can be used: "
+UNUSABLE = "config.expression: is not an expression that can be used: "
 
 GOOD: dict[str, dict[str, Any]] = {
     "agent": {"agentId": "writer", "prompt": cel("data"), "model": "m", "retry": {"maxAttempts": 2}},
@@ -56,7 +56,11 @@ def test_an_unknown_field_of_a_config_is_named_with_what_is_known(type: str) -> 
         ("agent", {"prompt": "x", "agentId": 7}, "config.agentId: must be a string, not 7"),
         ("tool", {}, "config.name: is missing"),
         ("tool", {"name": "t", "arguments": []}, "config.arguments: must be an object, not an array"),
-        ("tool", {"name": "t", "arguments": {"a": [{"b": cel("1 +")}]}}, "config.arguments.a[0].b: is no expression"),
+        (
+            "tool",
+            {"name": "t", "arguments": {"a": [{"b": cel("1 +")}]}},
+            "config.arguments.a[0].b: is not an expression",
+        ),
         (
             "tool",
             {"name": "t", "retry": {"maxAttempts": 0}},
@@ -145,7 +149,7 @@ def test_a_bad_config_is_refused_with_its_path(type: str, config: dict[str, Any]
         (workflow(transform("a", "1", name="x")), "- steps[0].name: is not known here"),
         (workflow(transform("a", "1", onSuccess="b")), "- steps[0].onSuccess: `b` is the id of no step"),
         (workflow(transform("a", "1", onError="$END")), "- steps[0].onError: `$END` is the id of no step"),
-        (workflow(transform("a", "1", condition="1 +")), "- steps[0].condition: is no expression"),
+        (workflow(transform("a", "1", condition="1 +")), "- steps[0].condition: is not an expression"),
         (workflow(transform("a", "1", skipIf=True)), "- steps[0].skipIf: must be a string, not true"),
         (workflow(transform("a", "steps.b.x")), "- steps[0].config.expression: reads the result of step `b`"),
     ],

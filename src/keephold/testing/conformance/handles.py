@@ -186,7 +186,7 @@ class HandleChecks(Suite):
         assert (await self._called(store, "l")) == uid(2)
         await self.end(store, uid(2))
         await self.begin(store, 3, call_id="l")
-        assert (await self._called(store, "l")) == uid(2), "a spawned handle is no one-shot call"
+        assert (await self._called(store, "l")) == uid(2), "a spawned handle is not a one-shot call"
         assert await store.called("other", "l") is None
         await self.commit(store, Exposed(uid(2), "call:l"))
         assert (await self._called(store, "l")) == uid(1), "an exposed call has a name instead"

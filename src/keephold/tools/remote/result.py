@@ -48,7 +48,7 @@ def failure(server: McpServer, error: Exception) -> ToolError:
     if isinstance(error, MCPError):
         text = f"MCP server `{server.name}` answered with an error: {error.message} ({error.code})"
     elif isinstance(error, ValidationError):
-        text = f"MCP server `{server.name}` answered with something that is no result of a tool"
+        text = f"MCP server `{server.name}` answered with something that is not the result of a tool"
     else:
         text = f"MCP server `{server.name}`: {error}"
     return ToolError(server.without_secrets(text), code="mcp_error")

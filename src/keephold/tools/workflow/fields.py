@@ -69,7 +69,7 @@ Located = tuple[str, Expression]
 
 
 def _unusable(why: str) -> str:
-    return f"is no expression that can be used: {why}"
+    return f"is not an expression that can be used: {why}"
 
 
 class Fields:
