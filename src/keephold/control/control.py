@@ -273,17 +273,29 @@ class Control:
             return {"status": "gone", "problem": "that question is not open any more"}
         if said.get("decision") not in ("answer", "cancel"):
             return {"status": "again", "problem": "`decision` must be one of answer, cancel here"}
+        key = question_key(state.question, state.number)
         try:
             if said["decision"] == "cancel":
-                await self.abort(uid)
+                await self._decline(uid, key)
             else:
-                await self.answer(uid, said.get("value"), question=question_key(state.question, state.number))
+                await self.answer(uid, said.get("value"), question=key)
         except KeepholdError as error:
             if error.code in ("store_unavailable", "owner_not_answering"):
                 raise
             again = error.code in ("bad_answer", "invalid_arguments")
             return {"status": "again" if again else "gone", "problem": error.message}
         return {"status": "taken", "problem": None}
+
+    async def _decline(self, uid: str, question: str) -> None:
+        """End a handle whose question the user does not answer (Q7), if it still asks that question. If its process is
+        dead, abort it."""
+        handle = await self._known(uid)
+        if handle.owner is None or not self._store.alive(handle.owner):
+            await self.abort(uid)
+            return
+        reply = await self.runtime.actions.perform(handle, "apply", by="person", answers=question, declines=True)
+        if reply.is_error and reply.code != "input_cancelled":
+            raise KeepholdError(reply.result, code=reply.code or "tool_error")
 
     # The rest
 
