@@ -46,8 +46,8 @@ def show(block: Block, directory: Path) -> None:
     """Do with a block what a reader would."""
     if block.file is not None:
         (directory / block.file).write_text(block.text)
-    if block.file == "keephold.toml":  # a reader is asked at the terminal
-        trusted(directory / block.file, directory / "state")
+    if block.file == "keephold.toml" and (directory / "state" / "keephold" / "trusted.json").exists():
+        trusted(directory / block.file, directory / "state")  # the page has shown `keephold trust`
     if block.language == "toml":
         load(block, directory)
     elif block.language == "python":
