@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.unit.sqlite_stores import NOON, commit, end, give, line, opened, record, registered, uid
 
 from keephold.errors import KeepholdError
@@ -110,6 +111,19 @@ async def test_an_output_file_is_gone_after_its_handle_even_if_that_was_cut_shor
         file.write_bytes(b"back")  # as if we had died before it was removed
         assert await commit(store, Collected(NOON + 60, NOON + 60)) == [0]
         assert not file.exists()
+
+
+async def test_a_call_stops_although_somebody_has_removed_the_directory_of_outputs(tmp_path: Path) -> None:
+    async with opened(tmp_path / "store.db") as store:
+        assert store.directory is not None
+        done = end(1)
+        await commit(store, registered(1))
+        store.directory.rmdir()
+        ended = type(done)(done.uid, 1, done.event, done.state, KeptOutput(10, 10, 0, 0, 10, b"", "o1"))
+        async with asyncio.timeout(PATIENCE):
+            await commit(store, ended)
+        found = await store.handle(uid(1))
+        assert found is not None and found.output is not None
 
 
 async def test_a_refused_commit_removes_no_output_file(tmp_path: Path) -> None:

@@ -428,7 +428,8 @@ class Writer:
                 machine.sync_data(descriptor)
             finally:
                 os.close(descriptor)
-        machine.sync_directory(self._directory)
+        with contextlib.suppress(FileNotFoundError):  # the same, of all files
+            machine.sync_directory(self._directory)
 
 
 class Busy(Exception):
