@@ -158,7 +158,7 @@ soak: setup build/agents/ready ## run the long tests with their full counts
 
 lock: $(UV) ## write all lock files anew, with the newest versions that are allowed
 	$(COMPILE) --extra dev pyproject.toml -o requirements/dev.txt
-	$(COMPILE) --constraints requirements/dev.txt --extra serve --extra terminal pyproject.toml requirements/run.in -o requirements/run.txt
+	$(COMPILE) --constraints requirements/dev.txt --extra serve --extra terminal --extra tui pyproject.toml requirements/run.in -o requirements/run.txt
 	$(COMPILE) --constraints requirements/dev.txt --no-generate-hashes --extra all pyproject.toml -o requirements/constraints.txt
 	$(COMPILE) requirements/lock.in -o requirements/lock.txt
 	$(COMPILE) requirements/site.in -o requirements/site.txt
