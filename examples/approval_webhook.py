@@ -1,5 +1,7 @@
 """An approval by webhook, with a page for the approver. Run it: `python examples/approval_webhook.py`.
 
+First `pip install '.[serve]'` in a clone: the program starts `keephold serve`.
+
 An agent orders two things. The tool hands each order with its key to an approval service and returns, so the calls are
 parked. A person reads the orders on the service's page and presses a button. The service posts the decision to
 `/complete/<key>` of `keephold serve`. The key is the only credential of a call, and it works once. It stays in the
@@ -126,6 +128,16 @@ async def agent(page: str, store: str) -> None:
     print(f"  agent: {model.seen[-1].responses[-1].result}")
 
 
+def address_of(server: subprocess.Popen[str]) -> str:
+    """Return the address that the server prints. If it ends instead, show what it said, and end, too."""
+    assert server.stderr is not None
+    for line in server.stderr:
+        if line.startswith("keephold at "):
+            return line.split()[2]
+        print(line, end="", file=sys.stderr)
+    sys.exit("the server has ended")
+
+
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server ends, too
     with tempfile.TemporaryDirectory() as directory:
@@ -135,10 +147,9 @@ def main() -> None:
             ThreadingHTTPServer(("127.0.0.1", 0), Approvals) as service,
             subprocess.Popen([*command, "--config", os.devnull], stderr=subprocess.PIPE, text=True) as server,
         ):
-            assert server.stderr is not None
             try:
                 Approvals.page = f"http://127.0.0.1:{service.server_port}/"
-                Approvals.complete = f"{server.stderr.readline().split()[2]}complete/"
+                Approvals.complete = f"{address_of(server)}complete/"
                 Thread(target=service.serve_forever, daemon=True).start()
                 asyncio.run(agent(Approvals.page, store))
                 service.shutdown()

@@ -1,5 +1,7 @@
 """An MCP server whose calls outlive its clients and itself. Run it: `python examples/mcp_server.py`.
 
+First `pip install '.[serve]'` in a clone.
+
 A *server* has a slow tool. One client starts it twice, as a handle and as a one-shot call that it gives up on, and
 disconnects. The server is killed and started again on the same store. Another client finds both calls and waits for
 them. This program starts and kills the server, and plays both clients.

@@ -1,5 +1,7 @@
 """An agent at `keephold serve`: two parallel builds, one `await` for both, and a question to the user.
 
+First `pip install '.[serve]'` in a clone, or `make run` and `export PATH=$PWD/build/run/bin:$PATH`.
+
 Run it: `python examples/parallel_builds.py`. It starts its own server and plays the user. With the address that
 `make run` prints, it works on that server, and you are the user, in the dashboard:
 
@@ -70,6 +72,16 @@ async def answer(http: httpx2.AsyncClient) -> None:
 # The demonstration
 
 
+def address_of(server: subprocess.Popen[str]) -> str:
+    """Return the address that the server prints. If it ends instead, show what it said, and end, too."""
+    assert server.stderr is not None
+    for line in server.stderr:
+        if line.startswith("keephold at "):
+            return line.split()[2]
+        print(line, end="", file=sys.stderr)
+    sys.exit("the server has ended")
+
+
 @contextmanager
 def serving(directory: str) -> Iterator[str]:
     """Run a server and yield its address with the token, which it prints only to a terminal."""
@@ -77,9 +89,7 @@ def serving(directory: str) -> Iterator[str]:
     command = [*KEEPHOLD, "serve", "--quiet", "--config", str(CONFIG), "--port", "0", "--store", f"sqlite:///{store}"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
-            assert server.stderr is not None
-            address = server.stderr.readline().split()[-1]
-            yield f"{address}?token={Path(f'{store}-token').read_text().strip()}"
+            yield f"{address_of(server)}?token={Path(f'{store}-token').read_text().strip()}"
         finally:
             server.terminate()
 

@@ -1,5 +1,7 @@
 """A workflow that survives `kill -9`. Run it: `python examples/survives_kill.py`.
 
+First `pip install '.[serve]'` in a clone.
+
 A model has passed four steps to `execute_workflow_async`. The process that runs them is killed during the third.
 Another process opens the same store, gets no work of its own, and finishes the workflow. Recorded steps do not
 run again. The step that was running when the process died does.

@@ -1,5 +1,7 @@
 """A day of three agents on one store, with the dashboard to look at. Run it: `python examples/three_agents.py`.
 
+First `pip install '.[serve]'` in a clone: the program starts `keephold serve`.
+
 The coder's tests fail once, and its release needs a permission. The researcher reads pages of a busy server, and asks
 which limit counts. Operations waits for a certificate that comes from outside, and aborts a slow backup. An hour is
 half a second. The program prints the address of the dashboard, plays the person, and lists the calls of the day.
@@ -142,6 +144,16 @@ async def day(url: str, token: str, store: str) -> None:
                 print(f"  {each.id} ({each.tool}), attempt {each.attempt}: {getattr(each.outcome, 'message', 'ok')}")
 
 
+def address_of(server: subprocess.Popen[str]) -> str:
+    """Return the address that the server prints. If it ends instead, show what it said, and end, too."""
+    assert server.stderr is not None
+    for line in server.stderr:
+        if line.startswith("keephold at "):
+            return line.split()[2]
+        print(line, end="", file=sys.stderr)
+    sys.exit("the server has ended")
+
+
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the dashboard ends, too
     with tempfile.TemporaryDirectory() as directory:
@@ -149,8 +161,7 @@ def main() -> None:
         command = [sys.executable, "-m", "keephold", "serve", "--quiet", "--port", "0", "--store", store]
         with subprocess.Popen([*command, "--config", os.devnull], stderr=subprocess.PIPE, text=True) as server:
             try:
-                assert server.stderr is not None
-                url = server.stderr.readline().split()[2]
+                url = address_of(server)
                 token = Path(directory, "day.db-token").read_text().strip()
                 print(f"dashboard: {url}?token={token}", flush=True)
                 asyncio.run(day(url, token, store))

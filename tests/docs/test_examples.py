@@ -1,5 +1,6 @@
 """The examples run, and the README shows what they print."""
 
+import os
 import re
 import subprocess
 import sys
@@ -143,6 +144,18 @@ def test_an_example_that_is_terminated_takes_its_server_with_it(name: str) -> No
         except psutil.TimeoutExpired:
             server.kill()
             pytest.fail("the server was left")
+
+
+@pytest.mark.parametrize("name", ["approval_webhook.py", "three_agents.py"])
+def test_an_example_whose_server_does_not_start_shows_why_and_ends(name: str, tmp_path: Path) -> None:
+    """As after `pip install .`, without what the server needs."""
+    (tmp_path / "mcp.py").write_text("raise ModuleNotFoundError('No module named mcp', name='mcp')\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, str(ROOT / "examples" / name)]
+    example = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert example.returncode == 1
+    assert example.stdout == ""
+    assert example.stderr.endswith("No module named mcp\nthe server has ended\n")
 
 
 def test_a_step_that_was_recorded_before_the_kill_runs_once() -> None:
