@@ -1,5 +1,6 @@
-"""Small JSON files (the record of trusted files, logins) and sockets that only their user can have made."""
+"""Small JSON files (the record of trusted files, logins, sessions) and sockets that only their user can have made."""
 
+import errno
 import json
 import os
 import stat
@@ -20,6 +21,8 @@ def read_private(file: Path, limit: int) -> bytes:
         info = os.fstat(opened.fileno())
         if info.st_uid != machine.user() or not machine.is_private(info):
             raise NotPrivateError(str(file))
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
         return opened.read(limit)
 
 

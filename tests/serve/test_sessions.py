@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import hashlib
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -155,6 +156,11 @@ async def test_K9_the_document_is_not_enough_to_begin_a_session(store: str) -> N
         assert await place.replace(document, json.dumps(kept).encode())
         assert len((await fresh(sessions)).all()) == 6
         assert [sessions.find(guess) for guess in guesses] == [None] * len(guesses)
+
+
+async def test_K9_a_pipe_in_place_of_the_file_does_not_hold_the_server_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "sessions", 0o600)
+    await Sessions(TOKEN, SessionFile(tmp_path / "sessions")).refresh()
 
 
 async def test_K9_without_its_file_no_session_is_left(tmp_path: Path) -> None:

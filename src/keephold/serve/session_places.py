@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 from keephold.errors import KeepholdError
 from keephold.platforms import machine
 from keephold.platforms.flags import O_CLOEXEC, O_NOFOLLOW
+from keephold.private_file import NotPrivateError, read_private
 from keephold.serve.sessions import Place
 from keephold.store.base import Store
 
@@ -131,9 +132,8 @@ def _mark(stat: os.stat_result) -> _Mark:
 def _content(file: Path) -> bytes:
     """Return what the file holds; nothing if others could have read or written it."""
     try:
-        with os.fdopen(os.open(file, os.O_RDONLY | O_NOFOLLOW), "rb") as opened:
-            return opened.read(_BYTES) if machine.is_private(os.fstat(opened.fileno())) else b""
-    except OSError:
+        return read_private(file, _BYTES)
+    except (OSError, NotPrivateError):
         return b""
 
 
