@@ -157,13 +157,21 @@ class Following:
             raise
         except _Over:
             self._stop(Failure("Tool execution cancelled.", "cancelled"))
-            self.started = True  # perhaps: the engine may have got it, although its answer was lost
-            self._front.leaving.add(asyncio.current_task())
-            await self._patiently(lambda: self.engine.cancel(self.uid))
-            self._front.leaving.discard(asyncio.current_task())
+            await self._withdraw()
         except Exception as error:
             _log.error("call %s cannot be followed", self.uid, exc_info=error)
             self._stop(Failure(f"The engine refused the call: {type(error).__name__}: {error}", "engine_failed"))
+
+    async def _withdraw(self) -> None:
+        """Cancel a call that was ended before the engine said that it has it: the answer may have been lost."""
+        self.started, task = True, asyncio.current_task()
+        self._front.leaving.add(task)
+        try:
+            await self._patiently(lambda: self.engine.cancel(self.uid))
+        except Exception as error:
+            _log.error("call %s may still run at the engine", self.uid, exc_info=error)
+        finally:
+            self._front.leaving.discard(task)
 
     def look_for_keys(self) -> None:
         self._spawn(self._look_for_keys())
