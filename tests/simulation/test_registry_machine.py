@@ -185,7 +185,7 @@ class RegistryMachine(RuleBasedStateMachine):
 
 
 RegistryMachine.TestCase.settings = settings(
-    max_examples=tries(15, soak=60),
+    max_examples=tries(30, soak=60),
     stateful_step_count=50,
     deadline=None,
     # Without `explain`, which traces every line of the runtime.
