@@ -61,7 +61,7 @@ def look_like_windows() -> None:
     pair, family = socket.socketpair, socket.AF_UNIX
     for module in (os, socket, signal):
         _remove(module, ONLY_UNIX[module.__name__])
-    any_os.kill = _not_there("os.kill ends the process on Windows, whatever the number")
+    any_os.kill = _not_there("os.kill ends the process on Windows with any number")
     any_os.supports_dir_fd = set()
     files: Any = shutil
     files.disk_usage = lambda path: SimpleNamespace(free=real["statvfs"](path).f_bavail)

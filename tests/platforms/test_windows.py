@@ -110,7 +110,7 @@ async def test_a_server_on_windows_serves_http_and_mcp_and_is_the_only_one_to_wr
                 async with Client(streamable_http_client(f"{url}mcp", http_client=http)) as client:
                     assert "5" in str(await client.call_tool("add", {"a": 2, "b": 3}))
             store = ("--store", "sqlite:///work.db")
-            assert "no live call" in run("keephold", "ps", *store, cwd=place)  # reading beside it is no harm
+            assert "no live call" in run("keephold", "ps", *store, cwd=place)  # others may read beside it
             refused = run("keephold", "abort", "1", *store, cwd=place, code=2)
             assert "another process has `work.db` open, and on this system one process at a time writes" in refused
         finally:
