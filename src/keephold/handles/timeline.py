@@ -125,7 +125,7 @@ class Timeline:
             self._offsets.append(offset)
             self._times.append(after)
             self._make_room()
-        self._at, self._until = at, at + self.interval
+        self._at, self._until = at, at + self.interval - (after - self._times[-1])
 
     def _after(self, at: float) -> float:
         """Return seconds after the start: never less than last time."""

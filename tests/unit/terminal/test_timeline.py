@@ -5,7 +5,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.sqlite_stores import NOON, commit, end, opened, registered, uid
 
@@ -83,6 +83,7 @@ def test_sizes_are_bounded_with_them() -> None:
 @given(
     st.lists(st.tuples(st.integers(1, 500), st.floats(0, 0.05)), min_size=1, max_size=100), st.sampled_from([8, MARKS])
 )
+@example([(1, pause / 64) for pause in (0, 2, 1, 2, 2, 2, 2.5, 1, 2)], 8)
 def test_nothing_is_shown_later_than_it_was_nor_much_earlier(pieces: list[tuple[int, float]], most: int) -> None:
     noted, offset, at, truth = Timeline(NOON, 24, 80), 0, NOON, []
     with patch.object(timeline_module, "MARKS", most):
