@@ -26,7 +26,7 @@ define CHECK_PYTHON
 		echo "$(PYTHON) cannot make virtual environments; on Debian: apt install python3-venv" >&2; exit 1; }
 endef
 
-# Runs a server, for which it is no error to be ended by Ctrl-C or `kill`. The shell passes on what make alone was sent,
+# Runs a server, which may be ended by Ctrl-C or `kill`. The shell passes on what make alone was sent,
 # and waits again when a signal has woken it; Ctrl-C reaches the server by itself.
 UNTIL_ENDED := sh -c '"$$@" & server=$$!; trap : INT; trap "kill $$server" TERM; wait $$server; code=$$?; \
 	while kill -0 $$server 2>/dev/null; do wait $$server; code=$$?; done; case $$code in 130|143) ;; *) exit $$code; esac' sh
@@ -101,7 +101,7 @@ run: build/run/ready ## start the server, with the tools of examples/serve, and 
 demo: build/run/ready ## run a first turn: examples/first_turn.py
 	$(RUN)/python examples/first_turn.py
 
-docs: setup ## write the generated parts of docs/reference anew
+docs: setup ## write the generated parts of docs/reference again
 	$(BIN)/python -m docs.generate
 
 build/site-env/ready: requirements/site.txt | $(UV)
@@ -137,11 +137,13 @@ compiled: setup
 	$(BIN)/python -m compileall -q src tests
 	-@$(PYTEST) --collect-only -qq >/dev/null
 
-# What a change breaks is most often found here: rules, stores, turns, configuration. No browser, no foreign program.
+# Most mistakes of a change are found here: rules, stores, turns, configuration. No browser, no foreign program.
 quick: style ## check style, and run the tests that take less than a minute together: most mistakes are found
 	$(PYTEST) -n 2 -m "not slow" tests/unit tests/turn tests/scenarios tests/conformance
 
+# Compiled first, as an installed package is: starts are measured, too.
 bench: setup ## measure, and keep the table in bench/RESULTS.md
+	$(BIN)/python -m compileall -q src bench
 	$(BIN)/python -m bench
 
 build/agents/ready: $(addprefix $(INTEROP)/agents/,package.json package-lock.json .npmrc) | $(READY)
@@ -156,9 +158,10 @@ soak: setup build/agents/ready ## run the long tests with their full counts
 	KEEPHOLD_SHARED=1 $(PYTEST) -n 2 tests/turn tests/scenarios
 	$(BIN)/python -m tests.busy $(PYTEST) -n 2
 
-lock: $(UV) ## write all lock files anew, with the newest versions that are allowed
+lock: $(UV) ## write all lock files again, with the newest versions that are allowed
 	$(COMPILE) --extra dev pyproject.toml -o requirements/dev.txt
 	$(COMPILE) --constraints requirements/dev.txt --extra serve --extra terminal --extra tui pyproject.toml requirements/run.in -o requirements/run.txt
+	$(COMPILE) --constraints requirements/dev.txt --extra postgres --extra serve --extra temporal --extra terminal --extra tui pyproject.toml requirements/run.in -o requirements/image.txt
 	$(COMPILE) --constraints requirements/dev.txt --no-generate-hashes --extra all pyproject.toml -o requirements/constraints.txt
 	$(COMPILE) requirements/lock.in -o requirements/lock.txt
 	$(COMPILE) requirements/site.in -o requirements/site.txt
