@@ -55,11 +55,11 @@ def release() -> ScriptedModel:
 
 async def main(clock: VirtualClock) -> None:
     model = release()
-    print("What the user sees\n")
+    print("The user sees\n")
     async with keephold.Runtime([check, migrate], clock=clock, prompter=user, inquiry=model.inquiry) as rt:
         turn = await model.converse(rt, "Is it ready for a release?")
         assert turn.ending is not None and not turn.ending.aborted
-    print("What the model sees\n")
+    print("The model sees\n")
     for heard, said in zip(model.seen, model.said, strict=True):
         print(f"{heard.role}: {heard.text}")
         print(f"assistant: {said.text}")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tests.temporal import Place
 
 pytest_plugins = ["tests.leaks", "tests.interop.counts"]
+pytest.register_assert_rewrite("keephold.testing.conformance")
 
 ROOM = 4 << 30
 """Bytes that the files of all tests at one time can never need."""
@@ -141,6 +142,12 @@ def postgres(postgres_schemas: "Schemas") -> Iterator[str]:
     """The URL of an empty PostgreSQL store."""
     with postgres_schemas.one() as url:
         yield url
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty store of each kind that processes can share."""
+    return f"sqlite:///{tmp_path}/work.db" if request.param == "sqlite" else str(request.getfixturevalue("postgres"))
 
 
 @pytest.fixture(scope="session")

@@ -43,8 +43,8 @@ class Mutation(NamedTuple):
 MUTATIONS = [
     Mutation(
         "state", "a call that never ran has begun", "handles/state.py",
-        "started = None if isinstance(state, Pending) else",
-        "started = state.created if isinstance(state, Pending) else",
+        "started = None if isinstance(state, PendingState) else",
+        "started = state.created if isinstance(state, PendingState) else",
         "tests/unit/test_state.py tests/turn",
     ),
     Mutation(
@@ -88,16 +88,16 @@ MUTATIONS = [
     ),
     Mutation(
         "self-approval", "the client of a principal approves the principal's calls", "mcp/calls.py",
-        "conversation == self._conversation or principal in self._client_prompts", "True",
+        "conversation == self._conversation or name in self._client_prompts or is_hosted(name)", "True",
         "tests/attacks/test_self_approval.py",
     ),
     Mutation(
         "unpermitted", "a call that waited for permission runs after a crash", "turn/recovery.py",
-        "if isinstance(record.state, Pending) and record.retry_of is None:", "if False:",
+        "if isinstance(record.state, PendingState) and record.retry_of is None:", "if False:",
         "tests/serve/test_requests_elsewhere.py",
     ),
     Mutation(
-        "digest", "a decision counts for a request that has changed", "turn/decisions.py",
+        "digest", "a decision counts for a request that has changed", "turn/prompts.py",
         "if digest is not None and digest != current:", "if False:", "tests/control/test_standing.py",
     ),
     Mutation(
@@ -114,8 +114,8 @@ MUTATIONS = [
         "if open_now >= self._limits.open_questions:", "if open_now < 0:", "tests/turn tests/unit -k open_questions",
     ),
     Mutation(
-        "retry", "a call is tried again once too often", "tools/run.py",
-        "self._failures + 1 >= retry.max_attempts", "self._failures >= retry.max_attempts",
+        "retry", "a call is tried again once too often", "tools/attempts.py",
+        "self._failures + 1 >= self._handle", "self._failures >= self._handle",
         "tests/durable/test_retry.py tests/durable/test_restart.py",
     ),
     Mutation(
@@ -237,7 +237,7 @@ MUTATIONS = [
         "tests/serve/test_door.py tests/attacks/test_session.py",
     ),
     Mutation(
-        "slow-body", "a body may take any time if a byte comes now and then", "serve/slow_clients.py",
+        "slow-body", "a body may take any time if a byte comes now and then", "serve/server.py",
         "self._wait(min(BODY_SECS, self._begun + whole - self.loop.time()))", "self._wait(BODY_SECS)",
         "tests/serve/test_slow_bodies.py",
     ),
@@ -253,7 +253,7 @@ MUTATIONS = [
     ),
     Mutation(
         "workflow-catch", "the steps of `catch` do not see the error", "tools/workflow/steps.py",
-        "        caught.error = tried.error\n", "", "tests/unit/workflow",
+        'frame.within("catch", error=tried.error)', 'frame.within("catch")', "tests/unit/workflow",
     ),
     Mutation(
         "workflow-count", "failed branches are counted as successful", "tools/workflow/steps.py",

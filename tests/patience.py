@@ -11,23 +11,31 @@ from typing import Any
 
 import psutil
 
-from keephold.store.sqlite.lock_holders import stopped_writer
+from keephold.store.sqlite.processes import stopped_writer
 
 PATIENCE = 60.0
 """Real seconds. pytest ends a test after four times as many."""
+
+
+def rest(took: float, least: float) -> float:
+    """Seconds until the next look at something nobody tells of, after one that took so long.
+
+    Looking takes at most a quarter of a core: many looks start a program, and would slow what they wait for."""
+    return max(least, 3 * took)
 
 
 async def until(condition: Callable[[], Any]) -> Any:
     """Return what the condition says, once that is true: of something outside the loop, that nobody tells."""
     limit = time.monotonic() + PATIENCE  # in virtual time the loop's own clock would run ahead of threads
     while True:
+        began = time.monotonic()
         found = condition()
         if inspect.isawaitable(found):
             found = await found
         if found:
             return found
         assert time.monotonic() < limit, f"did not come true in {PATIENCE:g} s"
-        await sleep(0.002)
+        await sleep(rest(time.monotonic() - began, 0.002))
 
 
 def stop_between_commits(pid: int, store: Path) -> None:

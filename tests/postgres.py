@@ -37,7 +37,8 @@ def _free_port() -> int:
 class Server:
     """A server of our own in a new directory. It is no child of the process that starts it."""
 
-    def __init__(self, directory: Path, *settings: str) -> None:
+    def __init__(self, directory: Path, *settings: str, primary: "Server | None" = None) -> None:
+        """With `primary`: a standby of it, to be started."""
         self.directory, self._settings = directory, settings
         self.port = _free_port()
         self._user = pwd.getpwnam("nobody") if os.getuid() == 0 else None
@@ -45,7 +46,10 @@ class Server:
         if self._user is not None:  # PostgreSQL refuses to run as root
             os.chown(directory, self._user.pw_uid, self._user.pw_gid)
         self._bin = BIN if self._may_run(BIN) else _copied(directory / "install")
-        self._run("initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync", "--locale=C.UTF-8")
+        if primary is None:
+            self._run("initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync", "--locale=C.UTF-8")
+        else:
+            self._run("pg_basebackup", "-d", primary.url, "--write-recovery-conf", "--no-sync", "--checkpoint=fast")
 
     @property
     def url(self) -> str:
@@ -76,6 +80,10 @@ class Server:
         options = ("listen_addresses=127.0.0.1", f"port={self.port}", "unix_socket_directories=", "max_connections=300")
         given = " ".join(f"-c {option}" for option in (*options, *self._settings))
         self._run("pg_ctl", "start", "-w", "-t", "60", "-o", given)
+
+    def promote(self) -> None:
+        """Make a standby the primary."""
+        self._run("pg_ctl", "promote", "-w", "-t", "60")
 
     def kill(self) -> None:
         """SIGKILL to the server and all its processes."""

@@ -2,7 +2,12 @@
 
 import os
 
+import pytest
+
 SOAK = bool(os.environ.get("KEEPHOLD_SOAK"))
+soak = pytest.mark.skipif(not SOAK, reason="runs with KEEPHOLD_SOAK=1")
+postgres_in_soak = pytest.mark.parametrize("store", ["sqlite", pytest.param("postgres", marks=soak)], indirect=True)
+"""For tests that take the fixture `store`, and take long on PostgreSQL."""
 
 
 def tries(usual: int, *, soak: int) -> int:

@@ -15,20 +15,22 @@ import msgspec
 from keephold.durable.calls import Durability
 from keephold.durable.deferred import ResolveOutcome
 from keephold.durable.keys import Key
-from keephold.durable.lineage import parent_of, root_of
 from keephold.durable.waits import open_keys
 from keephold.errors import ConfigError, KeepholdError
 from keephold.handles.clock import Clock, SystemClock
 from keephold.handles.handle import HandleInfo
+from keephold.handles.observing import Measure, Metrics
 from keephold.handles.registry import Registry
 from keephold.handles.spool import Spool
 from keephold.handles.view import Conditions, Handles
+from keephold.ids import parent_of, root_of
 from keephold.limits import Limits
+from keephold.listeners import Listeners
 from keephold.schema.dialects import DIALECTS, Dialect
-from keephold.store.base import ProcessEvent, Store
+from keephold.store import open_store
+from keephold.store.base import ProcessEvent, Store, address_of
 from keephold.store.rows import Level
-from keephold.store.urls import open_store
-from keephold.tools.base import Tool
+from keephold.tools.base import Tool, guarded
 from keephold.tools.builtin import builtin_tools
 from keephold.tools.environment import withhold
 from keephold.tools.guard import Guard
@@ -36,7 +38,6 @@ from keephold.tools.toolbox import Offers, Toolbox, Tools
 from keephold.tools.waiting import NAMES as WAIT_TOOLS
 from keephold.tools.waiting import need_packages
 from keephold.tools.waiting.agents import AgentFunction, Agents
-from keephold.tools.waiting.measure import Measure, Metrics
 from keephold.tools.workflow.expressions import Expressions
 from keephold.turn.actions import Actions
 from keephold.turn.admission import Admission
@@ -45,10 +46,9 @@ from keephold.turn.attach_server import Streams
 from keephold.turn.batch import Batch
 from keephold.turn.budget import Projector, ProjectorProtocol
 from keephold.turn.ending import end_calls, release_waiting
-from keephold.turn.inquiry import Inquire, Inquiry
-from keephold.turn.inquiry_service import TIMEOUT_SECS, Inquiries
+from keephold.turn.inquiry import TIMEOUT_SECS, Inquire, Inquiries, Inquiry
 from keephold.turn.notifications import Notifications
-from keephold.turn.output_elsewhere import SearchElsewhere
+from keephold.turn.owner_connection import SearchElsewhere
 from keephold.turn.parts import Lifecycle, Parts
 from keephold.turn.permission import Permission
 from keephold.turn.prompt_queue import PromptQueue
@@ -109,7 +109,7 @@ class Runtime:
         """The batches that are not answered yet."""
         self.turns: set[Turn] = set()
         """The open turns."""
-        self.on_tools: list[Callable[[], None]] = []
+        self.on_tools: Listeners[[]] = Listeners()
         """Called when the list of tools has changed."""
         self.agent_functions = Agents()
         """The agents that `execute_agent_async` runs."""
@@ -125,7 +125,7 @@ class Runtime:
         if store is None:
             store = (loaded.store_url if loaded else None) or "memory:"
         opened = open_store(store) if isinstance(store, str) else store
-        if hasattr(opened, "address"):  # PostgreSQL's; its password may be there
+        if address_of(opened) is not None:  # its password may be there
             withhold(["PGPASSWORD"], [store] if isinstance(store, str) else ())
         self._guard.spool = opened.directory
         retention = loaded.store.retention_secs if loaded else None
@@ -163,7 +163,7 @@ class Runtime:
             begin(self.registry)
         self._measure.begin(self.registry)  # after the traces: a meter counts what they add to commits, too
         if loaded is not None:
-            from keephold.config.archives import archive_of
+            from keephold.config.build import archive_of
 
             self.registry.shorter = loaded.wait_handles.retention()
             self.registry.archive = archive_of(loaded)
@@ -178,9 +178,9 @@ class Runtime:
             self.inquiries.use(self._inquire)
         self.notifications = Notifications(self.registry, self.replies)
         self.approvals = Approvals(self.registry)
-        self.people = PromptQueue(prompter, self.approvals)
-        self.permission = Permission(detached, self.people, self.approvals)
-        questions = Questions(self.registry, self.limits, detached, self.people, self.inquiries, self.approvals)
+        self.prompt_queue = PromptQueue(prompter, self.approvals)
+        self.permission = Permission(detached, self.prompt_queue, self.approvals)
+        questions = Questions(self.registry, self.limits, detached, self.prompt_queue, self.inquiries, self.approvals)
         self.durability = Durability(self.registry)
         if self.front_end is not None:
             self.front_end.connect(self.registry, self.durability)
@@ -212,7 +212,7 @@ class Runtime:
             inquiries=self.inquiries,
             notifications=self.notifications,
             approvals=self.approvals,
-            people=self.people,
+            prompt_queue=self.prompt_queue,
             admission=self.admission,
             recovery=self.recovery,
             relay=self.relay,
@@ -291,8 +291,7 @@ class Runtime:
 
     def _tools_arrived(self) -> None:
         """The tools of MCP servers have changed. Calls of dead processes may have waited for them (R1)."""
-        for listener in tuple(self.on_tools):
-            listener()
+        self.on_tools()
         if self.registry.store.durable and not self.closing:
             self.registry.run_soon(self.recovery.sweep())
 
@@ -440,8 +439,7 @@ class Runtime:
             self._conversations.config = config
         if config.has_model:
             self.inquiries.use(self._inquire)
-        for listener in tuple(self.on_tools):
-            listener()
+        self.on_tools()
         return config.fixed_tables(self._made_with)
 
     def tools(self, dialect: Dialect = "generic") -> list[dict[str, Any]]:
@@ -536,7 +534,7 @@ class Runtime:
         """Release the calls that only wait to other runtimes on the store; return whether any was.
 
         From now on this runtime resumes no call of others. Its running calls keep running."""
-        self.recovery.adopts = lambda conversation: False
+        self.recovery.adopts = [lambda conversation: False]
         return bool(await release_waiting(self.registry, self.streams.leave))
 
     async def close(self) -> None:
@@ -553,7 +551,7 @@ class Runtime:
             self._conversations.suspend()
         for turn in tuple(self.turns):
             turn._leave()
-        await self.people.close()
+        await self.prompt_queue.close()
         self.approvals.close()
         await self.inquiries.close()
         try:
@@ -587,7 +585,7 @@ def _load(config: "str | Path | Config | None") -> "Config | None":
 
 def _front_end(config: "Config | None", engines: "Mapping[str, Engine] | None") -> "FrontEnd | None":
     if engines is None and config is not None and config.engines:
-        from keephold.config.engines import engines_of
+        from keephold.config.build import engines_of
 
         engines = engines_of(config)
     if not engines:
@@ -619,8 +617,7 @@ def _offered(tools: list[Tool], names: Iterable[str]) -> list[Tool]:
 def _checked(tool: object, guard: Guard) -> Tool:
     if not isinstance(tool, Tool):
         raise ConfigError([f"{tool!r:.80} is not a tool; make one of a function with @keephold.tool"])
-    guarded = getattr(tool.runtime, "guarded", None)  # SupportsGuard
-    return tool if guarded is None else replace(tool, runtime=guarded(guard))
+    return guarded(tool, guard)
 
 
 def _layers_above() -> Any:

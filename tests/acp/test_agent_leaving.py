@@ -17,9 +17,9 @@ from tests.patience import PATIENCE
 from keephold.acp.agent import replay
 from keephold.acp.agent import server as served
 from keephold.acp.agent.session import AgentSession
-from keephold.acp.rpc import RpcError
+from keephold.acp.wire import RpcError
 from keephold.agent.conversation import Conversation
-from keephold.store.base import ConversationRow
+from keephold.store.base import ConversationRow, browsable
 from keephold.turn.prompt_queue import PromptQueue
 
 AGENT = """
@@ -38,7 +38,7 @@ def left(*kinds: type, before: Container[int] = ()) -> list[str]:
 
 
 async def rows(agent: Within) -> list[ConversationRow]:
-    return await agent.runtime.registry.store.conversations()
+    return await browsable(agent.runtime.registry.store).conversations()
 
 
 async def test_X1_nothing_is_held_of_a_session_that_was_closed(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from tests.acp.editor import shown
 from tests.acp.within import Within, within
 
 from keephold.acp.agent import calls
-from keephold.acp.rpc import REQUEST_CANCELLED, RpcError
+from keephold.acp.wire import REQUEST_CANCELLED, RpcError
 
 ECHO = '[conversation.tools.echo]\nsource = "local"\nrun = "unattended"\ncommand = ["sh", "-c", "echo hello"]\n'
 

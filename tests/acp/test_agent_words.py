@@ -10,13 +10,12 @@ import pytest
 
 import keephold
 from keephold import ConfigError, Question, Tool, ToolCall, tool
-from keephold.acp.agent.content import prompt_content, title_of
-from keephold.acp.agent.describing import KINDS, check_kinds, describe, kind_of
+from keephold.acp.agent.params import prompt_content, title_of
 from keephold.acp.agent.permissions import decided, elsewhere, filled_in, permission
 from keephold.acp.agent.replay import Replayed, replay
-from keephold.acp.agent.shown import in_words
+from keephold.acp.agent.shown import KINDS, check_kinds, describe, in_words, kind_of
 from keephold.acp.agent.updates import fenced
-from keephold.acp.rpc import RpcError
+from keephold.acp.wire import RpcError
 from keephold.handles.handle import Handle, Watcher
 from keephold.handles.question import question_form
 from keephold.store.base import TranscriptLine

@@ -10,8 +10,7 @@ import pytest
 
 from keephold.acp import connect
 from keephold.acp.client.process import AgentProcess
-from keephold.acp.rpc import Params
-from keephold.acp.wire import Peer
+from keephold.acp.wire import Params, Peer
 
 AGENT = str(Path(__file__).parent / "agents" / "scripted.py")
 THOUSAND = [str(number) for number in range(1000)]

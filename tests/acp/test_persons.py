@@ -1,7 +1,15 @@
 """Who is asked, and what becomes of a prompt while nobody can be (P, Q5)."""
 
 import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
 
+from tests.durable.lives import power_cut, stopped, stored_in
+from tests.turn.calls import STATEFUL, spawn
+
+import keephold
+from keephold import Call, Runtime
+from keephold.acp.agent.projects import Project, SessionPrompts
 from keephold.turn.prompt_queue import Asking, LeftOpen, PromptQueue
 from keephold.turn.prompts import Approved, Decision, Prompt, RunTool
 
@@ -58,3 +66,26 @@ async def test_Q5_a_prompt_that_is_withdrawn_while_it_is_left_open_is_over() -> 
     await settled()
     assert said == []
     await people.close()
+
+
+async def test_X6_two_agents_of_one_runtime_resume_the_calls_of_their_own_sessions(tmp_path: Path) -> None:
+    @keephold.tool(actions=STATEFUL, on_crash="replay")
+    async def slow(call: Call) -> str:
+        if call.attempt == 1:
+            await asyncio.Event().wait()
+        return "done"
+
+    async with Runtime([slow], store=stored_in(tmp_path)) as rt, AsyncExitStack() as turns:
+        for session in "abc":
+            turn = await turns.enter_async_context(rt.turn(session))
+            await turn.run([spawn("slow", "s")])
+        cut = power_cut(stored_in(tmp_path))
+        await turns.aclose()
+    runtime = Runtime([slow], store=cut)
+    one, other = Project(runtime, SessionPrompts()), Project(runtime, SessionPrompts())
+    async with runtime:
+        await one.adopt("a")
+        await other.adopt("b")
+        for session in "ab":
+            assert (await stopped(runtime, "s", session)).state == "stopped"
+        assert (await runtime.handle("s", conversation="c")).state == "running"

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from tests.acp.wires import Heard, bare, pair
 
-from keephold.acp.rpc import ConnectionLost, Id, Params, RpcError, unknown_method
-from keephold.acp.wire import Peer
+from keephold.acp.wire import ConnectionLost, Id, Params, Peer, RpcError, unknown_method
 
 
 async def test_messages_arrive_in_the_order_of_the_calls() -> None:

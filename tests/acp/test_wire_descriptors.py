@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from tests.acp.wires import Heard, bare
 
-from keephold.acp.rpc import ConnectionLost
-from keephold.acp.wire import Peer
+from keephold.acp.wire import ConnectionLost, Peer
 
 LARGE = {"text": "x" * 1_000_000}
 

@@ -20,7 +20,7 @@ ASKED: list[Any] = [["1", "asked", {"word": "acp"}], ["2", "job", {"action": "sp
 def recovered(agent: Within, handle: Handle, metadata: dict[str, Any]) -> Any:
     """Who is asked about a call that a dead process has left."""
     handle.metadata = metadata
-    return next(found for find in agent.runtime.people.finders if (found := find(handle)) is not None)
+    return next(found for find in agent.runtime.prompt_queue.finders if (found := find(handle)) is not None)
 
 
 @pytest.mark.parametrize("servers", [1, 2])

@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from keephold.acp.rpc import Id, Params
-from keephold.acp.wire import Peer
+from keephold.acp.wire import Id, Params, Peer
 
 
 @dataclass

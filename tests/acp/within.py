@@ -15,8 +15,7 @@ from tests.patience import PATIENCE
 from keephold import Runtime
 from keephold.acp.agent.projects import Projects, SessionPrompts
 from keephold.acp.agent.server import AgentServer
-from keephold.acp.rpc import Id
-from keephold.acp.wire import Peer
+from keephold.acp.wire import Id, Peer
 
 
 @dataclass

@@ -25,7 +25,7 @@ from keephold import KeepholdError, Runtime
 from keephold.agent.conversation import Conversation
 from keephold.agent.events import Answered, Called, Event, TurnAnswer, TurnFinished, TurnStarted
 from keephold.agent.transcript import Transcript
-from keephold.durable.lineage import parent_of
+from keephold.ids import parent_of
 from keephold.testing import VirtualClock
 from keephold.testing.clock import where
 

@@ -14,7 +14,7 @@ from pydantic_ai.exceptions import (
 from tests.agent.providers.base import Refusal
 from tests.agent.providers.formats import FORMATS, WIRES
 
-from keephold.agent.provider_errors import sentence
+from keephold.agent.providers import sentence
 
 BEGIN = "the provider of m answered 400 (Bad Request)"
 

@@ -14,7 +14,7 @@ from tests.patience import until
 
 import keephold
 from keephold import Call, ConfigError, Question, Runtime
-from keephold.durable.lineage import depth_of, parent_of, root_of
+from keephold.ids import depth_of, parent_of, root_of
 from keephold.policies import QuestionPolicy
 from keephold.store.base import HandleQuery
 from keephold.testing import VirtualClock

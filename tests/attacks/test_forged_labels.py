@@ -14,7 +14,7 @@ from tests.wait_tools import with_wait_tools
 
 import keephold
 from keephold import Call, Question, Runtime, ToolCall
-from keephold.durable.lineage import caller_of
+from keephold.ids import caller_of
 from keephold.store.base import HandleQuery, Record
 from keephold.tools.waiting.agents import AgentRequest
 from keephold.turn.prompts import Answer, AskQuestion

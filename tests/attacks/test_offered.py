@@ -13,7 +13,7 @@ from tests.mcp.serving import serving
 
 import keephold
 from keephold import Runtime, ToolCall
-from keephold.durable.lineage import conversation_of
+from keephold.ids import conversation_of
 from keephold.testing import VirtualClock
 from keephold.tools.toolbox import Selection
 from keephold.tools.waiting import NAMES

@@ -12,9 +12,9 @@ from tests.turn.calls import TALKING, spawn
 import keephold
 from keephold import Call, Question
 from keephold.control.control import Control
-from keephold.control.open_requests import OpenRequests
 from keephold.handles.state import Reply
-from keephold.turn.decisions import TAKEN
+from keephold.turn.prompt_queue import FromList
+from keephold.turn.prompts import TAKEN
 
 
 @keephold.tool(actions=TALKING)
@@ -33,7 +33,7 @@ async def open_question(control: Control) -> str | None:
 @pytest.mark.parametrize("place", PLACES)
 async def test_P6_of_two_answers_at_once_the_first_counts_and_only_it_is_taken(place: str, tmp_path: Path) -> None:
     async with controlled(place, tmp_path, [asks]) as (control, rt), rt.turn("main") as turn:
-        rt.people._prompter = control.requests.here if place != "elsewhere" else OpenRequests()
+        rt.prompt_queue._prompter = FromList()
         await turn.run([spawn("asks", "a")])
         for words in (("one", "two"), ("three", "four")):
             id = await until(lambda: open_question(control))
@@ -49,7 +49,7 @@ async def test_P6_a_late_cancel_does_not_end_a_call_whose_question_was_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with controlled("elsewhere", tmp_path, [asks]) as (control, rt), rt.turn("main") as turn:
-        rt.people._prompter = OpenRequests()
+        rt.prompt_queue._prompter = FromList()
         await turn.run([spawn("asks", "a")])
         first, uid = await until(lambda: open_question(control)), await uid_of(rt, "a")
         perform = control.runtime.actions.perform

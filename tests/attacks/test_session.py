@@ -157,7 +157,7 @@ async def test_K9_sessions_outlive_the_server_and_end_by_logout(server: Served) 
     async with connection(server) as (reader, writer), asyncio.timeout(PATIENCE):
         lines = "".join(f"{name}: {value}\r\n" for name, value in stream.items())
         writer.write(f"GET /api/events HTTP/1.1\r\n{lines}\r\n".encode())
-        await reader.readuntil(b": keephold\n\n")
+        await reader.readuntil(b": keephold\nretry: 1000\n\n")
         ended = logout(server)
         assert (ended.returncode, ended.stdout) == (0, "ended 2 sessions\n"), ended
         async with connected(server.mcp, token=TOKEN) as client:  # an event that the stream would carry

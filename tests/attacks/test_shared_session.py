@@ -13,8 +13,7 @@ from tests.serve.test_door import asked, cookie_of, guard, logged_in
 from tests.serve.test_sessions import FIREFOX, Clock, opened_store, two_servers
 
 from keephold.errors import KeepholdError
-from keephold.serve.session_places import SessionRow, place_of
-from keephold.serve.sessions import LASTS_SECS, Sessions
+from keephold.serve.sessions import LASTS_SECS, SessionRow, Sessions, place_of
 
 
 async def opens(guarded: Any, mine: dict[str, str]) -> bool:

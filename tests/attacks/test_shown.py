@@ -15,7 +15,6 @@ from textual.widgets import Static
 
 import keephold
 from keephold.acp.agent.permissions import permission
-from keephold.characters import exact, exact_json, is_seen, isolated, isolated_json, readable
 from keephold.cli import printing, prompter
 from keephold.cli.top_dialogs import AskScreen, ChoiceScreen, TextScreen, YesNoScreen, request_screen
 from keephold.control.resolve_handle import find
@@ -24,6 +23,7 @@ from keephold.errors import KeepholdError, ToolError
 from keephold.handles.question import Question
 from keephold.ids import call_id, check_conversation, check_id, id_problem, made_id
 from keephold.mcp.elicit import ElicitationPrompter, form
+from keephold.text import exact, exact_json, is_seen, isolated, isolated_json, readable
 from keephold.turn.prompts import Answer, Approved, AskQuestion, Decision, DeliverResult, Denied, Dismissed, RunTool
 
 EVERY = [chr(code) for code in (*range(0x32000), *range(0xE0000, 0xE1000), *range(0x32000, 0x110000, 1021))]

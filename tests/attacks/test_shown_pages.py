@@ -9,8 +9,8 @@ from tests.serve.pages import Page, dashboard
 from tests.turn.calls import call, texts
 
 import keephold
-from keephold.characters import exact, exact_json
-from keephold.serve.dashboard.rendering import _environment, isolated_html, pretty, said
+from keephold.serve.dashboard.rendering import _environment, isolated_html, said
+from keephold.text import exact, exact_json, readable_json
 
 LONG = "\n".join(map(str, range(50)))
 
@@ -46,7 +46,7 @@ TOOLS = [echo, read, choose, agree]
 @pytest.mark.parametrize("tool", ["echo", "read"])
 async def test_K4_nothing_hides_in_what_a_page_lets_through(tool: str, text: str) -> None:
     """The page shows escapes; the original is used, also if the form that edits is sent unchanged."""
-    shown = exact_json(pretty({"text": text})) if tool == "echo" else exact(text)
+    shown = exact_json(readable_json({"text": text})) if tool == "echo" else exact(text)
     for fields in ({"decision": "approve"}, {"decision": "edit", "value": shown}):
         async with dashboard(TOOLS) as seen:
             running = asyncio.ensure_future(texts(seen.turn, call(tool, text=text)))
@@ -134,15 +134,15 @@ async def test_Q1_an_option_with_characters_that_cannot_be_seen_can_be_chosen(co
 
 def test_K4_lines_of_a_string_are_shown_as_lines_in_a_frame_of_their_own() -> None:
     given = {"path": "C:\\new", "content": 'a <b>\n  "path": "x"\\\n'}
-    assert str(isolated_html(pretty(given))) == (
+    assert str(isolated_html(readable_json(given))) == (
         '{\n  &#34;path&#34;: &#34;C:\\\\new&#34;,\n  &#34;content&#34;: <span class="lines">&#34;a &lt;b&gt;\\n<br>'
         "  \\&#34;path\\&#34;: \\&#34;x\\&#34;\\\\\\n<br>&#34;</span>\n}"
     )
-    assert "\\ufffa" in str(isolated_html(pretty({"a": "\ufffa"})))  # no text makes a tag
+    assert "\\ufffa" in str(isolated_html(readable_json({"a": "\ufffa"})))  # no text makes a tag
 
 
 def test_K4_text_from_right_to_left_is_isolated_on_pages() -> None:
-    assert str(isolated_html(pretty({HEBREW: HEBREW}))) == (
+    assert str(isolated_html(readable_json({HEBREW: HEBREW}))) == (
         f"{{\n  &#34;<bdi>{HEBREW}</bdi>&#34;: &#34;<bdi>{HEBREW}</bdi>&#34;\n}}"
     )
     assert str(isolated_html(f"<b>\n{HEBREW}")) == f"&lt;b&gt;\n<bdi>{HEBREW}</bdi>"

@@ -10,7 +10,7 @@ from tests.trusting import write_trusted
 
 import keephold
 from keephold.cli.check import check
-from keephold.config.command_values import risky_values
+from keephold.config.commands import risky_values
 
 TEXT = {"x": {"type": "string"}}
 X = "{{ tool.arguments.x }}"

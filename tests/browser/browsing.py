@@ -107,6 +107,18 @@ async def enter(tab: Page, entry: str) -> None:
     await tab.wait_for_url(lambda url: "token=" not in url and "ticket=" not in url)
 
 
+async def look_at(tab: Page, look: Look) -> None:
+    """Change the width and the scheme of a loaded page, and wait until it is drawn so."""
+    await tab.set_viewport_size({"width": look.width, "height": look.height})
+    await tab.emulate_media(color_scheme=look.scheme)
+    await drawn(tab)
+
+
+async def drawn(tab: Page) -> None:
+    """The page is on the screen as it is now."""
+    await tab.evaluate("new Promise((shown) => requestAnimationFrame(() => requestAnimationFrame(shown)))")
+
+
 EXPECTED = re.compile("ERR_CONN|ERR_INCOMPLETE|ERR_EMPTY|responded with a status of 4")
 """What Chromium calls an error and is none: a server that is gone, and an answer that could not be taken."""
 
@@ -124,7 +136,8 @@ def _note_complaints(context: BrowserContext, complaints: list[str]) -> None:
 
 async def axe(tab: Page) -> list[str]:
     """What axe finds, with all of its rules: of each a line with the rule and the element."""
-    await tab.evaluate(AXE.read_text())
+    if not await tab.evaluate("'axe' in window"):
+        await tab.evaluate(AXE.read_text())
     found: dict[str, Any] = await tab.evaluate(
         """async () => await axe.run(document, {
             runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],

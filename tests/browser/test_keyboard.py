@@ -38,10 +38,16 @@ async def test_a_question_is_answered_by_the_keyboard(workshop: Served) -> None:
         assert await assistant.result("publish") == "1.0 is on production"
 
 
-async def test_what_has_the_focus_is_seen(workshop: Served) -> None:
+async def test_what_has_the_focus_is_seen_and_shortcuts_do_as_said(workshop: Served) -> None:
     """Whatever Tab comes to on a page has an outline, or something like it, that it had not before."""
     async with agent(workshop) as assistant, browser() as chromium, page(chromium, WIDE, entry=workshop.entry) as tab:
         await busy(assistant, workshop)
+        await tab.keyboard.press("?")
+        keys = tab.get_by_role("dialog", name="Keyboard")
+        await expect(keys).to_be_visible()
+        assert await axe(tab) == []
+        await tab.keyboard.press("Escape")
+        await expect(keys).to_be_hidden()
         await tab.goto(f"{workshop.dashboard}/handles")
         for _ in range(15):
             await tab.keyboard.press("Tab")
@@ -53,17 +59,6 @@ async def test_what_has_the_focus_is_seen(workshop: Served) -> None:
                 }"""
             )
             assert outlined, await tab.evaluate("document.activeElement.outerHTML.slice(0, 200)")
-
-
-async def test_shortcuts(workshop: Served) -> None:
-    async with agent(workshop) as assistant, browser() as chromium, page(chromium, WIDE, entry=workshop.entry) as tab:
-        await busy(assistant, workshop)
-        await tab.keyboard.press("?")
-        keys = tab.get_by_role("dialog", name="Keyboard")
-        await expect(keys).to_be_visible()
-        assert await axe(tab) == []
-        await tab.keyboard.press("Escape")
-        await expect(keys).to_be_hidden()
         await tab.goto(f"{workshop.dashboard}/handles")
         await tab.keyboard.press("/")
         await expect(tab.get_by_label("Search")).to_be_focused()

@@ -10,11 +10,13 @@ from tests.serve.serving import Served
 from tests.serve.streams import listening
 from tests.unit.sqlite_stores import opened
 
+from keephold.store.base import EventQuery
+
 
 async def stored(server: Served) -> list[tuple[int, str]]:
     """All events that the store has, by the store itself."""
     async with opened(server.store) as store:
-        return [(event.seq, event.type) for event in await store.events(limit=100_000)]
+        return [(event.seq, event.type) for event in await store.events(EventQuery(limit=100_000))]
 
 
 async def shows(tab: Page, section: str, *ids: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from playwright.async_api import Locator, Page, expect
-from tests.browser.browsing import LOOKS, WIDE, Look, axe, browser, page, press
+from tests.browser.browsing import LOOKS, WIDE, Look, axe, browser, drawn, page, press
 from tests.browser.scene import Agent, agent
 from tests.browser.test_options import click
 from tests.serve.serving import Served
@@ -50,11 +50,6 @@ async def prompted(
 
 def allow(tab: Page, at: int = 0) -> Locator:
     return tab.get_by_role("article").nth(at).get_by_role("button", name="Allow", exact=True)
-
-
-async def drawn(tab: Page) -> None:
-    """The page is on the screen as it is now."""
-    await tab.evaluate("new Promise((shown) => requestAnimationFrame(() => requestAnimationFrame(shown)))")
 
 
 async def test_P1_clicks_at_one_spot_approve_only_what_was_seen(workshop: Served) -> None:

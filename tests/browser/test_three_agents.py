@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from playwright.async_api import expect
-from tests.browser.browsing import NARROW_DARK, WIDE, Camera, axe, browser, overflows, page
+from tests.browser.browsing import NARROW_DARK, WIDE, Camera, axe, browser, look_at, overflows, page
 from tests.browser.scene import agent
 from tests.browser.three_agents import STEPS, fill
 from tests.browser.workshop import CONFIG
@@ -30,25 +30,27 @@ async def test_a_day_of_three_agents(evening: tuple[Served, str], camera: Camera
     async with agent(server) as assistant, browser() as chromium:
         for number in range(3):
             assistant.spawning("deploy", f"web-{number}", host=f"web-{number}")
-        for look in (WIDE, NARROW_DARK):
-            async with page(chromium, look, entry=server.entry) as tab:
-                await expect(tab.get_by_role("article")).to_have_count(3)
-                places = {
-                    "day-home": "/",
-                    "day-handles": "/handles",
-                    "day-failed": "/handles?state=failed&time=today",
-                    "day-conversation": "/conversations/builder?zoom=4",
-                    "day-journal": f"/handles/{uid}",
-                }
-                for name, place in places.items():
-                    await tab.goto(server.dashboard + place)
-                    await expect(tab.get_by_role("heading", level=1)).to_have_count(1)
+        async with page(chromium, entry=server.entry) as tab:
+            await expect(tab.get_by_role("article")).to_have_count(3)
+            places = {
+                "day-home": "/",
+                "day-handles": "/handles",
+                "day-failed": "/handles?state=failed&time=today",
+                "day-conversation": "/conversations/builder?zoom=4",
+                "day-journal": f"/handles/{uid}",
+            }
+            for name, place in places.items():
+                await tab.goto(server.dashboard + place)
+                await expect(tab.get_by_role("heading", level=1)).to_have_count(1)
+                for look in (WIDE, NARROW_DARK):
+                    await look_at(tab, look)
                     assert await axe(tab) == [] and not await overflows(tab), name
                     await camera.take(tab, name, look)
-                tabs = tab.get_by_role("navigation", name="Pages").get_by_role("link")
-                for each in await tabs.all():
+            tabs = await tab.get_by_role("navigation", name="Pages").get_by_role("link").all()
+            for look in (NARROW_DARK, WIDE):
+                await look_at(tab, look)
+                for each in tabs:
                     await expect(each).to_be_in_viewport(ratio=1)
-        async with page(chromium, WIDE, entry=server.entry) as tab:
             await tab.goto(f"{server.dashboard}/handles/{uid}")
             journal = tab.get_by_role("region", name="Entries of the journal")
             first = journal.get_by_text("row-00000", exact=True)

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from keephold.runtime import Runtime
+from keephold.store import open_store
 from keephold.store.housekeeping import housekeeping_of
-from keephold.store.urls import open_store
 from keephold.testing.conformance import EffectsConformance, Site
 from keephold.tools.base import Tool
 

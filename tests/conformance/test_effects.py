@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.conformance.sites import InMemory, OnStore
 from tests.soak import SOAK
-
-pytest.register_assert_rewrite("keephold.testing.conformance")
-
-from tests.conformance.sites import InMemory, OnStore  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.postgres import Schemas

@@ -2,9 +2,9 @@
 
 import logging
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from temporalio import activity
@@ -13,16 +13,17 @@ from tests.engines.site import front_end, working
 from tests.soak import SOAK
 from tests.temporal import Place
 
-pytest.register_assert_rewrite("keephold.testing.conformance")
-
-from keephold.engines.temporal.worker import TemporalWorker  # noqa: E402
-from keephold.engines.temporal.workflow import ACTIVITY, LOST, CallWorkflow  # noqa: E402
-from keephold.errors import ConfigError  # noqa: E402
-from keephold.runtime import Runtime  # noqa: E402
-from keephold.testing.conformance import EffectsConformance, Site  # noqa: E402
-from keephold.testing.conformance.site import code_of  # noqa: E402
-from keephold.tools.base import Tool  # noqa: E402
-from keephold.tools.call import Call  # noqa: E402
+from keephold.engines import body as bodies
+from keephold.engines import following
+from keephold.engines.temporal import workflow
+from keephold.engines.temporal.worker import TemporalWorker
+from keephold.engines.temporal.workflow import ACTIVITY, LOST, CallWorkflow
+from keephold.errors import ConfigError
+from keephold.runtime import Runtime
+from keephold.testing.conformance import EffectsConformance, Site
+from keephold.testing.conformance.site import code_of
+from keephold.tools.base import Tool
+from keephold.tools.call import Call
 
 DIED = "died"
 
@@ -71,15 +72,22 @@ def _died(workflow: CallWorkflow, error: ActivityError) -> dict[str, Any]:
 class OnTemporal(EffectsConformance):
     engine = "temporal"
     programs = 4
+    suspend_secs = 600.0
+    limits: ClassVar[Mapping[Any, Mapping[str, int]]] = {}
+    """Limits that are smaller than usual, by module."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
 
     @asynccontextmanager
     async def make(self, tools: Sequence[Tool]) -> AsyncIterator[Site]:
-        workers, served = working(self._place, tools, kind=MortalWorker), front_end(self._place, tools)
+        workers = working(self._place, tools, kind=MortalWorker, suspend_secs=self.suspend_secs)
+        served = front_end(self._place, tools)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(CallWorkflow, "_broken", _died)
+            for module, values in self.limits.items():
+                for name, value in values.items():
+                    patch.setattr(module, name, value)
             async with workers as (worker,), served as runtime:
                 assert isinstance(worker, MortalWorker)
                 yield TemporalSite(runtime, worker)
@@ -89,6 +97,32 @@ class OnTemporal(EffectsConformance):
 async def test_temporal(check: str, temporal: Place, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.CRITICAL):  # a traceback that pytest keeps would keep the worker's connection open
         await OnTemporal(temporal).run(check)
+
+
+class Suspended(OnTemporal):
+    """Calls are suspended as soon as they wait, read their journals in pages, and continue as new after few updates."""
+
+    programs = 2
+    suspend_secs = 0.05
+    limits: ClassVar = {
+        workflow: {"UPDATES": 8, "INLINE_BYTES": 200, "PAGE_BYTES": 300},
+        bodies: {"INLINE_BYTES": 64, "ENGINE_BYTES": 2000},
+        following: {"_EVENT_BYTES": 16, "_EVENTS_BYTES": 200},
+    }
+
+
+_COUNT = (
+    "check_C7_an_abort_reaches_a_call_that_works_and_one_that_waits",
+    "check_E5_an_event_finds_the_call_in_its_next_life",
+)
+"""Checks that count how often a tool begins: one that is suspended begins more often."""
+_CHECKS = [check for check in Suspended.checks() if check not in _COUNT]
+
+
+@pytest.mark.parametrize("check", _CHECKS if SOAK else _CHECKS[::5])
+async def test_temporal_suspended(check: str, temporal: Place, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.CRITICAL):
+        await Suspended(temporal).run(check)
 
 
 async def test_an_engine_refuses_by_name_what_it_cannot_do(temporal: Place) -> None:
@@ -112,9 +146,12 @@ async def test_an_engine_refuses_by_name_what_it_cannot_do(temporal: Place) -> N
 
 
 @pytest.mark.skipif(not SOAK, reason="for the soak: the suite plays some")
+@pytest.mark.parametrize("suite", [OnTemporal, Suspended])
 @pytest.mark.parametrize("round", range(50))
-async def test_more_random_programs(round: int, temporal: Place, caplog: pytest.LogCaptureFixture) -> None:
+async def test_more_random_programs(
+    round: int, suite: type[OnTemporal], temporal: Place, caplog: pytest.LogCaptureFixture
+) -> None:
     seed = random.randrange(2**32)
     print("seed", seed)
     with caplog.at_level(logging.CRITICAL):
-        await OnTemporal(temporal).play(seed=seed, count=16, crashes=2)
+        await suite(temporal).play(seed=seed, count=16, crashes=2)

@@ -1,19 +1,19 @@
 """Every store passes the suite that we ship for people who write their own."""
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from tests.soak import SOAK
 
-pytest.register_assert_rewrite("keephold.testing.conformance")
-
-from keephold.config import load_config  # noqa: E402
-from keephold.config.would_do import would_do  # noqa: E402
-from keephold.errors import KeepholdError  # noqa: E402
-from keephold.store.base import Browse  # noqa: E402
-from keephold.store.memory import MemoryStore  # noqa: E402
-from keephold.store.urls import open_store  # noqa: E402
-from keephold.testing.conformance import StoreConformance  # noqa: E402
+from keephold.config import load_config
+from keephold.config.would_do import would_do
+from keephold.errors import KeepholdError
+from keephold.store import open_store
+from keephold.store.base import Browse
+from keephold.store.memory import MemoryStore
+from keephold.store.postgres.address import address, shown
+from keephold.testing.conformance import StoreConformance
 
 
 class Memory(StoreConformance):
@@ -103,9 +103,31 @@ def test_Y1_a_postgresql_url_names_a_database_and_a_schema() -> None:
         store = open_store(f"{kind}://me:hunter2@db.example:5433/work?sslmode=require&schema=tools")
         assert isinstance(store, PostgresStore)
         assert store.address.name == "PostgreSQL at db.example:5433/work, schema tools"
-        assert store.address.dsn == "postgresql://me:hunter2@db.example:5433/work?sslmode=require"
+        assert store.address.dsn == "postgresql://me:hunter2@/work?sslmode=require"
+        assert store.address.servers == (("db.example", 5433),)
         assert "hunter2" not in repr(store.address)
+    several = open_store("postgresql://me:hunter2@db1:5432,[::1]:5433/work").address  # type: ignore[attr-defined]
+    assert several.name == "PostgreSQL at db1:5432,[::1]:5433/work, schema keephold"
     assert open_store("postgresql:///work?host=/run/pg").address.name == "PostgreSQL at /run/pg/work, schema keephold"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("url", "servers"),
+    [
+        ("//me@db1,[::1]:5433/work", [("db1", None), ("::1", 5433)]),
+        ("//[::1],db2:65535/work", [("::1", None), ("db2", 65535)]),
+        ("//me@db:/work", [("db", None)]),
+        ("//[fe80::1%25eth0]/work", [("fe80::1%eth0", None)]),
+        ("//me:a[b]@%2Frun%2Fpg/work", [("/run/pg", None)]),
+        ("///work", [(None, None)]),
+        ("///work?host=/run/pg,db2:5434&port=5433", [("/run/pg", 5433), ("db2", 5434)]),
+    ],
+)
+def test_Y1_a_postgresql_url_names_servers(url: str, servers: list[tuple[str | None, int | None]]) -> None:
+    """asyncpg gets each server by itself: newer Pythons refuse an address of IPv6 behind another host."""
+    found = address(f"postgresql:{url}")
+    assert found.servers == tuple(servers)
+    assert not urlsplit(found.dsn).hostname and "[" not in found.dsn
 
 
 def test_K5_the_password_of_a_store_is_not_shown(tmp_path: Path) -> None:
@@ -119,6 +141,9 @@ def test_K5_the_password_of_a_store_is_not_shown(tmp_path: Path) -> None:
     "url",
     ["", "work.db", "memory", "memory://", "sqlite:", "sqlite://", "sqlite:///", "sqlite://me:hunter2@host/work.db",
      "sqlite:///:memory:", "postgresql://me:hunter2@host/db?schema=No", "postgres://me:hunter2@host:1x/db",
+     "postgresql://me:hunter2@host:99999/db", "postgresql://me:70000/hunter2@host/db", "postgresql://me:5433/hunter2@h/db",
+     "postgresql://me:7#hunter2@host/db", "postgresql://me:7@hunter2@host/db", "postgresql://me:hunter2@db1,,db2/db",
+     "postgresql://me:hunter2@/db?host=h&port=99999", "postgresql://me:hunter2@/db?host=a,b,c&port=1,2",
      "mysql://me:hunter2@host/db", "me:hunter2@host"],
 )  # fmt: skip
 def test_Y1_any_other_url_is_an_error_that_says_what_would_be_right(url: str) -> None:
@@ -128,3 +153,4 @@ def test_Y1_any_other_url_is_an_error_that_says_what_would_be_right(url: str) ->
     right = ("`postgresql://",) if url.startswith("postgres") else ("`memory:`", "`sqlite:///work.db`")
     assert all(each in refused.value.message for each in right), refused.value.message
     assert "hunter2" not in refused.value.message
+    assert not url.startswith("postgres") or shown(url) == "a PostgreSQL database"

@@ -1,4 +1,5 @@
-"""A control that is looked through, and the runtime that runs what it looks at: the same one, or another."""
+"""A control that is looked through, and the runtime that runs what it looks at: the same one, or another. And the
+open requests of a runtime, as somebody has them who decides from their list."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -11,7 +12,8 @@ from tests.patience import PATIENCE
 
 from keephold import Runtime, Tool
 from keephold.control.control import Control
-from keephold.control.open_requests import OpenRequests
+from keephold.control.open_requests import described
+from keephold.turn.prompts import Decided
 
 PLACES = ("memory", "sqlite", "elsewhere")
 """Where the handles are: in a store that does not last, in one that does, and run by another process of that store."""
@@ -23,10 +25,26 @@ async def controlled(place: str, directory: Path, tools: Sequence[Tool]) -> Asyn
     store = "memory:" if place == "memory" else stored_in(directory)
     async with Runtime(tools, store=store) as rt:
         if place != "elsewhere":
-            yield Control(rt, OpenRequests()), rt
+            yield Control(rt), rt
             return
         async with Runtime(store=store) as looking:
-            yield Control(looking, OpenRequests()), rt
+            yield Control(looking), rt
+
+
+class Needs:
+    """The questions and approvals that a runtime asks its user for."""
+
+    def __init__(self, rt: Runtime) -> None:
+        self._approvals = rt.approvals
+
+    def __len__(self) -> int:
+        return len(self._approvals.open)
+
+    def listed(self) -> list[dict[str, Any]]:
+        return [described(id, asking.prompt, asking.since) for id, asking in self._approvals.open.items()]
+
+    def decide(self, id: str, said: dict[str, Any]) -> Decided:
+        return self._approvals.decide(id, said, None)
 
 
 async def uid_of(rt: Runtime, id: str, conversation: str = "main") -> str:

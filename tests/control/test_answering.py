@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.control.places import PLACES, controlled, uid_of
+from tests.control.places import PLACES, Needs, controlled, uid_of
 from tests.patience import until
 from tests.turn.calls import spawn
 
 import keephold
 from keephold import Call, Question, Runtime, ToolCall
 from keephold.control.control import Control
-from keephold.control.open_requests import OpenRequests
 from keephold.errors import KeepholdError
 from keephold.testing import VirtualClock
+from keephold.turn.prompt_queue import FromList
 
 Places = pytest.mark.parametrize("place", PLACES)
 
@@ -87,8 +87,8 @@ async def work(call: Call) -> str:
 
 
 async def test_M5_a_spawn_that_waits_for_a_permission_answers_pending(clock: VirtualClock) -> None:
-    needs = OpenRequests()
-    async with Runtime([replace(work, run="ask")], prompter=needs, clock=clock) as rt:
+    async with Runtime([replace(work, run="ask")], prompter=FromList(), clock=clock) as rt:
+        needs = Needs(rt)
         desk = rt.call_queue("mcp")
         spawned = await desk.call(ToolCall("1", "work", {"action": "spawn", "id": "w"}))
         assert spawned.result == '{"id":"w","state":"pending"}'

@@ -15,12 +15,12 @@ from tests.turn.calls import STATEFUL, TALKING, call, spawn, wait_all
 import keephold
 from keephold import Call, KeepholdError, Key, Question, Runtime
 from keephold.control.control import Control
-from keephold.control.open_requests import OpenRequests
 from keephold.control.store_view import PAGE
 from keephold.handles.state import Running, Waiting
 from keephold.store.base import Inquired, Journaled, Registered
 from keephold.testing.conformance.suite import record, uid
 from keephold.tools.base import QuestionPolicy
+from keephold.turn.prompt_queue import FromList
 from keephold.turn.prompts import RunTool
 
 Places = pytest.mark.parametrize("place", PLACES)
@@ -93,6 +93,7 @@ async def test_C6_a_person_talks_to_a_handle_whoever_runs_it(place: str, tmp_pat
         ({}, 3, "no", "false"),
         ({"answer_type": "Text"}, None, "well", '"well"'),
         ({"answer_type": {"Select": {"options": ["a", "b"]}}}, "c", "2", '"b"'),
+        ({"answer_type": {"Select": {"options": ["a", " b "]}}}, "b", " b ", '" b "'),
         ({"secret": True}, None, "pass word", '"pass word"'),
     ],
 )
@@ -100,7 +101,7 @@ async def test_Q4_a_person_answers_what_only_a_person_may(
     place: str, arguments: dict[str, Any], wrong: Any, right: Any, answer: str, tmp_path: Path
 ) -> None:
     async with controlled(place, tmp_path, [asks]) as (control, rt):
-        rt.people._prompter = lambda prompt: asyncio.Event().wait()  # type: ignore[assignment, return-value]
+        rt.prompt_queue._prompter = lambda prompt: asyncio.Event().wait()  # type: ignore[assignment, return-value]
         async with rt.turn("main") as turn:
             await turn.run([spawn("asks", "a", **arguments)])
             uid = await uid_of(rt, "a")
@@ -130,7 +131,7 @@ async def test_the_questions_of_other_processes_are_among_what_needs_a_person(de
             prompts.append(prompt)
             await asyncio.Event().wait()
 
-        rt.people._prompter = prompter
+        rt.prompt_queue._prompter = prompter
         await turn.run([spawn("asks", "a"), spawn("asks", "s", secret=True)])
         both = await until(lambda: needs(control, 2))
         assert [need["kind"] for need in both] == ["question", "secret"]
@@ -272,9 +273,9 @@ async def test_D3_keys_are_listed_by_the_page_and_counted(place: str, tmp_path: 
         assert sizes == [4, 4, 2] and sorted(found) == sorted(
             f"{name}-{number}" for name in ("main", "other") for number in range(5)
         )
-        assert await control.store_view.count_keys(["main", "nowhere"]) == {"main": 5, "nowhere": 0}
+        assert await control.store_view.store.count_open_waits(["main", "nowhere"]) == {"main": 5, "nowhere": 0}
         assert await control.revoke("main") == {"revoked": 5}
-        assert await control.store_view.count_keys(["main", "other"]) == {"main": 0, "other": 5}
+        assert await control.store_view.store.count_open_waits(["main", "other"]) == {"main": 0, "other": 5}
 
 
 @Stores
@@ -472,7 +473,7 @@ async def test_Q1_questions_of_others_are_not_lost_behind_many_of_ones_own(tmp_p
     async with Runtime(store=stored_in(tmp_path)) as rt, Runtime(store=stored_in(tmp_path)) as other:
         await rt.registry.write([Registered(record(number, state=asks)) for number in own])
         await other.registry.write([Registered(record(number, state=asks)) for number in others])
-        control = Control(rt, OpenRequests())
+        control = Control(rt)
         assert [need["handle"] for need in await control.requests.page()] == [uid(number) for number in others]
         assert await control.requests.count() == len(others)
         for number in (own[0], others[0]):
@@ -484,18 +485,19 @@ async def test_Q1_questions_of_others_are_not_lost_behind_many_of_ones_own(tmp_p
 
 async def test_Q1_what_was_asked_first_comes_first_whoever_asks(tmp_path: Path) -> None:
     asks = Waiting(1.0, 1.0, 1.0, Question(id="sure", text="Sure?", answer_type="Boolean"), 1)
-    needs = OpenRequests()
     prompts = [
         RunTool(tool="t", action=None, id=None, arguments={}, conversation="main", uid=f"u{each}") for each in range(9)
     ]
-    async with Runtime(store=stored_in(tmp_path)) as rt, Runtime(store=stored_in(tmp_path)) as other:
-        asking = [asyncio.ensure_future(needs(prompt)) for prompt in prompts]
+    async with (
+        Runtime(store=stored_in(tmp_path), prompter=FromList()) as rt,
+        Runtime(store=stored_in(tmp_path)) as other,
+    ):
+        asking = [rt.prompt_queue.ask(prompt, lambda _: None) for prompt in prompts]
         await other.registry.write((Registered(record(1, state=asks)),))
-        listed = await Control(rt, needs).requests.page(limit=5)
+        listed = await Control(rt).requests.page(limit=5)
         assert [need["handle"] for need in listed] == [uid(1), "u0", "u1", "u2", "u3"]
         for each in asking:
-            each.cancel()
-        await asyncio.wait(asking)
+            each.withdraw()
 
 
 async def test_R1_of_a_process_that_is_gone_it_is_said_so(tmp_path: Path) -> None:

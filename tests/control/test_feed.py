@@ -14,7 +14,7 @@ from tests.patience import PATIENCE
 from keephold import KeepholdError, Runtime
 from keephold.control import feed as feeding
 from keephold.control.feed import Announcement, Feed, FeedItem
-from keephold.store.base import Collected, Emitted, Registered, StoredEvent, browsable
+from keephold.store.base import Collected, Emitted, EventQuery, Registered, StoredEvent, browsable
 from keephold.testing.conformance.suite import record, uid
 
 PLACES = ("main", "other")
@@ -97,7 +97,7 @@ class Log:
     async def note(self) -> None:
         """Read what is new, as often as it takes."""
         store = browsable(self.runtime.registry.store)
-        self.all += await store.events(self.all[-1].seq if self.all else 0, 10_000)
+        self.all += await store.events(EventQuery(after=self.all[-1].seq if self.all else 0, limit=10_000))
 
     async def collect(self) -> None:
         """Let everything go that is older than the newest."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import apsw
 import pytest
+from tests.control.places import Needs
 from tests.control.test_needs import TOOLS, open_now, say
 from tests.durable.lives import power_cut
 from tests.patience import PATIENCE
@@ -15,8 +16,8 @@ from tests.turn.calls import TALKING, reply, spawn, texts, wait_all
 import keephold
 from keephold import KeepholdError, Runtime
 from keephold.control.control import Control
-from keephold.control.open_requests import OpenRequests
 from keephold.store.sqlite import SqliteStore
+from keephold.turn.prompt_queue import FromList
 
 
 class Disk:
@@ -44,12 +45,12 @@ async def unavailable(doing: Any) -> str:
 
 
 async def test_R4_an_answer_is_not_taken_while_it_cannot_be_written(tmp_path: Path) -> None:
-    disk, needs = Disk(), OpenRequests()
+    disk = Disk()
     store = SqliteStore(tmp_path / "work.db", fault=disk)
-    async with Runtime(TOOLS, store=store, prompter=needs) as rt, rt.turn("main") as turn:
-        control = Control(rt, needs)
+    async with Runtime(TOOLS, store=store, prompter=FromList()) as rt, rt.turn("main") as turn:
+        control = Control(rt)
         await reply(turn, spawn("wonders", "w"))
-        (need,) = await open_now(needs)
+        (need,) = await open_now(Needs(rt))
         disk.full = True
         with pytest.raises(KeepholdError):
             await rt.revoke_keys("main")
@@ -64,13 +65,13 @@ async def test_R4_an_answer_is_not_taken_while_it_cannot_be_written(tmp_path: Pa
 
 
 async def test_R4_an_answer_that_fills_the_disk_is_not_said_to_be_taken(tmp_path: Path) -> None:
-    disk, needs = Disk(), OpenRequests()
+    disk = Disk()
     store = SqliteStore(tmp_path / "work.db", fault=disk)
-    async with Runtime(TOOLS, store=store, prompter=needs) as rt, rt.turn("main") as turn:
+    async with Runtime(TOOLS, store=store, prompter=FromList()) as rt, rt.turn("main") as turn:
         await reply(turn, spawn("wonders", "w"))
-        (need,) = await open_now(needs)
+        (need,) = await open_now(Needs(rt))
         disk.full = True
-        control = Control(rt, needs)
+        control = Control(rt)
         said = await unavailable(control.decide(need["id"], say("answer", value=True)))
         assert "that was taken, and is written as soon as it can be" in said
         assert (await control.decide(need["id"], say("answer", value=False)))["status"] == "gone"
@@ -102,7 +103,7 @@ async def test_R4_the_first_answer_that_cannot_be_written_is_not_acknowledged(
     """Nobody has noticed the full disk before. The second answer is refused, and nothing fails but the two."""
     disk = Disk()
     store = SqliteStore(tmp_path / "work.db", fault=disk)
-    async with Runtime(TOOLS, store=store, prompter=OpenRequests()) as rt, rt.turn("main") as turn:
+    async with Runtime(TOOLS, store=store, prompter=FromList()) as rt, rt.turn("main") as turn:
         control = Control(rt)
         await reply(turn, spawn("wonders", "w"))
         uid = (await rt.handle("w", conversation="main")).uid
@@ -122,7 +123,7 @@ async def test_R4_the_disk_of_the_owner_is_full_and_another_process_answers(tmp_
     disk, path = Disk(), tmp_path / "work.db"
     owned = SqliteStore(path, fault=disk)
     async with (
-        Runtime(TOOLS, store=owned, prompter=OpenRequests()) as owner,
+        Runtime(TOOLS, store=owned, prompter=FromList()) as owner,
         owner.turn("main") as turn,
         Runtime(TOOLS, store=SqliteStore(path)) as rt,
     ):

@@ -12,7 +12,7 @@ from keephold import Runtime, Tool
 from keephold.cli.printing import state_words
 from keephold.cli.store_control import Stored
 from keephold.control.control import Control
-from keephold.store.urls import open_store
+from keephold.store import open_store
 from keephold.turn.prompts import Decision, Prompt
 
 

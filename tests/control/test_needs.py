@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.control.places import Needs
 from tests.mcp.clients import connected
 from tests.mcp.serving import serving
 from tests.turn.calls import STATEFUL, abort, call, spawn, texts
-from tests.turn.people import Person, few
+from tests.turn.people import Person, attended, few
 
 import keephold
 from keephold import Call, Question, Runtime, Turn
 from keephold.control.control import Control
-from keephold.control.open_requests import OpenRequests
 from keephold.testing import VirtualClock
-from keephold.turn.prompt_queue import LeftOpen
-from keephold.turn.prompts import Answer, Approved, AskQuestion, Decision, Denied, Dismissed, Prompt, RunTool
+from keephold.turn.prompt_queue import Asking, FromList, LeftOpen
+from keephold.turn.prompts import Answer, Approved, AskQuestion, Decision, Denied, Dismissed, Edited, Prompt, RunTool
 
 SELECT = {"Select": {"options": ["one", "two"]}}
 SHOWN = {"id", "kind", "conversation", "tool", "handle", "handle_id", "since", "action", "arguments", "result",
@@ -58,14 +58,14 @@ TOOLS = [echo, shape, private, asks, wonders]
 
 
 @asynccontextmanager
-async def asked(clock: VirtualClock | None) -> AsyncIterator[tuple[OpenRequests, Control, Turn]]:
-    needs = OpenRequests()
-    async with Runtime(TOOLS, clock=clock, prompter=needs) as rt, rt.turn("main") as turn:
-        yield needs, Control(rt, needs), turn
+async def asked(clock: VirtualClock | None) -> AsyncIterator[tuple[Needs, Control, Turn]]:
+    async with Runtime(TOOLS, clock=clock, prompter=FromList()) as rt, rt.turn("main") as turn:
+        needs = Needs(rt)
+        yield needs, Control(rt), turn
     assert needs.listed() == [] and len(needs) == 0
 
 
-async def open_now(needs: OpenRequests, count: int = 1) -> list[dict[str, Any]]:
+async def open_now(needs: Needs, count: int = 1) -> list[dict[str, Any]]:
     """What is open, once it is so much."""
     while len(needs) != count:  # noqa: ASYNC110 (virtual time; a hang is the test's)
         await asyncio.sleep(0.001)
@@ -157,39 +157,40 @@ async def test_P5_edited_arguments_that_the_tool_does_not_take_are_refused_where
     async def careful(text: str) -> str:
         return f"careful {text}"
 
-    needs = OpenRequests()
-    async with Runtime([careful, *TOOLS], prompter=needs) as rt, rt.turn("main") as turn:
-        control = Control(rt, needs)
+    async with Runtime([careful, *TOOLS], prompter=FromList()) as rt, rt.turn("main") as turn:
+        control, needs = Control(rt), Needs(rt)
         for one, result in ((call("echo", text="hi"), "echo ho"), (spawned, '"id":"c"')):
             running = asyncio.create_task(texts(turn, one))
             (need,) = await open_now(needs)
             for wrong in ({"txt": "ho"}, {"text": 5}, {}):
                 told = await control.decide(need["id"], say("edit", value=wrong))
                 assert told["status"] == "again" and "`t" in (told["problem"] or ""), told
-                assert needs.described(need["id"]) == need, "it is still asked, and asked the same"
+                assert await control.request(need["id"]) == need, "it is still asked, and asked the same"
             assert (await control.decide(need["id"], say("edit", value={"text": "ho"})))["status"] == "taken"
             assert result in (await running)[0]
 
 
 async def test_P5_edited_arguments_that_the_tool_does_not_take_are_asked_about_again(clock: VirtualClock) -> None:
-    needs = OpenRequests()  # as of a tool that only its turn has
-    async with Runtime(TOOLS, clock=clock, prompter=needs) as rt, rt.turn("main") as turn:
-        running = asyncio.create_task(texts(turn, call("echo", text="hi")))
+    client = Person()
+    async with Runtime(TOOLS, clock=clock, prompter=FromList()) as rt:
+        needs = Needs(rt)
+        visit = await rt.call_queue("desk").begin(call("echo", text="hi"), prompt_queue=rt.prompt_queue.joined(client))
         (need,) = await open_now(needs)
-        assert needs.decide(need["id"], say("edit", value={"txt": "ho"}))["status"] == "taken"
+        await client.says(Edited({"txt": "ho"}))
         await few()
         (again,) = await open_now(needs)
         assert again["id"] != need["id"] and again["problem"] and again["arguments"] == {"txt": "ho"}
+        assert len(client.open) == 1
         needs.decide(again["id"], say("edit", value={"text": "ho"}))
-        assert await running == ["echo ho"]
+        assert (await visit.response()).result == "echo ho" and client.open == []
 
 
 async def test_Q5_all_are_open_at_once_and_each_is_decided_for_itself(clock: VirtualClock) -> None:
-    async with asked(clock) as (needs, _, turn):
+    async with asked(clock) as (needs, control, turn):
         changes: list[int] = []
         others: list[int] = []
-        needs.on_changed.add(lambda: changes.append(len(needs)))
-        needs.on_changed.add(lambda: others.append(len(needs)))
+        control.runtime.approvals.on_changed.add(lambda: changes.append(len(needs)))
+        control.runtime.approvals.on_changed.add(lambda: others.append(len(needs)))
         calls = [call("echo", text="hi"), call("asks"), call("private"), call("echo", text="ho")]
         running = asyncio.create_task(texts(turn, *calls))
         shown = await open_now(needs, 4)
@@ -224,6 +225,57 @@ async def test_P5_what_is_remembered_settles_the_others_that_are_open(
         assert left["tool"] == "shape", "it was said of one tool"
         needs.decide(left["id"], say("approve"))
         assert await running == [first, *others, "shape d"]
+
+
+async def test_P5_what_is_remembered_settles_no_edit_that_was_refused(clock: VirtualClock) -> None:
+    """The arguments of that prompt are those that the user has edited wrongly: nobody has allowed them."""
+    person = Person(Edited({"text": 5}))
+    async with attended(clock, [echo], person=person) as (rt, turn):
+        needs = Needs(rt)
+        running = asyncio.create_task(texts(turn, call("echo", text="a"), call("echo", text="b")))
+        await few()
+        wrong, right = sorted(await open_now(needs, 2), key=lambda need: need["problem"] is None)
+        assert wrong["arguments"] == {"text": 5} and right["arguments"] == {"text": "b"}
+        needs.decide(right["id"], say("approve", remember=True))
+        (left,) = await open_now(needs)
+        assert left["problem"]
+        needs.decide(left["id"], say("edit", value={"text": "c"}))
+        assert await running == ["echo c", "echo b"]
+
+
+async def test_P5_a_call_that_is_asked_about_again_runs_once_although_its_old_prompt_is_still_shown(
+    clock: VirtualClock,
+) -> None:
+    ran: list[str] = []
+
+    @keephold.tool(run="ask")
+    async def once(text: str) -> str:
+        ran.append(text)
+        return text
+
+    async def slow(prompt: Prompt) -> Decision:
+        assert isinstance(prompt, RunTool)
+        if prompt.problem is None:
+            prompt.arguments["text"] = "changed"  # so that it is asked again
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.3)  # closes its window
+        raise AssertionError
+
+    async with Runtime([once], clock=clock, prompter=slow) as rt, rt.turn("main") as turn:
+        needs = Needs(rt)
+        running = asyncio.create_task(texts(turn, call("once", text="a"), call("once", text="b")))
+        await few()
+        first, second = await open_now(needs, 2)
+        needs.decide(first["id"], say("approve"))
+        needs.decide(second["id"], say("approve", remember=True))
+        await few()
+        (again,) = await open_now(needs)
+        needs.decide(again["id"], say("approve"))
+        await running
+        assert sorted(ran) == ["b", "changed"], "each once"
+        await clock.advance(1)  # the prompters end
 
 
 async def test_Q5_a_remembered_answer_settles_the_same_question_of_others(clock: VirtualClock) -> None:
@@ -266,15 +318,13 @@ async def test_C7_a_prompt_goes_with_the_handle_that_asked(clock: VirtualClock) 
 
 
 async def test_closing_withdraws_what_is_open_and_decides_nothing(clock: VirtualClock) -> None:
-    needs = OpenRequests()
-    rt = Runtime(TOOLS, clock=clock, prompter=needs)
+    rt, client = Runtime(TOOLS, clock=clock, prompter=FromList()), Person()
     async with rt:
-        rt.people.beside = needs.beside
-        client = Person()
+        needs = Needs(rt)
         running = asyncio.create_task(rt.turn("main").__aenter__())
         turn = await running
         batch = asyncio.create_task(texts(turn, call("echo", text="a")))
-        visit = await rt.call_queue("desk").begin(call("echo", text="b"), people=rt.people.joined(client))
+        visit = await rt.call_queue("desk").begin(call("echo", text="b"), prompt_queue=rt.prompt_queue.joined(client))
         await open_now(needs, 2)
     assert needs.listed() == [] and client.open == []
     response = await visit.response()
@@ -284,59 +334,57 @@ async def test_closing_withdraws_what_is_open_and_decides_nothing(clock: Virtual
 
 
 async def test_the_ids_of_another_process_name_nothing() -> None:
-    assert OpenRequests().decide("00000000-1", say("approve"))["status"] == "gone"
-    one, other = OpenRequests(), OpenRequests()
-    prompt = RunTool(tool="t", action=None, id=None, arguments={}, conversation="c")
-    tasks = [asyncio.create_task(one(prompt)), asyncio.create_task(other(prompt))]
-    await few()
-    assert other.decide(one.listed()[0]["id"], say("approve"))["status"] == "gone"
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
+    async with asked(None) as (one, _, turn), asked(None) as (other, control, _):
+        assert (await control.decide("00000000-1", say("approve")))["status"] == "gone"
+        running = asyncio.create_task(texts(turn, call("echo", text="hi")))
+        (need,) = await open_now(one)
+        assert other.decide(need["id"], say("approve"))["status"] == "gone"
+        assert (await control.decide(need["id"], say("approve")))["status"] == "gone"
+        one.decide(need["id"], say("approve"))
+        await running
 
 
-# Beside somebody else
+# Beside a client
 
 PERMISSION = RunTool(tool="t", action=None, id=None, arguments={"a": 1}, conversation="c")
 SECRET = AskQuestion(tool="t", id=None, question=Question(id="q", text="?", secret=True), conversation="c")
 
 
 @asynccontextmanager
-async def beside(prompt: Prompt, other: Any) -> AsyncIterator[tuple[OpenRequests, "asyncio.Task[Decision]"]]:
-    needs = OpenRequests()
-    deciding = asyncio.ensure_future(needs.beside(other)(prompt))
-    try:
+async def beside(prompt: Prompt, client: Any) -> AsyncIterator[tuple[Needs, Asking, "asyncio.Future[Decision]"]]:
+    """Ask a client, whom the list does not delay."""
+    decided: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+    async with Runtime(prompter=FromList()) as rt:
+        needs, asking = Needs(rt), rt.prompt_queue.joined(client).ask(prompt, decided.set_result)
         await few()
-        yield needs, deciding
-    finally:
-        deciding.cancel()
-        await asyncio.wait([deciding])
+        yield needs, asking, decided
+        asking.withdraw()
         await few()
-        assert needs.listed() == [] and not needs._open
+        assert needs.listed() == [] and client.open == []
 
 
 async def test_whoever_answers_first_has_answered_and_the_other_is_not_asked_any_more() -> None:
     client = Person()
-    async with beside(PERMISSION, client) as (needs, deciding):
-        assert len(needs) == 1 and client.open == [PERMISSION]
+    async with beside(PERMISSION, client) as (needs, asking, deciding):
+        assert len(needs) == 1 and client.open == [asking.prompt]
         await client.says(Denied("no"))
         assert await deciding == Denied("no")
         await few()
         assert needs.listed() == []
     client = Person()
-    async with beside(PERMISSION, client) as (needs, deciding):
+    async with beside(PERMISSION, client) as (needs, _, deciding):
         assert needs.decide(needs.listed()[0]["id"], say("approve"))["status"] == "taken"
         assert await deciding == Approved()
         await few()
-        assert client.open == [] and client.withdrawn == [PERMISSION]
+        assert client.open == [] and client.withdrawn == client.seen
 
 
 async def test_both_at_once_is_one_of_them() -> None:
     client = Person()
-    async with beside(PERMISSION, client) as (needs, deciding):
-        needs.decide(needs.listed()[0]["id"], say("approve"))
+    async with beside(PERMISSION, client) as (needs, _, deciding):
         await client.says(Denied("no"))
-        assert await deciding in (Approved(), Denied("no"))
+        assert needs.decide(needs.listed()[0]["id"], say("approve"))["status"] == "taken"
+        assert await deciding == Approved()
 
 
 @pytest.mark.parametrize("gone", [LeftOpen(), Dismissed("the client has gone"), Dismissed(""), OSError("no pipe")])
@@ -344,7 +392,7 @@ async def test_a_client_that_cannot_ask_or_has_gone_leaves_it_to_the_dashboard(
     gone: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = Person(gone)
-    async with beside(PERMISSION, client) as (needs, deciding):
+    async with beside(PERMISSION, client) as (needs, _, deciding):
         assert not deciding.done() and len(needs) == 1
         needs.decide(needs.listed()[0]["id"], say("deny", reason="not now"))
         assert await deciding == Denied("not now")
@@ -352,13 +400,13 @@ async def test_a_client_that_cannot_ask_or_has_gone_leaves_it_to_the_dashboard(
 
 
 async def test_a_person_who_cancels_at_their_client_has_decided() -> None:
-    async with beside(PERMISSION, Person(Dismissed())) as (_, deciding):
+    async with beside(PERMISSION, Person(Dismissed())) as (_, _, deciding):
         assert await deciding == Dismissed()
 
 
 async def test_K5_a_secret_is_asked_for_here_alone() -> None:
     client = Person()
-    async with beside(SECRET, client) as (needs, deciding):
+    async with beside(SECRET, client) as (needs, _, deciding):
         assert client.seen == []
         needs.decide(needs.listed()[0]["id"], say("answer", value="pass"))
         assert await deciding == Answer("pass")
@@ -367,21 +415,21 @@ async def test_K5_a_secret_is_asked_for_here_alone() -> None:
 
 async def test_what_nobody_needs_any_more_is_taken_back_from_both() -> None:
     client = Person()
-    async with beside(PERMISSION, client) as (needs, deciding):
-        deciding.cancel()
-        await asyncio.wait([deciding])
+    async with beside(PERMISSION, client) as (needs, asking, deciding):
+        asking.withdraw()
         await few()
-        assert needs.listed() == [] and client.withdrawn == [PERMISSION]
+        assert needs.listed() == [] and client.withdrawn == client.seen and not deciding.done()
 
 
 async def test_P5_what_is_remembered_settles_what_clients_are_asked_as_well(clock: VirtualClock) -> None:
     """Calls of MCP clients each have people of their own; a person at the dashboard sees them all."""
-    needs = OpenRequests()
-    async with Runtime(TOOLS, clock=clock, prompter=needs) as rt:
-        rt.people.beside = needs.beside
+    async with Runtime(TOOLS, clock=clock, prompter=FromList()) as rt:
+        needs = Needs(rt)
         clients, desk = [Person(), Person()], rt.call_queue("main")
-        joined = [rt.people.joined(client) for client in clients]
-        visits = [await desk.begin(call("echo", text=each), people=of) for each, of in zip("ab", joined, strict=True)]
+        joined = [rt.prompt_queue.joined(client) for client in clients]
+        visits = [
+            await desk.begin(call("echo", text=each), prompt_queue=of) for each, of in zip("ab", joined, strict=True)
+        ]
         visits.append(await desk.begin(call("echo", text="c")))
         shown = await open_now(needs, 3)
         needs.decide(shown[0]["id"], say("approve", remember=True))
@@ -395,7 +443,6 @@ async def test_P5_what_is_remembered_settles_what_clients_are_asked_as_well(cloc
 async def test_M4_a_client_over_MCP_and_the_dashboard_are_asked_beside_each_other(
     mode: str, first: str, tmp_path: Path
 ) -> None:
-    needs = OpenRequests()
     forms: asyncio.Queue[str] = asyncio.Queue()
 
     async def elicited(context: Any, params: Any) -> Any:
@@ -406,8 +453,8 @@ async def test_M4_a_client_over_MCP_and_the_dashboard_are_asked_beside_each_othe
 
         return ElicitResult(action="accept", content={"approve": True})
 
-    async with serving(tools=TOOLS) as server:
-        server.runtime.people.beside = needs.beside
+    async with serving(tools=TOOLS, prompter=FromList()) as server:
+        needs = Needs(server.runtime)
         async with connected(server.url, mode, elicitation_callback=elicited) as client:
             calling = asyncio.create_task(client.call_tool("echo", {"text": "hi"}))
             assert "echo" in await forms.get()

@@ -15,7 +15,6 @@ import keephold
 from keephold import Call, KeepholdError, Runtime
 from keephold.control import output
 from keephold.control.control import Control
-from keephold.control.open_requests import OpenRequests
 from keephold.control.stored_output import talking
 from keephold.durable.keys import make_key, masked, new_secret
 from keephold.handles import timeline
@@ -389,7 +388,7 @@ async def test_C5_output_of_virtual_time_has_times_of_it(clock: VirtualClock) ->
 async def test_C5_it_is_known_in_postgresql_when_it_was_printed(postgres: str) -> None:
     async with Runtime([says], store=postgres) as rt, rt.turn("main") as turn:
         await turn.run([spawn("says", "s")])
-        control, uid, began = Control(rt, OpenRequests()), await uid_of(rt, "s"), time.time()
+        control, uid, began = Control(rt), await uid_of(rt, "s"), time.time()
         await say(control, uid, b"one\n")
         await control.abort(uid)
         ((at, one),) = await timed(control, uid)

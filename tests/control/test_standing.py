@@ -1,18 +1,19 @@
 """Prompts and standing permissions that other processes see, decide and revoke (P6): two runtimes on one store."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from tests.patience import PATIENCE
-from tests.turn.calls import STATEFUL, call, spawn, texts
+from tests.turn.calls import STATEFUL, call, fetch, spawn, texts
 from tests.turn.people import Person
 
 import keephold
-from keephold import Call, Question, Runtime, Turn
+from keephold import Call, Question, Runtime, Tool, Turn
 from keephold.control.control import Control
 from keephold.store.base import Posted
 from keephold.text import to_json
@@ -55,10 +56,10 @@ class Scene(NamedTuple):
 
 
 @asynccontextmanager
-async def scene(directory: Path) -> AsyncIterator[Scene]:
+async def scene(directory: Path, tools: Sequence[Tool] = TOOLS) -> AsyncIterator[Scene]:
     store, person = f"sqlite:///{directory / 'store.db'}", Person()
     async with (
-        Runtime(TOOLS, store=store, prompter=person) as runtime,
+        Runtime(tools, store=store, prompter=person) as runtime,
         Runtime(store=store) as other,
         runtime.turn("main") as turn,
     ):
@@ -101,6 +102,43 @@ async def test_P6_another_process_lists_and_decides_what_the_user_is_asked(tmp_p
         assert (request["kind"], request["result"]) == ("result", "a secret")
         assert (await elsewhere.decide(request["id"], say(request, "deny"), "a test"))["status"] == "taken"
         assert await running == ["Result delivery skipped by user."]
+
+
+async def test_P6_the_process_that_asks_lists_its_prompts_at_once_however_its_user_is_asked() -> None:
+    person = Person()
+    async with Runtime(TOOLS, prompter=person) as rt, rt.turn("main") as turn:
+        control = Control(rt)
+        running = asyncio.create_task(texts(turn, call("echo", text="hi"), call("asks")))
+        prompt = await person.sees()
+        permission, question = await control.requests.page()
+        assert (permission["id"], permission["kind"], question["kind"]) == (prompt.request, "permission", "question")
+        assert await control.requests.count() == 2 and await control.request(question["id"]) == question
+        answer = {"decision": "answer", "value": True}
+        assert (await control.decide(question["id"], answer))["status"] == "taken", "it was not shown yet"
+        assert (await control.decide(permission["id"], say(permission, "approve")))["status"] == "taken"
+        assert await running == ["echo hi", "sure True"]
+        assert len(person.seen) == 1 and person.open == [] and await control.requests.page() == []
+
+
+async def test_P6_a_permission_to_use_a_handle_names_it_and_does_not_hold_it_up(tmp_path: Path) -> None:
+    guarded = replace(echo, run="unattended", run_actions={"fetch": "ask"}, resources=("one",))
+
+    @keephold.tool(resources=("one",), actions=STATEFUL)
+    async def holds() -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    async with scene(tmp_path, [guarded, holds]) as here:
+        await texts(here.turn, spawn("holds", "h"), spawn("echo", "e", text="x"))
+        uid = (await here.runtime.handle("e", conversation="main")).uid
+        running = asyncio.create_task(texts(here.turn, fetch("echo", "e")))
+        (request,) = await here.posted()
+        for control in (here.elsewhere, Control(here.runtime)):
+            assert request["handle"] == uid and await control.requests.page(handle=uid) == [request]
+            described = await control.runtime_view.handle(uid)
+            assert described["state"] == "pending" and all(each["by"] != "permission" for each in described["held_up"])
+        await here.person.says(Approved())
+        await running
 
 
 async def test_P6_the_first_decision_counts(tmp_path: Path) -> None:

@@ -144,13 +144,17 @@ def _unmatched(store: Snapshot, done: list[Effect]) -> Iterator[str]:
 
 
 def _silent(store: Snapshot) -> Iterator[str]:
-    """D9: the end of a parked call is news, until a response has shown it."""
-    told = set(store.news.values())
+    """D9: the end of a parked call is queued as a notification, until a response carries it or shows the end.
+
+    A call may end after the state that a response shows was read, and before the response is written: then it is
+    carried by that response.
+    """
+    told = {*store.news.values(), *store.carried}
     for row in store.handles.values():
         if row.parked and row.stopped and row.uid not in told:
             shown = json.dumps([each for (where, *_), each in store.responses.items() if where == row.conversation])
             if row.stateful and f'\\"id\\":\\"{row.id}\\",\\"state\\":\\"stopped\\"' not in shown.replace("\\\\", "\\"):
-                yield f"R4: the end of {row.id}, which was parked, is neither news nor shown: {shown}"
+                yield f"R4: the end of {row.id}, which was parked, is neither queued, carried nor shown: {shown}"
 
 
 def at_the_end(life: "Life") -> None:

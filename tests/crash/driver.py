@@ -165,6 +165,12 @@ class Nursery:
         self._process.wait()
 
 
+class NewLife(Protocol):
+    """Makes a life on a store of some kind."""
+
+    def __call__(self, directory: Path, scenes: tuple[str, ...], *, new: bool = False) -> "Life": ...
+
+
 @dataclass
 class Life:
     """One store and what became of it."""

@@ -23,9 +23,9 @@ class Report:
         return "\n".join([told, *self.wrong])
 
 
-def run(nursery: Nursery, directory: Path, count: int) -> Report:
+def run(life: Life, count: int) -> Report:
     """Park so many calls, then complete each of them twice."""
-    life, report = Life(nursery, directory, ()), Report()
+    report = Report()
     assert life.start(role="park", count=count).ended().code == 0, str(life)
     keys = [told["key"] for told in life.told if told["kind"] == "key"]
     life.runs.clear()
@@ -45,4 +45,4 @@ def run(nursery: Nursery, directory: Path, count: int) -> Report:
 def soak(count: int) -> Report:
     """The same, with everything it needs."""
     with tempfile.TemporaryDirectory() as directory, Nursery() as nursery:
-        return run(nursery, Path(directory), count)
+        return run(Life(nursery, Path(directory), ()), count)

@@ -59,6 +59,8 @@ class Snapshot:
     responses: dict[tuple[str, str, int], Any] = field(default_factory=dict)
     """By conversation, turn and number: what a batch was answered, None if it was not."""
     news: dict[int, str] = field(default_factory=dict)
+    carried: frozenset[str] = frozenset()
+    """The uids of handles whose notifications ride on a batch's responses."""
     open_turns: frozenset[str] = frozenset()
 
     @classmethod
@@ -113,6 +115,11 @@ class Snapshot:
                 )
             },
             news=dict(rows("SELECT number, uid FROM notifications")),
+            carried=frozenset(
+                each["uid"]
+                for (carried,) in rows("SELECT notifications FROM batches WHERE notifications IS NOT NULL")
+                for each in json.loads(carried)
+            ),
             open_turns=frozenset(turn for (turn,) in rows("SELECT turn FROM turns WHERE ended_at IS NULL")),
         )
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.crash.driver import Life, Nursery
+from tests.crash.driver import NewLife
 from tests.crash.here import finish_here, play_here, run_here
 from tests.crash.points import chosen
 from tests.crash.scenes import SCENES
@@ -14,11 +14,11 @@ from tests.crash.stage import Commits, play_until_closed
 
 
 @pytest.mark.parametrize("scene", SCENES)
-async def test_R6_closed_at_every_commit(nursery: Nursery, tmp_path: Path, scene: str) -> None:
-    rehearsal = Life(nursery, tmp_path / "rehearsal", (scene,))
+async def test_R6_closed_at_every_commit(new_life: NewLife, tmp_path: Path, scene: str) -> None:
+    rehearsal = new_life(tmp_path / "rehearsal", (scene,))
     await finish_here(rehearsal)
     for earlier, number in chosen(rehearsal, "after"):
-        life = Life(nursery, tmp_path / f"{earlier}-{number}", (scene,))
+        life = new_life(tmp_path / f"{earlier}-{number}", (scene,))
         for _ in range(earlier):
             await play_here(life)
         commits = Commits(f"after:{number}")

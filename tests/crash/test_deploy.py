@@ -7,15 +7,15 @@ the first step is not repeated. The approval comes from another process altogeth
 import asyncio
 from pathlib import Path
 
-from tests.crash.driver import Life, Nursery
+from tests.crash.driver import NewLife
 from tests.crash.stage import store_file
 from tests.crash.world import effects
 
 from keephold import Runtime
 
 
-async def test_E2_a_deployment_is_approved_after_the_machine_died(nursery: Nursery, tmp_path: Path) -> None:
-    life = Life(nursery, tmp_path, ("deployment",))
+async def test_E2_a_deployment_is_approved_after_the_machine_died(new_life: NewLife, tmp_path: Path) -> None:
+    life = new_life(tmp_path, ("deployment",))
 
     # A model calls `deploy`. The tool creates the release, asks for an approval, and the machine dies.
     first = life.start()
@@ -32,7 +32,7 @@ async def test_E2_a_deployment_is_approved_after_the_machine_died(nursery: Nurse
     assert second.hear("step", step="create") is not None
 
     # Somebody approves, from a process of their own that knows nothing but the key.
-    async with Runtime(store=f"sqlite:///{store_file(tmp_path)}") as elsewhere:
+    async with Runtime(store=life.url or f"sqlite:///{store_file(tmp_path)}") as elsewhere:
         approval = {"status": "ok", "payload": {"approved by": "Ada"}}
         assert str(await elsewhere.resolve(asked["key"], approval)) == "accepted"
         late = await elsewhere.resolve(asked["key"], {"status": "timeout"})

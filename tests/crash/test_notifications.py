@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.crash import check
-from tests.crash.driver import Life, Nursery
+from tests.crash.driver import Life, NewLife, Nursery
 from tests.crash.notified import SCENES, known, told_of
 from tests.crash.points import chosen
 from tests.soak import tries
@@ -54,13 +54,13 @@ def check_heard(life: Life) -> None:
     assert not problems, "\n".join([*problems, str(life)])
 
 
-def killed_at_every_commit(nursery: Nursery, directory: Path, scene: str, side: str) -> None:
-    rehearsal = Life(nursery, directory / "rehearsal", (scene,))
+def killed_at_every_commit(new_life: NewLife, directory: Path, scene: str, side: str) -> None:
+    rehearsal = new_life(directory / "rehearsal", (scene,))
     rehearsal.finish()
     check_heard(rehearsal)
     died = 0
     for earlier, number in chosen(rehearsal, side):
-        life = Life(nursery, directory / f"{earlier}-{number}", (scene,))
+        life = new_life(directory / f"{earlier}-{number}", (scene,))
         for _ in range(earlier):
             life.run()
         life.run(kill=f"{side}:{number}")
@@ -75,23 +75,23 @@ def killed_at_every_commit(nursery: Nursery, directory: Path, scene: str, side: 
 
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("scene", SURE)
-def test_N3_killed_at_every_commit(nursery: Nursery, tmp_path: Path, scene: str, side: str) -> None:
-    killed_at_every_commit(nursery, tmp_path, scene, side)
+def test_N3_killed_at_every_commit(new_life: NewLife, tmp_path: Path, scene: str, side: str) -> None:
+    killed_at_every_commit(new_life, tmp_path, scene, side)
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
-def test_N3_killed_at_every_commit_while_a_message_carries_it(nursery: Nursery, tmp_path: Path, side: str) -> None:
+def test_N3_killed_at_every_commit_while_a_message_carries_it(new_life: NewLife, tmp_path: Path, side: str) -> None:
     """Killed when the message was recorded as its carrier, and before anyone had it."""
-    killed_at_every_commit(nursery, tmp_path, "message", side)
+    killed_at_every_commit(new_life, tmp_path, "message", side)
 
 
-def test_N3_killed_at_random_moments(nursery: Nursery, tmp_path: Path) -> None:
+def test_N3_killed_at_random_moments(new_life: NewLife, tmp_path: Path) -> None:
     """Again and again; then it comes to its end."""
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
     for number in range(tries(3, soak=8)):
-        life = Life(nursery, tmp_path / str(number), tuple(SURE), new=True)
+        life = new_life(tmp_path / str(number), tuple(SURE), new=True)
         for _ in range(chance.randint(1, 6)):
             life.kill_randomly(chance, 0.15)
         life.finish()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.crash.driver import Life, Nursery
 from tests.crash.points import SIDES, points
+from tests.crash.postgres_tables import prepared
 from tests.crash.scenes import SCENES
 from tests.soak import SOAK
 
@@ -14,20 +15,6 @@ if TYPE_CHECKING:
     from tests.postgres import Schemas
 
 SAMPLE = ("steps", "parked", "batch")
-
-
-def prepared(url: str) -> None:
-    """Make the store: a child that is killed too early would leave none to look at."""
-    import asyncio
-
-    from keephold.store.postgres.store import PostgresStore
-
-    async def make() -> None:
-        store = PostgresStore(url)
-        await store.open(lambda _: None)
-        await store.close()
-
-    asyncio.run(make())
 
 
 @pytest.mark.parametrize("scene", SCENES if SOAK else SAMPLE)

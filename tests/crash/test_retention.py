@@ -2,20 +2,20 @@
 
 from pathlib import Path
 
-from tests.crash.driver import Life, Nursery
+from tests.crash.driver import NewLife
 from tests.crash.points import sides
 
 EIGHT_DAYS = 8 * 86_400.0
 
 
-def test_S5_killed_at_every_commit_while_it_lets_go(nursery: Nursery, tmp_path: Path) -> None:
-    rehearsal = Life(nursery, tmp_path / "rehearsal", ("old",))
+def test_S5_killed_at_every_commit_while_it_lets_go(new_life: NewLife, tmp_path: Path) -> None:
+    rehearsal = new_life(tmp_path / "rehearsal", ("old",))
     rehearsal.run()
     last = rehearsal.start(clock=EIGHT_DAYS)
     assert last.ended().code == 0, str(rehearsal)
     for number in range(1, last.commits + 1):
         for side in sides(number):
-            life = Life(nursery, tmp_path / f"{side}-{number}", ("old",))
+            life = new_life(tmp_path / f"{side}-{number}", ("old",))
             life.run()
             life.start(clock=EIGHT_DAYS, kill=f"{side}:{number}").ended()
             end = life.start(clock=EIGHT_DAYS).ended()

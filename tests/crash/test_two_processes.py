@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.crash import races
 from tests.crash.check import orphans
-from tests.crash.driver import PATIENCE, Life, Nursery
+from tests.crash.driver import PATIENCE, Life, NewLife, Nursery
 from tests.crash.points import sides
 from tests.crash.roles import release
 from tests.crash.scenes import CROWD
@@ -22,8 +22,8 @@ SOON = 0.05
 
 
 @pytest.mark.parametrize("number", [3, 4, 6, 9, 14, 20])
-def test_E6_two_processes_that_recover_at_once_share_the_work(nursery: Nursery, tmp_path: Path, number: int) -> None:
-    life = Life(nursery, tmp_path, ("crowd",))
+def test_E6_two_processes_that_recover_at_once_share_the_work(new_life: NewLife, tmp_path: Path, number: int) -> None:
+    life = new_life(tmp_path, ("crowd",))
     life.run(kill=f"after:{number}")
     left = life.snapshots[-1]
     at = time.monotonic() + SOON
@@ -50,8 +50,8 @@ def test_E6_two_processes_that_recover_at_once_share_the_work(nursery: Nursery, 
 
 
 @pytest.mark.parametrize("number", [3, 6, 9, 12])
-def test_B9_of_two_that_resume_a_turn_one_gets_it(nursery: Nursery, tmp_path: Path, number: int) -> None:
-    life = Life(nursery, tmp_path, ("batch",))
+def test_B9_of_two_that_resume_a_turn_one_gets_it(new_life: NewLife, tmp_path: Path, number: int) -> None:
+    life = new_life(tmp_path, ("batch",))
     life.run(kill=f"after:{number}")
     at = time.monotonic() + SOON
     two = [life.start(role="compete", at=at, conversation="batch") for _ in range(2)]
@@ -65,8 +65,8 @@ def test_B9_of_two_that_resume_a_turn_one_gets_it(nursery: Nursery, tmp_path: Pa
     life.end()
 
 
-def test_E6_a_visitor_disturbs_nothing(nursery: Nursery, tmp_path: Path) -> None:
-    life = Life(nursery, tmp_path, ("crowd", "event", "talking", "parked", "hook", "retry", "fail", "command", "batch"))
+def test_E6_a_visitor_disturbs_nothing(new_life: NewLife, tmp_path: Path) -> None:
+    life = new_life(tmp_path, ("crowd", "event", "talking", "parked", "hook", "retry", "fail", "command", "batch"))
     visitor = life.start(role="visit")
     assert visitor.hear("mark")
     worker = life.start()
@@ -104,11 +104,11 @@ def test_E6_a_living_peer_takes_up_what_a_killed_one_left(nursery: Nursery, tmp_
             assert after.handles[uid].state["outcome"]["type"] == "ok", str(life)
 
 
-def test_E10_what_is_sent_to_a_process_that_dies_is_taken_once(nursery: Nursery, tmp_path: Path) -> None:
-    rehearsal = Life(nursery, tmp_path / "rehearsal", ())
+def test_E10_what_is_sent_to_a_process_that_dies_is_taken_once(new_life: NewLife, tmp_path: Path) -> None:
+    rehearsal = new_life(tmp_path / "rehearsal", ())
     for number in range(1, _talk_to_host(rehearsal, None) + 1):
         for side in sides(number):
-            life = Life(nursery, tmp_path / f"{side}-{number}", ())
+            life = new_life(tmp_path / f"{side}-{number}", ())
             _talk_to_host(life, f"{side}:{number}")
             (row,) = (row for row in Snapshot.of(life.directory).handles.values() if row.tool == "keeper")
             assert row.state["outcome"] == {"type": "ok", "value": ["one", "two"]}, f"{side}:{number}\n{life}"
@@ -127,12 +127,15 @@ def _talk_to_host(life: Life, kill: str | None) -> int:
     return 0 if served is None else int(served["commits"])
 
 
-def test_E6_a_stopped_process_keeps_its_calls(nursery: Nursery, tmp_path: Path) -> None:
-    life = Life(nursery, tmp_path, ("deployment",))
+def test_E6_a_stopped_process_keeps_its_calls(new_life: NewLife, tmp_path: Path) -> None:
+    life = new_life(tmp_path, ("deployment",))
     owner = life.start()
     asked = owner.hear("key")
     assert asked is not None
-    stop_between_commits(owner.pid, store_file(tmp_path))
+    if life.url is None:
+        stop_between_commits(owner.pid, store_file(tmp_path))
+    else:
+        os.kill(owner.pid, signal.SIGSTOP)
     peer = life.start(role="recover", at=0.0, wanted={})
     assert peer.hear("recovered")
     time.sleep(5 * SOON)  # several of its sweeps
@@ -147,7 +150,7 @@ def test_E6_a_stopped_process_keeps_its_calls(nursery: Nursery, tmp_path: Path) 
     life.end()
 
 
-def test_D5_of_two_processes_that_resolve_a_key_at_once_one_is_first(nursery: Nursery, tmp_path: Path) -> None:
-    report = races.run(nursery, tmp_path, 100)
+def test_D5_of_two_processes_that_resolve_a_key_at_once_one_is_first(new_life: NewLife, tmp_path: Path) -> None:
+    report = races.run(new_life(tmp_path, ()), 100)
     assert not report.wrong
     assert sum(report.won) == 100

@@ -52,6 +52,7 @@ def environment(directory: Path, *first: Path) -> dict[str, str]:
     ours["LC_ALL"] = "C.UTF-8"
     ours["XDG_STATE_HOME"] = str(directory / "state")  # where the store of commands is that name none
     ours["PYTHONDONTWRITEBYTECODE"] = "1"
+    ours["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # a reader has pytest alone; all of ours take two seconds each time
     return ours
 
 

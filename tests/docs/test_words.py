@@ -25,3 +25,17 @@ def test_words_and_openings_are_found(tmp_path: Path, text: str, rules: list[str
     page = tmp_path / "page.md"
     page.write_text(text)
     assert sorted(finding.rule for finding in words.findings(page)) == sorted(rules)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Makefile", "lock: ## write all files anew\n"),
+        ("a.js", "let url = 'https://anew'; // shown anew\n"),
+        ("a.css", "a { top: 0 } /* shown\n anew */\n"),
+    ],
+)
+def test_words_are_found_in_comments(tmp_path: Path, name: str, text: str) -> None:
+    page = tmp_path / name
+    page.write_text(text)
+    assert [finding.rule for finding in words.findings(page)] == ["anew (again)"]

@@ -1,8 +1,8 @@
 """Finds words and sentence openings that the project does not use, in everything a person reads.
 
 `python -m tests.docs.words [PATH …]` prints each one with its file and line. `test_words.py` fails if there is any. It
-reads Markdown without code, docstrings, comments, the strings that commands print as help, HTML templates, SQL
-comments and the starter configuration.
+reads Markdown without code, docstrings, comments, all strings that have a space (errors, help, what a model reads),
+HTML templates, the starter configuration, and the comments of SQL, JavaScript, CSS and the Makefile.
 """
 
 import ast
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-READ = ("README.md", "CHANGELOG.md", "docs", "src", "examples")
+READ = ("README.md", "CHANGELOG.md", "Makefile", "docs", "src", "examples")
 
 _OPENING = re.compile(
     r"(?:^|[.!?:|]\s+|^\s*[-*]\s+|\n\s*\n\s*)(What|Whoever|Whatever|Of an?|Of the)\s[^.?!|]*[.!|:]?", re.M
@@ -37,8 +37,6 @@ _BANNED = {
     "is no (is not a)": r"(?<!there )\b(?:is|are|was|were) no (?!longer|more|one\b|\d)[a-z]",
     "is none": r"\bthat (?:is|are) none\b",
 }
-_TABLES = {"GROUPS", "PAGES", "CODES", "HELP", "_KEYS", "_NOT_FOR", "_RULES", "_SAID", "_WHY"}
-"""Constants that hold help or errors."""
 _PATTERNS = {name: re.compile(pattern, re.I) for name, pattern in _BANNED.items()}
 
 
@@ -65,12 +63,12 @@ def files(*paths: str) -> Iterator[Path]:
     for name in paths or READ:
         path = ROOT / name
         found = [path] if path.is_file() else sorted(path.rglob("*"))
-        yield from (each for each in found if each.suffix in _READERS and "static" not in each.parts)
+        yield from (each for each in found if (each.suffix or each.name) in _READERS)
 
 
 def texts(path: Path) -> Iterator[Text]:
     """The prose of a file."""
-    return _READERS[path.suffix](path)
+    return _READERS[path.suffix or path.name](path)
 
 
 def findings(path: Path) -> Iterator[Finding]:
@@ -104,25 +102,11 @@ def _python(path: Path) -> Iterator[Text]:
     source = path.read_text()
     for node in ast.walk(ast.parse(source)):
         match node:
-            case ast.Expr(value=ast.Constant(value=str(words))):  # docstrings, of attributes as well
+            case ast.Constant(value=str(words)) if " " in words.strip():
                 yield Text(path, node.lineno, words)
-            case ast.keyword(arg="help" | "summary" | "epilog" | "description"):
-                yield from _strings(path, node.value)
-            case ast.Call(func=ast.Attribute(attr="echo" | "confirm" | "UsageError" | "BadParameter")):
-                yield from (text for argument in node.args for text in _strings(path, argument))
-            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)) if name in _TABLES:
-                yield from _strings(path, node.value)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield Text(path, token.start[0], token.string.lstrip("# "))
-
-
-def _strings(path: Path, tree: ast.AST | None) -> Iterator[Text]:
-    """The sentences among the strings of an expression: constants, parts of f-strings and of tables."""
-    for node in ast.walk(tree) if tree is not None else ():
-        match node:
-            case ast.Constant(value=str(words)) if " " in words.strip():
-                yield Text(path, node.lineno, words)
 
 
 def _html(path: Path) -> Iterator[Text]:
@@ -137,7 +121,16 @@ def _comments(path: Path) -> Iterator[Text]:
             yield Text(path, number, found[1])
 
 
-_READERS = {".md": _markdown, ".py": _python, ".html": _html, ".sql": _comments, ".toml": _comments}
+def _scripts(path: Path) -> Iterator[Text]:
+    source = path.read_text()
+    for found in re.finditer(r"/\*([\s\S]*?)\*/|(?:^|\s)//\s(.*)", source, re.M):
+        yield Text(path, source.count("\n", 0, found.start()) + 1, found[1] or found[2] or "")
+
+
+_READERS = {
+    ".md": _markdown, ".py": _python, ".html": _html, ".sql": _comments, ".toml": _comments, "Makefile": _comments,
+    ".js": _scripts, ".css": _scripts,
+}  # fmt: skip
 
 
 def main() -> int:

@@ -31,12 +31,12 @@ class Client:
     """One connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
         self._writer = writer
+        self._socket = frames.Socket(reader, writer)
 
     async def receive(self) -> tuple[str, bytes] | None:
         async with asyncio.timeout(PATIENCE):
-            return await frames.receive(self._reader)
+            return await self._socket.receive()
 
     async def expect(self, kind: str) -> bytes:
         """The payload of the next frame of that kind; state and output in between are passed over."""
@@ -73,7 +73,7 @@ class Client:
         raise AssertionError("the end, and nobody was told how the handle is")
 
     def send(self, kind: frames.Kind, payload: bytes | msgspec.Struct = b"") -> None:
-        self._writer.write(frames.frame(kind, payload))
+        self._socket.post(kind, payload)
 
     def write(self, data: bytes) -> None:
         self._writer.write(data)

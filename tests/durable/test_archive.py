@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from tests.durable.lives import START, HandClock, stored_in
 from tests.patience import until
+from tests.soak import postgres_in_soak
 from tests.trusting import write_trusted
 from tests.unit.sqlite_stores import uid
 
@@ -143,7 +144,7 @@ PROGRAM = """
 import asyncio, sys
 from pathlib import Path
 from tests.patience import until
-from tests.durable.lives import START, HandClock
+from tests.durable.lives import START, HandClock, stored_in
 from keephold import Runtime
 
 class Slow:
@@ -204,10 +205,9 @@ class Process:
         await self._process.wait()
 
 
-async def stocked(directory: Path, count: int) -> Path:
-    config = write_trusted(
-        directory / "keephold.toml", '[store]\nurl = "sqlite:///work.db"\narchive = "old"\nretention_secs = 60\n'
-    )
+async def stocked(directory: Path, store: str, count: int) -> Path:
+    settings = f'[store]\nurl = "{store}"\narchive = "old"\nretention_secs = 60\n'
+    config = write_trusted(directory / "keephold.toml", settings)
     async with Runtime(config=config, clock=HandClock(START + 10)) as rt:
         await rt.registry.write([Registered(over(number)) for number in range(1, count + 1)])
     return config
@@ -220,8 +220,9 @@ def lines(directory: Path) -> Counter[str]:
     return found
 
 
-async def test_W8_of_two_processes_that_share_a_store_one_archives_each_handle_once(tmp_path: Path) -> None:
-    config = await stocked(tmp_path, 400)
+@postgres_in_soak
+async def test_W8_of_two_processes_that_share_a_store_one_archives_each_handle_once(tmp_path: Path, store: str) -> None:
+    config = await stocked(tmp_path, store, 400)
     both = [await Process.start(config) for _ in range(2)]
     for each in both:
         each.tell()
@@ -229,13 +230,14 @@ async def test_W8_of_two_processes_that_share_a_store_one_archives_each_handle_o
         await each.says("done")
     for each in both:
         await each.end()
-    async with Runtime(store=stored_in(tmp_path)) as rt:
+    async with Runtime(store=store) as rt:
         assert await rt.registry.store.handles(HandleQuery(stateful=None)) == []
     assert lines(tmp_path / "old") == Counter(uid(number) for number in range(1, 401))
 
 
-async def test_S5_killed_between_archiving_and_deleting_nothing_is_lost(tmp_path: Path) -> None:
-    config = await stocked(tmp_path, 200)
+@postgres_in_soak
+async def test_S5_killed_between_archiving_and_deleting_nothing_is_lost(tmp_path: Path, store: str) -> None:
+    config = await stocked(tmp_path, store, 200)
     first = await Process.start(config)
     first.tell()
     await first.says("archived")
@@ -251,7 +253,9 @@ async def test_S5_killed_between_archiving_and_deleting_nothing_is_lost(tmp_path
 
 
 async def test_W8_a_process_that_is_stopped_while_it_archives_is_passed(tmp_path: Path) -> None:
-    config = await stocked(tmp_path, 100)
+    """The kernel says that a process of this machine is stopped. A client of PostgreSQL may be on another machine."""
+    store = stored_in(tmp_path)
+    config = await stocked(tmp_path, store, 100)
     first, second = await Process.start(config, "hold"), await Process.start(config)
     first.tell()
     await first.says("archived")
@@ -260,13 +264,13 @@ async def test_W8_a_process_that_is_stopped_while_it_archives_is_passed(tmp_path
     await second.says("done")
     await first.kill()
     await second.end()
-    async with Runtime(store=stored_in(tmp_path)) as rt:
+    async with Runtime(store=store) as rt:
         assert await rt.registry.store.handles() == []
     assert len(uids(tmp_path / "old")) == 100
 
 
-async def test_W8_the_lock_ends_with_its_process_and_excludes_others(tmp_path: Path) -> None:
-    async with Runtime(store=stored_in(tmp_path)) as one, Runtime(store=stored_in(tmp_path)) as other:
+async def test_W8_the_lock_ends_with_its_process_and_excludes_others(store: str) -> None:
+    async with Runtime(store=store) as one, Runtime(store=store) as other:
         first, second = one.registry.store, other.registry.store
         assert isinstance(first, SupportsSole) and isinstance(second, SupportsSole)
         async with first.sole() as alone, second.sole() as too:

@@ -35,10 +35,10 @@ async def asks(call: Call, secret: bool = False) -> str:
 
 @asynccontextmanager
 async def another(
-    directory: Path, tool: Tool, person: Person | None, **arguments: int
+    store: str, tool: Tool, person: Person | None, **arguments: int
 ) -> AsyncIterator[tuple[Runtime, Turn]]:
     """The second runtime and its turn; the first runs handle `a` of that tool, with that person before it."""
-    tools, store = [replace(tool, spawn=KEPT)], stored_in(directory)
+    tools = [replace(tool, spawn=KEPT)]
     async with Runtime(tools, store=store, prompter=person) as first:
         async with first.turn("main") as turn:
             await reply(turn, spawn(tool.name, "a", **arguments))
@@ -46,10 +46,10 @@ async def another(
             yield second, turn
 
 
-async def test_Q4_an_exclusive_question_is_refused_across_processes(tmp_path: Path) -> None:
+async def test_Q4_an_exclusive_question_is_refused_across_processes(store: str) -> None:
     person = Person()
     tool = replace(asks, questions={"q": QuestionPolicy(exclusive=True)})
-    async with another(tmp_path, tool, person) as (second, turn):
+    async with another(store, tool, person) as (second, turn):
         await person.sees()
         refused = await only(turn, apply("asks", "a", "yes"))
         assert refused.code == "question_exclusive" and await in_state(second, "a", "waiting")
@@ -57,9 +57,9 @@ async def test_Q4_an_exclusive_question_is_refused_across_processes(tmp_path: Pa
         assert (await reply(turn, wait_all("a")))["completed"][0]["result"] == "answered"
 
 
-async def test_C6_the_callers_answer_from_another_process_withdraws_the_prompt(tmp_path: Path) -> None:
+async def test_C6_the_callers_answer_from_another_process_withdraws_the_prompt(store: str) -> None:
     person = Person()
-    async with another(tmp_path, asks, person) as (_, turn):
+    async with another(store, asks, person) as (_, turn):
         prompt = await person.sees()
         assert (await reply(turn, apply("asks", "a", "yes")))["result"] == "answered"
         await person.sees_nothing()
@@ -75,10 +75,10 @@ async def test_C6_the_callers_answer_from_another_process_withdraws_the_prompt(t
     ids=["exclusive", "secret"],
 )
 async def test_A6_what_the_caller_may_not_answer_is_not_the_callers_in_another_process_either(
-    tmp_path: Path, policy: QuestionPolicy, secret: bool
+    store: str, policy: QuestionPolicy, secret: bool
 ) -> None:
     person = Person()
-    async with another(tmp_path, replace(asks, questions={"q": policy}), person, secret=secret) as (second, _):
+    async with another(store, replace(asks, questions={"q": policy}), person, secret=secret) as (second, _):
         await person.sees()
         await until(lambda: in_state(second, "a", "waiting"))
         waited = await second.wait(all=["a"], timeout=0.2, conversation="main")
@@ -87,14 +87,14 @@ async def test_A6_what_the_caller_may_not_answer_is_not_the_callers_in_another_p
 
 @pytest.mark.parametrize(("said", "result"), [(Approved(), '"heard x"'), (Denied("no"), "skipped by user: no")])
 async def test_P1_the_person_at_the_handles_own_runtime_is_asked(
-    tmp_path: Path, said: Approved | Denied, result: str
+    store: str, said: Approved | Denied, result: str
 ) -> None:
     @keephold.tool(actions=TALKING, run_actions={"apply": "ask"})
     async def listens(call: Call) -> str:
         return f"heard {await call.input()}"
 
     person = Person(said)
-    async with another(tmp_path, listens, person) as (_, turn):
+    async with another(store, listens, person) as (_, turn):
         response = await only(turn, apply("listens", "a", "x"))
         assert result in response.result and not response.is_error
         (prompt,) = person.seen
@@ -134,9 +134,9 @@ async def by_person(rt: Runtime, handle: Handle, key: str) -> None:
 @pytest.mark.parametrize("answering", [by_model, by_person, by_tasks_update, by_declined_task])
 @pytest.mark.parametrize("questions", [1, 2], ids=["it reads now", "it asks again"])
 async def test_C6_a_late_answer_from_another_process_is_refused_and_never_input(
-    tmp_path: Path, answering: Callable[[Runtime, Handle, str], Awaitable[None]], questions: int
+    store: str, answering: Callable[[Runtime, Handle, str], Awaitable[None]], questions: int
 ) -> None:
-    async with another(tmp_path, talks, None, questions=questions) as (second, turn):
+    async with another(store, talks, None, questions=questions) as (second, turn):
         await until(lambda: in_state(second, "a", "waiting"))
         handle = second.registry.find("a", "main")
         seen = handle.state
@@ -157,8 +157,9 @@ async def test_C6_a_late_answer_from_another_process_is_refused_and_never_input(
 async def test_what_may_be_a_password_is_not_written_to_the_store_if_the_owner_has_no_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """PostgreSQL can whisper: see `test_postgres_typing`."""
     monkeypatch.setattr("keephold.turn.relay.socket_of", lambda store, owner: None)
-    async with another(tmp_path, talks, None) as (second, turn):
+    async with another(stored_in(tmp_path), talks, None) as (second, turn):
         await until(lambda: in_state(second, "a", "waiting"))
         handle, perform = second.registry.find("a", "main"), second.actions.perform
         refused = await perform(handle, "apply", {"input": "hunter2"}, by="person", secret=True)
@@ -173,9 +174,9 @@ async def test_what_may_be_a_password_is_not_written_to_the_store_if_the_owner_h
 
 @pytest.mark.parametrize("by", ["person", "model"])
 async def test_C9_input_that_cannot_be_forwarded_is_answered_with_an_error(
-    tmp_path: Path, by: Literal["person", "model"]
+    store: str, by: Literal["person", "model"]
 ) -> None:
-    async with another(tmp_path, talks, None) as (second, _):
+    async with another(store, talks, None) as (second, _):
         await until(lambda: in_state(second, "a", "waiting"))
         handle = second.registry.find("a", "main")
         async with asyncio.timeout(PATIENCE):
@@ -183,8 +184,8 @@ async def test_C9_input_that_cannot_be_forwarded_is_answered_with_an_error(
         assert failed.is_error and "TypeError" in failed.result
 
 
-async def test_Q7_an_answer_that_came_first_is_not_undone_by_declining(tmp_path: Path) -> None:
-    async with Runtime([talks], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn:
+async def test_Q7_an_answer_that_came_first_is_not_undone_by_declining(store: str) -> None:
+    async with Runtime([talks], store=store) as rt, rt.turn("main") as turn:
         await reply(turn, spawn("talks", "a"))
         handle, perform = rt.registry.find("a", "main"), rt.actions.perform
         async with asyncio.TaskGroup() as both:  # the answer is decided, and not written yet

@@ -112,7 +112,8 @@ async def test_the_end_of_the_program_ends_it(tmp_path: Path) -> None:
             client.send(frames.INPUT, b"exit 3\r")
             heard = await client.everything()
             assert (heard.end.handle.exit_code, heard.end.handle.driver) == (3, "person")
-        await until(lambda: not rt.streams.drivers)
+        handle = rt.registry.find("s", "main")
+        await until(lambda: handle.driven_since is None)
         async with wanting(rt, "s", "attach") as client:
             assert (await client.refusal()).code == "not_running"
 

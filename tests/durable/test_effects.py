@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.durable.lives import ok, only, stopped, stored_in
@@ -12,6 +12,7 @@ from tests.turn.calls import STATEFUL, abort, call, opened, reply, spawn
 
 import keephold
 from keephold import Call, ConfigError, Effects, Key, Runtime, ToolCall, ToolError
+from keephold.durable.journal import Journal
 from keephold.outcomes import Failure, Ok
 from keephold.testing import VirtualClock
 from keephold.tools.function import FunctionTool
@@ -367,6 +368,24 @@ async def test_E8_an_event_has_a_type_and_a_json_payload(
         info = await stopped(rt, "w")
         assert info.outcome == Ok([code, code])
         assert await rt.process_events(info.uid) == []
+
+
+async def test_all_who_wait_until_no_step_runs_learn_of_it() -> None:
+    journal, running = Journal(cast(Any, None), "u", 1, ()), asyncio.Event()
+
+    async def step(*_: Any) -> None:
+        await running.wait()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "_do", step)
+        tasks = [asyncio.ensure_future(each) for each in (journal.run("s", b"", None, None), journal.idle())]
+        tasks.append(asyncio.ensure_future(journal.idle()))
+        await asyncio.sleep(0)
+        running.set()
+        _, left = await asyncio.wait(tasks, timeout=5)
+        for task in left:
+            task.cancel()
+    assert not left
 
 
 # E9

@@ -1,11 +1,11 @@
 """Facts that only the owner of a handle knows, seen from another process (A6, M3): waits end there as they do here."""
 
 import asyncio
-from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
-from tests.durable.lives import only, parsed, stored_in
+from tests.durable.lives import in_state, only, parsed
 from tests.patience import until
 from tests.turn.calls import STATEFUL, TALKING, abort, apply, reply, spawn, wait_all
 
@@ -16,7 +16,9 @@ from keephold.cli.store_control import Stored
 from keephold.control.control import Control
 from keephold.handles.state import Progress
 from keephold.outcomes import Failure
-from keephold.store.sqlite.read_only import ReadOnlyStore
+from keephold.store.postgres.store import ReadOnlyPostgres
+from keephold.store.sqlite import SqliteStore
+from keephold.store.sqlite.reads import ReadOnlyStore
 
 
 @keephold.tool(actions=TALKING, on_turn_end="keep")
@@ -40,8 +42,7 @@ async def kept(rt: Runtime, *calls: keephold.ToolCall) -> None:
         await turn.run(calls)
 
 
-async def test_A6_an_await_elsewhere_ends_when_the_handle_reads(tmp_path: Path) -> None:
-    store = stored_in(tmp_path)
+async def test_A6_an_await_elsewhere_ends_when_the_handle_reads(store: str) -> None:
     async with Runtime([session], store=store) as one, Runtime([session], store=store) as two:
         await kept(one, spawn("session", "s"))
         for rt in (one, two):
@@ -56,8 +57,7 @@ async def test_A6_an_await_elsewhere_ends_when_the_handle_reads(tmp_path: Path) 
         await until(lambda: not one.registry.facts._told)
 
 
-async def test_A6_a_look_elsewhere_without_patience(tmp_path: Path) -> None:
-    store = stored_in(tmp_path)
+async def test_A6_a_look_elsewhere_without_patience(store: str) -> None:
     async with Runtime([session], store=store) as one, Runtime([session], store=store) as two:
         await kept(one, spawn("session", "s"))
         for rt in (one, two):
@@ -65,8 +65,7 @@ async def test_A6_a_look_elsewhere_without_patience(tmp_path: Path) -> None:
         await one.send("s", "bye", conversation="main")
 
 
-async def test_A6_a_question_that_only_the_caller_can_answer_and_one_that_a_person_is_asked(tmp_path: Path) -> None:
-    store = stored_in(tmp_path)
+async def test_A6_a_question_that_only_the_caller_can_answer_and_one_that_a_person_is_asked(store: str) -> None:
     asked = asyncio.Event()
 
     async def nobody(prompt: object) -> object:
@@ -81,8 +80,7 @@ async def test_A6_a_question_that_only_the_caller_can_answer_and_one_that_a_pers
         assert waited["needs_input"] and waited["pending"][0]["question"].id == "sure"
         await one.send("s", True, conversation="main")
         await one.send("s", "bye", conversation="main")
-    store = stored_in(tmp_path / "other")
-    (tmp_path / "other").mkdir()
+        await two.wait(all=["s"], timeout=60, conversation="main")
     async with (
         Runtime([session], store=store, prompter=nobody) as one,  # type: ignore[arg-type]
         Runtime([session], store=store) as two,
@@ -97,19 +95,19 @@ async def test_A6_a_question_that_only_the_caller_can_answer_and_one_that_a_pers
             await reply(turn, abort("session", "s"))
 
 
-async def test_A6_a_handle_that_queues_elsewhere_behind_one_that_reads(tmp_path: Path) -> None:
-    store = stored_in(tmp_path)
+async def test_A6_a_handle_that_queues_elsewhere_behind_one_that_reads(store: str) -> None:
     async with Runtime([alone], store=store) as one, Runtime([alone], store=store) as two:
         await kept(one, spawn("alone", "a"), spawn("alone", "b"))
         for rt in (one, two):
             waited = await rt.wait(all=["b"], timeout=60, conversation="main")
             assert waited["needs_input"] and waited["pending"] == [{"id": "b", "state": "pending", "behind": "a"}]
         for id in ("a", "b"):
+            await until(lambda id=id: in_state(two, id, "running"))  # type: ignore[misc]
             await two.send(id, "x", conversation="main")
 
 
-async def test_A9_a_line_that_was_printed_before_the_handle_read_counts_first(tmp_path: Path) -> None:
-    store, answers = stored_in(tmp_path), asyncio.Queue[int]()
+async def test_A9_a_line_that_was_printed_before_the_handle_read_counts_first(store: str) -> None:
+    answers = asyncio.Queue[int]()
 
     @keephold.tool(actions=TALKING, on_turn_end="keep")
     async def prompting(call: Call) -> str:
@@ -134,17 +132,6 @@ async def test_A9_a_line_that_was_printed_before_the_handle_read_counts_first(tm
         answers.put_nowait(0)
 
 
-async def test_A7_without_bells_a_sweep_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In both directions: that it is waited for, and that it reads."""
-    monkeypatch.setattr("keephold.upkeep.SWEEP_SECS", 0.05)
-    monkeypatch.setattr("keephold.store.sqlite.processes.Bell.ring", lambda *_: None)
-    store = stored_in(tmp_path)
-    async with Runtime([session], store=store) as one, Runtime([session], store=store) as two:
-        await kept(one, spawn("session", "s"))
-        assert (await two.wait(all=["s"], timeout=60, conversation="main"))["needs_input"]
-        await one.send("s", "bye", conversation="main")
-
-
 async def seen(rt: Runtime, id: str) -> list[object]:
     """Everything that a process says of a handle, by each way to ask for it."""
     info = await rt.handle(id, conversation="main")
@@ -153,7 +140,8 @@ async def seen(rt: Runtime, id: str) -> list[object]:
     (row,) = [each for each in (await view.store_view.handles())["handles"] if each["id"] == id]
     (called,) = [each for each in await view.calls("main") if each["id"] == id]
     details = await view.handle(info.uid)
-    looking = ReadOnlyStore(rt.registry.store.path)  # type: ignore[attr-defined]
+    store: Any = rt.registry.store
+    looking = ReadOnlyStore(store.path) if isinstance(store, SqliteStore) else ReadOnlyPostgres(store.address)
     await looking.open(lambda _: None)
     try:
         (glance,) = await Stored(looking).find([info.uid], None)
@@ -167,10 +155,10 @@ async def seen(rt: Runtime, id: str) -> list[object]:
 
 @pytest.mark.parametrize("what", ["driver", "lingering", "ready", "progress"])
 async def test_M3_every_process_says_the_same_of_a_handle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    store: str, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr("keephold.tools.run.FORCE_SECS", 0.01)
-    store, gate, done = stored_in(tmp_path), asyncio.Event(), Event()
+    gate, done = asyncio.Event(), Event()
 
     @keephold.tool(actions=STATEFUL, on_turn_end="keep", ready="^up$")
     async def work(call: Call) -> str:
@@ -217,10 +205,9 @@ async def test_M3_every_process_says_the_same_of_a_handle(
         assert await one.registry.store.posts("fact") == []
 
 
-async def test_A6_an_await_elsewhere_of_a_program_that_reads(tmp_path: Path) -> None:
+async def test_A6_an_await_elsewhere_of_a_program_that_reads(store: str) -> None:
     """The owner probes a command only while somebody waits."""
     cat = keephold.command(["cat"], name="cat", stdin=True, actions=TALKING, on_turn_end="keep")
-    store = stored_in(tmp_path)
     async with Runtime([cat], store=store) as one, Runtime([cat], store=store) as two:
         await kept(one, spawn("cat", "c"))
         assert (await two.wait(all=["c"], timeout=60, conversation="main"))["needs_input"]

@@ -13,7 +13,7 @@ from tests.turn.calls import STATEFUL
 import keephold
 from keephold import Call, Runtime, upkeep
 from keephold.control.retention import collect
-from keephold.handles.state import Pending
+from keephold.handles.state import PendingState
 from keephold.store.base import Opened, Record, Registered
 
 WEEK = 7 * 86_400.0
@@ -66,7 +66,7 @@ async def test_S5_a_call_that_waits_for_a_turn_nobody_resumes_is_ended(tmp_path:
     async with Runtime([later], store=stored_in(tmp_path), clock=clock) as rt, rt.turn("main") as turn:
         record = Record(
             uid=f"{1:032x}", id="later", tool="later", conversation="main", turn=turn.id, batch=1, position=0,
-            call_id="1", stateful=True, state=Pending(START), arguments={}, owner=rt.registry.store.owner,
+            call_id="1", stateful=True, state=PendingState(START), arguments={}, owner=rt.registry.store.owner,
         )  # fmt: skip
         opened = Opened("main", turn.id, 1, (("1", "later", {"action": "spawn", "id": "later"}, record.uid),))
         await rt.registry.write((opened, Registered(record)))

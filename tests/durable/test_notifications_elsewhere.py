@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.durable.lives import approval, notifications, ok, parked, stored_in
+from tests.durable.lives import approval, notifications, ok, parked
 from tests.durable.program import tools as its_tools
 from tests.durable.test_two_processes import program
 from tests.patience import until
@@ -27,10 +27,10 @@ async def next_turn(rt: Runtime) -> list[tuple[str, str]]:
         return lines(await turn.notifications())
 
 
-async def test_N_a_call_that_another_process_resolves_is_news_here(tmp_path: Path) -> None:
-    url, keys = stored_in(tmp_path), list[Key]()
+async def test_N_a_call_that_another_process_resolves_is_news_here(store: str) -> None:
+    keys = list[Key]()
     tools = [approval(keys), nothing]
-    async with Runtime(tools, store=url) as one, Runtime([], store=url) as two, one.turn("main") as turn:
+    async with Runtime(tools, store=store) as one, Runtime([], store=store) as two, one.turn("main") as turn:
         await heard(turn, spawn("approve", "a"))
         await parked(one)
         await two.resolve(keys[0], ok("yes"))
@@ -38,9 +38,9 @@ async def test_N_a_call_that_another_process_resolves_is_news_here(tmp_path: Pat
         assert await heard(turn) == []
 
 
-async def test_N_a_handle_that_another_process_runs_is_news_here_once(puppets: Puppets, tmp_path: Path) -> None:
-    url, tools = stored_in(tmp_path), [puppets.tool(on_turn_end="keep"), nothing]
-    async with Runtime(tools, store=url) as one, Runtime(tools, store=url) as two:
+async def test_N_a_handle_that_another_process_runs_is_news_here_once(puppets: Puppets, store: str) -> None:
+    tools = [puppets.tool(on_turn_end="keep"), nothing]
+    async with Runtime(tools, store=store) as one, Runtime(tools, store=store) as two:
         async with one.turn("main") as turn:
             await heard(turn, start("a"), start("b"))
         async with two.turn("main") as turn:
@@ -53,7 +53,7 @@ async def test_N_a_handle_that_another_process_runs_is_news_here_once(puppets: P
         assert await next_turn(one) == []
 
 
-async def test_N6_output_of_a_handle_that_another_process_runs_is_news_again(puppets: Puppets, tmp_path: Path) -> None:
+async def test_N6_output_of_a_handle_that_another_process_runs_is_news_again(puppets: Puppets, store: str) -> None:
     """Told or shown by one process, printed in the other: the last it prints is not lost either."""
 
     async def prints() -> None:
@@ -65,8 +65,8 @@ async def test_N6_output_of_a_handle_that_another_process_runs_is_news_again(pup
         return await notifications(two) == [("tool.content", "info")]
 
     policy = NotificationPolicy(on_content=True)
-    url, tools = stored_in(tmp_path), [puppets.tool(on_turn_end="keep", notifications=policy), nothing]
-    async with Runtime(tools, store=url) as one, Runtime(tools, store=url) as two:
+    tools = [puppets.tool(on_turn_end="keep", notifications=policy), nothing]
+    async with Runtime(tools, store=store) as one, Runtime(tools, store=store) as two:
         async with one.turn("main") as turn:
             await heard(turn, start("a"))
         async with two.turn("main") as turn:
@@ -79,12 +79,11 @@ async def test_N6_output_of_a_handle_that_another_process_runs_is_news_again(pup
 
 
 async def test_T4_the_end_of_a_turn_here_ends_nothing_that_another_process_was_left_with(
-    puppets: Puppets, tmp_path: Path
+    puppets: Puppets, store: str
 ) -> None:
-    url = stored_in(tmp_path)
     kept = puppets.tool(on_turn_end="keep")
     aborting = replace(kept, spawn=replace(kept.spawn, on_turn_end="abort"))
-    async with Runtime([kept, nothing], store=url) as one, Runtime([aborting, nothing], store=url) as two:
+    async with Runtime([kept, nothing], store=store) as one, Runtime([aborting, nothing], store=store) as two:
         async with one.turn("main") as turn:
             await heard(turn, start("a"))
         async with two.turn("main") as turn:
@@ -93,10 +92,9 @@ async def test_T4_the_end_of_a_turn_here_ends_nothing_that_another_process_was_l
         assert [info.state for info in await one.handles()] == ["running"]
 
 
-async def test_N4_two_processes_deliver_each_piece_once(tmp_path: Path) -> None:
+async def test_N4_two_processes_deliver_each_piece_once(store: str) -> None:
     """They take the conversation in turn, and news comes from both."""
-    url = stored_in(tmp_path)
-    async with Runtime([nothing], store=url) as one, Runtime([nothing], store=url) as two:
+    async with Runtime([nothing], store=store) as one, Runtime([nothing], store=store) as two:
         got: list[tuple[str, str]] = []
         for number in range(10):
             await one.notify("a.b", "info", f"{number} from one", conversation="main")
@@ -105,13 +103,13 @@ async def test_N4_two_processes_deliver_each_piece_once(tmp_path: Path) -> None:
         assert [text for _, text in got] == [f"{n} from {who}" for n in range(10) for who in ("one", "two")]
 
 
-async def test_N_news_of_a_process_that_lives_and_of_one_that_was_killed(tmp_path: Path) -> None:
+async def test_N_news_of_a_process_that_lives_and_of_one_that_was_killed(tmp_path: Path, store: str) -> None:
     """A program has parked one call and works on another. Somebody here approves; then it is killed."""
-    async with program(tmp_path, "spawn", "approve", "work") as other:
-        async with Runtime(store=stored_in(tmp_path)) as rt:
+    async with program(tmp_path, "spawn", "approve", "work", store=store) as other:
+        async with Runtime(store=store) as rt:
             await rt.resolve((tmp_path / "approve").read_text().strip(), ok("yes"))
         await other.kill()
-        async with Runtime([*its_tools(tmp_path), nothing], store=stored_in(tmp_path)) as rt:
+        async with Runtime([*its_tools(tmp_path), nothing], store=store) as rt:
             assert await next_turn(rt) == [
                 ("tool.stopped", "`approve` (approve) stopped: yes"),
                 ("tool.failed", f"`work` (work) failed: {CRASHED}"),

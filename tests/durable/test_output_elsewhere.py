@@ -38,9 +38,8 @@ async def kept(rt: Runtime) -> None:
         await turn.run([spawn("echo", "e")])
 
 
-async def test_A9_a_line_that_another_process_prints_ends_the_wait(tmp_path: Path) -> None:
+async def test_A9_a_line_that_another_process_prints_ends_the_wait(store: str) -> None:
     echo, say = printer()
-    store = stored_in(tmp_path)
     async with Runtime([echo], store=store) as one, Runtime([echo], store=store) as two:
         await kept(one)
         before = await two.wait(output={"e": "hel+o"}, timeout=0, conversation="main")
@@ -58,9 +57,8 @@ async def test_A9_a_line_that_another_process_prints_ends_the_wait(tmp_path: Pat
         assert [entry["id"] for entry in (await waiting)["completed"]] == ["e"]
 
 
-async def test_A9_a_wait_elsewhere_that_times_out_leaves_no_connection(tmp_path: Path) -> None:
+async def test_A9_a_wait_elsewhere_that_times_out_leaves_no_connection(store: str) -> None:
     echo, say = printer()
-    store = stored_in(tmp_path)
     async with Runtime([echo], store=store) as one, Runtime([echo], store=store) as two:
         await kept(one)
         assert (await two.wait(output={"e": "never"}, timeout=0.01, conversation="main"))["timed_out"]
@@ -89,9 +87,8 @@ async def test_A9_R6_a_wait_follows_a_kept_process_to_the_runtime_that_takes_it_
             await turn.run([abort("dev", "d")])
 
 
-async def test_A9_that_a_handle_is_ready_is_known_to_every_process(tmp_path: Path) -> None:
+async def test_A9_that_a_handle_is_ready_is_known_to_every_process(store: str) -> None:
     echo, say = printer()
-    store = stored_in(tmp_path)
     async with Runtime([echo], store=store) as one, Runtime([echo], store=store) as two:
         await kept(one)
         waiting = asyncio.ensure_future(two.wait(ready=["e"], conversation="main"))
@@ -113,10 +110,9 @@ def cut(monkeypatch: pytest.MonkeyPatch, rt: Runtime, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["unknown", "unreachable"])
 async def test_A9_without_a_socket_the_owner_sends_its_output_through_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    store: str, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     echo, say = printer()
-    store = stored_in(tmp_path)
     async with Runtime([echo], store=store) as one, Runtime([echo], store=store) as two:
         await kept(one)
         cut(monkeypatch, two, how)
@@ -133,12 +129,11 @@ async def test_A9_without_a_socket_the_owner_sends_its_output_through_the_store(
 
 
 async def test_C5_without_a_socket_output_is_read_and_followed_through_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the dashboard, the API and `keephold logs -f` of a server do. A session ends with its last frame."""
     monkeypatch.setattr(relayed_streams, "_KEPT_SECS", 10 * PATIENCE)
     echo, say = printer()
-    store = stored_in(tmp_path)
     async with Runtime([echo], store=store) as one, Runtime([echo], store=store) as two:
         await kept(one)
         cut(monkeypatch, two, "unreachable")
@@ -161,10 +156,9 @@ async def test_C5_without_a_socket_output_is_read_and_followed_through_the_store
 
 
 async def test_M3_an_owner_that_dies_ends_a_stream_through_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = stored_in(tmp_path)
-    async with program(tmp_path, "kept", "session") as running, Runtime(store=store) as rt:
+    async with program(tmp_path, "kept", "session", store=store) as running, Runtime(store=store) as rt:
         cut(monkeypatch, rt, "unreachable")
         uid = (await rt.handle("session", conversation="main")).uid
         with pytest.raises(KeepholdError, match="is gone"):
@@ -208,7 +202,7 @@ async def test_B9_an_await_of_a_line_works_again_after_a_crash(tmp_path: Path) -
     await one.close()
 
 
-async def test_N1_ready_is_written_with_its_notification(tmp_path: Path) -> None:
+async def test_N1_ready_is_written_with_its_notification(store: str) -> None:
     """In one commit: a crash can lose both, but never one of them."""
     commits: list[Sequence[Op]] = []
 
@@ -217,7 +211,7 @@ async def test_N1_ready_is_written_with_its_notification(tmp_path: Path) -> None
         return ops, done, failed
 
     echo, say = printer()
-    async with Runtime([echo], store=stored_in(tmp_path)) as rt:
+    async with Runtime([echo], store=store) as rt:
         rt.registry.observe_commits(seen)
         await kept(rt)
         say("up")

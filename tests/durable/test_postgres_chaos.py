@@ -16,7 +16,7 @@ import pytest
 from tests.cutting import Cut, Proxy, proxy
 from tests.durable.lives import approval, ok, stopped
 from tests.durable.test_postgres_outage import behind as stored_behind
-from tests.durable.test_postgres_outage import commit
+from tests.durable.test_postgres_outage import commit, take_for_dead
 from tests.durable.test_postgres_outage import opened as stored
 from tests.patience import PATIENCE, until
 from tests.soak import tries
@@ -335,6 +335,7 @@ async def test_E6_a_line_of_the_process_that_took_over_is_no_evidence(postgres: 
         store._presence.held = False  # it cannot write before it is back
         mine = asyncio.ensure_future(commit(store, Journaled(uid(1), 1, "step", "the-step", b"d", b"1"), keep=True))
         await until(lambda: between.cuts)
+        await take_for_dead(store)
         await commit(other, Claimed(uid(1), store.owner))
         await commit(other, Journaled(uid(1), 2, "step", "the-step", b"d", b"2"))
         store._presence.held = True

@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import socket
 import stat
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -11,16 +13,19 @@ from urllib.parse import urlsplit
 
 import pytest
 from tests.cutting import Cut, Proxy, proxy
-from tests.postgres import QUICK, own_server
+from tests.postgres import QUICK, Server, own_server
 from tests.soak import SOAK
 
 import keephold
 from keephold.errors import KeepholdError
 from keephold.store.base import Claimed, Emitted, Journaled, Notified, Op, Registered
-from keephold.store.postgres import presence
-from keephold.store.postgres.connecting import session, whose
+from keephold.store.postgres import connecting, presence
+from keephold.store.postgres.address import address
+from keephold.store.postgres.connecting import Session, session, whose
+from keephold.store.postgres.housekeeping import PostgresHousekeeping
 from keephold.store.postgres.presence import Table, here, place_of
-from keephold.store.postgres.store import PostgresStore
+from keephold.store.postgres.reads import Reads
+from keephold.store.postgres.store import PostgresStore, ReadOnlyPostgres
 from keephold.testing.conformance.suite import NOON, record, uid
 
 MINUTE = 60.0
@@ -30,6 +35,13 @@ async def commit(store: PostgresStore, *ops: Op, keep: bool = False) -> list[Any
     answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
     store.commit(ops, lambda results: answer.set_result(list(results)), answer.set_exception, keep=keep)
     return await asyncio.wait_for(answer, MINUTE)
+
+
+async def take_for_dead(store: PostgresStore) -> None:
+    """Remove a process, as others do that have not heard of it for long."""
+    found = await session(store.address)
+    await found.rows("DELETE FROM owners WHERE owner = ?", (store.owner,))
+    await found.close()
 
 
 async def until(fact: Callable[[], bool]) -> None:
@@ -79,6 +91,94 @@ async def test_R4_a_commit_waits_for_the_server_or_says_that_it_is_away() -> Non
             await other.owners()
             assert other.alive(store.owner), "it has taken its lock again"
             await commit(other, Registered(record(2)))
+
+
+@asynccontextmanager
+async def replicated() -> AsyncIterator[tuple[Server, Server, str]]:
+    """A primary, its standby, and a URL that names the standby first."""
+    with own_server(*QUICK) as first:
+        second = await asyncio.to_thread(lambda: Server(first.directory / "standby", *QUICK, primary=first))
+        await asyncio.to_thread(second.start)
+        try:
+            here = f"127.0.0.1:{first.port}"
+            yield first, second, first.url.replace(here, f"127.0.0.1:{second.port},{here}")
+        finally:
+            await asyncio.to_thread(second.stop, "immediate")
+
+
+async def port_of(store: Reads) -> int:
+    """The server that a store reads from."""
+    ((port,),) = await store._rows("SELECT inet_server_port()", ())
+    return int(port)
+
+
+async def test_E6_after_a_fail_over_the_store_is_at_the_new_primary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old primary becomes read-only and keeps all connections. The standby is not used before it is promoted."""
+    monkeypatch.setattr(presence, "SWEEP_SECS", 0.1)
+    async with replicated() as (first, second, url), opened(url) as store:
+        assert (
+            store.address.name
+            == f"PostgreSQL at 127.0.0.1:{second.port},127.0.0.1:{first.port}/postgres, schema keephold"
+        )
+        await commit(store, Registered(record(1)))
+        assert await port_of(store) == first.port, "a standby may lack the newest commits"
+        old = await session(address(first.url))
+        await _replayed(old)
+        for statement in ("ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()"):
+            await old.run(statement)
+        await until(lambda: "is read-only" in str(store.trouble))
+        kept = asyncio.ensure_future(commit(store, Journaled(uid(1), 1, "step", "s", b"d", b"1"), keep=True))
+        await asyncio.to_thread(second.promote)
+        await asyncio.wait_for(kept, MINUTE)
+        await until(lambda: not store.trouble)
+        assert [entry.name for entry in await store.journal(uid(1))] == ["s"]
+        assert await port_of(store) == second.port
+        await old.close()
+
+
+async def test_E6_a_store_that_is_only_read_is_read_at_the_primary_if_there_is_one() -> None:
+    async with replicated() as (first, second, url):
+        async with opened(first.url) as store, store._session() as primary:
+            await _replayed(primary)
+
+        async def ports() -> tuple[int, int]:
+            store = ReadOnlyPostgres(url)
+            await store.open(lambda _: None)
+            async with PostgresHousekeeping(address(url))._reading() as (found, _):
+                ((port,),) = await found.rows("SELECT inet_server_port()", ())
+            try:
+                return await port_of(store), port
+            finally:
+                await store.close()
+
+        assert await ports() == (first.port, first.port)
+        await asyncio.to_thread(first.stop, "immediate")
+        assert await ports() == (second.port, second.port)
+
+
+async def test_E6_servers_that_do_not_answer_do_not_keep_the_store_from_another(
+    postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them together take less time than a connection that brings no answer."""
+    assert connecting.CONNECT_SECS < connecting.GONE_SECS
+    monkeypatch.setattr(connecting, "CONNECT_SECS", 2.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where, mute = urlsplit(postgres).netloc.rpartition("@")[2], f"127.0.0.1:{silent.getsockname()[1]}"
+        async with opened(postgres.replace(where, f"{mute},{where}")) as store:
+            await commit(store, Registered(record(1)))
+            assert await store.handle(uid(1))
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            await session(address(postgres.replace(where, f"{mute},{mute},{mute}")), any_server=True)
+        assert time.monotonic() - began < 3
+
+
+async def _replayed(primary: Session) -> None:
+    """Wait until the standby has everything."""
+    async with asyncio.timeout(MINUTE):
+        query = "SELECT count(*) FROM pg_stat_replication WHERE replay_lsn >= pg_current_wal_lsn()"
+        while (await primary.rows(query, ()))[0][0] == 0:  # noqa: ASYNC110 (a fact of another process)
+            await asyncio.sleep(0.05)
 
 
 async def test_E2_steps_are_recorded_once_while_the_server_crashes_again_and_again() -> None:
@@ -195,6 +295,7 @@ async def test_E2_the_server_does_not_plan_every_step(postgres: str) -> None:
 async def test_E6_one_that_was_taken_for_dead_writes_nothing_any_more(postgres: str) -> None:
     async with opened(postgres) as store, opened(postgres) as other:
         await commit(store, Registered(record(1)), Registered(record(2)))
+        await take_for_dead(store)
         (taken,) = await commit(other, Claimed(uid(1), store.owner))
         assert taken.owner == other.owner and taken.fence == 2
         for op in (Journaled(uid(1), 1, "step", "s", b"d", b"1"), Emitted("p", "t", 1, NOON)):
@@ -263,7 +364,7 @@ async def test_E6_a_process_that_appears_during_a_look_is_looked_for(
 class Looked:
     """The server's answers to a look."""
 
-    def __init__(self, last: int, *rows: tuple[str, int, str, bool]) -> None:
+    def __init__(self, last: int, *rows: tuple[str, str, bool]) -> None:
         self._answers: list[list[Any]] = [[(last,)], list(rows)]
 
     async def rows(self, query: str, bindings: tuple[Any, ...]) -> list[Any]:
@@ -277,8 +378,9 @@ async def test_E6_a_lock_is_free_when_two_looks_apart_found_it_free(monkeypatch:
     table = Table()
 
     async def look(held: bool, place: str = elsewhere) -> bool:
-        await table.look(Looked(1, (first, 7, place, held)), presence.GRACE)  # type: ignore[arg-type]
-        return table.alive(first)
+        dead = await table.look(Looked(1, (first, place, held)), presence.GRACE)  # type: ignore[arg-type]
+        assert table.alive(first), "until it is removed"
+        return first not in dead
 
     assert await look(True) and await look(False)
     now += 4.9
@@ -290,6 +392,8 @@ async def test_E6_a_lock_is_free_when_two_looks_apart_found_it_free(monkeypatch:
     assert not await look(False)
     assert await look(True), "it is back"
     assert not await look(False, str(here()._replace(began="1"))), "a process of this machine that is gone"
+    table.bury(first)
+    assert not table.alive(first)
     assert table.alive("0000000200000000"), "it has registered since the look"
     assert not table.alive("00000001ffffffff") and not table.alive("nobody")
 

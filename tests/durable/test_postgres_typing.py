@@ -15,8 +15,7 @@ from keephold.control.stored_output import talking
 from keephold.store.base import Record
 from keephold.store.postgres import presence
 from keephold.store.postgres.address import address
-from keephold.store.postgres.connecting import session
-from keephold.store.postgres.sql import SQL
+from keephold.store.postgres.connecting import SQL, session
 from keephold.store.postgres.store import ReadOnlyPostgres
 from keephold.turn import attach_protocol as frames
 from keephold.turn.attach_protocol import Want

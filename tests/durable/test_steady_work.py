@@ -5,20 +5,21 @@ steps, large output and a transcript, which the user forgets after a week. The u
 day, and tombstones that last a week instead of 90 days.
 """
 
-from pathlib import Path
+import asyncio
 from types import SimpleNamespace
 
 import pytest
-from tests.durable.lives import START, HandClock, stored_in
-from tests.soak import SOAK, tries
+from tests.durable.lives import START, HandClock
+from tests.soak import SOAK, postgres_in_soak, tries
 from tests.turn.calls import call, spawn, wait_all
 
 import keephold
 from keephold import Call, KeepholdError, Pending, Runtime
+from keephold.store import open_store
 from keephold.store.base import Forgotten, TranscriptAppended
+from keephold.store.housekeeping import housekeeping_of
 from keephold.store.rows import TOMBSTONE_SECS
-from keephold.store.sql import events, operations
-from keephold.store.sqlite.housekeeping import SqliteHousekeeping
+from keephold.store.sql import operations, transaction
 
 DAY, WEEK = 86_400.0, 7 * 86_400.0
 DAYS, TURNS = tries(30, soak=120), tries(2, soak=60)
@@ -74,20 +75,19 @@ async def work(rt: Runtime, clock: HandClock, day: int) -> None:
         await rt.registry.write((Forgotten(f"day-{day - 7}"),))
 
 
+@postgres_in_soak
 @pytest.mark.timeout(tries(120, soak=3600))
-async def test_S5_the_size_of_a_store_levels_off_under_steady_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_S5_the_size_of_a_store_levels_off_under_steady_work(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, kept = HandClock(), TOMBSTONE_SECS if SOAK else WEEK
     monkeypatch.setattr(operations, "TOMBSTONE_SECS", kept)
-    monkeypatch.setattr(events, "time", SimpleNamespace(time=clock.now))
-    keeping = SqliteHousekeeping(tmp_path / "work.db")
+    monkeypatch.setattr(transaction, "time", SimpleNamespace(time=clock.now))
+    keeping = housekeeping_of(open_store(store))
     rows: list[dict[str, int]] = []
     sizes: list[int] = []
-    async with Runtime([approve, printing, stepping, quick], store=stored_in(tmp_path), clock=clock) as rt:
+    async with Runtime([approve, printing, stepping, quick], store=store, clock=clock) as rt:
         for day in range(DAYS):
             await work(rt, clock, day)
-            facts = keeping.info()
+            facts = await asyncio.to_thread(keeping.info)
             rows.append(facts.rows | {"output files": facts.output_files})
             sizes.append(await rt.registry.store.used_bytes())
         level = 8 + int(kept / DAY)  # from then on as much is deleted a day as is made
@@ -102,5 +102,5 @@ async def test_S5_the_size_of_a_store_levels_off_under_steady_work(
             with pytest.raises(KeepholdError) as refused:
                 await rt.handle("p-0", conversation=f"day-{day}")
             assert refused.value.code == code
-    assert keeping.check() == []
+    assert await asyncio.to_thread(keeping.check) == []
     assert clock.at == pytest.approx(START + DAYS * DAY)

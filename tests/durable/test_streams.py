@@ -4,7 +4,7 @@ import asyncio
 import socket
 import stat
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +18,10 @@ from tests.turn.calls import STATEFUL, TALKING, apply, reply, spawn
 import keephold
 from keephold import Call, Question, Runtime, ToolError
 from keephold.policies import OutputPolicy, QuestionPolicy
-from keephold.store.sockets import STREAM
+from keephold.private_file import STREAM
 from keephold.turn import attach_protocol as frames
-from keephold.turn.output_follower import CHUNK, Following
-from keephold.turn.owner_connection import Link, OwnerAddress, linked
+from keephold.turn.attached import CHUNK, HandleFollower
+from keephold.turn.owner_connection import OwnerAddress, OwnerConnection, linked
 from keephold.turn.prompts import Decision, Prompt
 from keephold.turn.relayed_streams import Poll
 
@@ -94,8 +94,8 @@ async def test_O5_a_client_that_does_not_read_costs_one_frame_and_holds_nobody_u
         async with wanting(rt, "g", "follow") as slow:
             await rt.wait(all=["g"], timeout=PATIENCE, conversation="main")
             (client,) = rt.streams._clients.values()
-            assert isinstance(client._writer, asyncio.StreamWriter)
-            assert client._writer.transport.get_write_buffer_size() <= 2 * CHUNK
+            assert isinstance(client.channel, frames.Socket)
+            assert client.channel._writer.transport.get_write_buffer_size() <= 2 * CHUNK
             heard = await slow.everything()
         assert heard.size == 20_000_000
         assert heard.end.handle.state == "stopped"
@@ -230,15 +230,16 @@ async def test_a_client_that_is_cancelled_while_it_leaves_is_disconnected(tmp_pa
 
     async def busy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.append(writer)
-        while (received := await frames.receive(reader)) is not None:
+        socket = frames.Socket(reader, writer)
+        while (received := await socket.receive()) is not None:
             if received[0] == frames.DETACH:
                 leaving.set()
         writer.close()
 
     async def attach() -> None:
         async with linked(OwnerAddress("u", "h", "talk", f"{tmp_path}/s"), frames.Want(uid="u", want="attach")) as link:
-            assert isinstance(link, Link)
-            opened.append(link._writer)
+            assert isinstance(link, OwnerConnection)
+            opened.append(link._socket._writer)
 
     opened = list[asyncio.StreamWriter]()
     async with await asyncio.start_unix_server(busy, f"{tmp_path}/s"):
@@ -371,18 +372,18 @@ async def test_K5_a_secret_is_taken_from_who_typed_it_unseen_and_is_nowhere_in_t
 async def test_M3_a_relayed_stream_that_fails_ends_for_its_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def failing(_: Following) -> AsyncGenerator[frames.Frame, None]:
+    def failing(_: HandleFollower) -> Iterator[frames.Frame]:
         yield frames.OUTPUT, b"x"
         raise RuntimeError("no")
 
-    monkeypatch.setattr(Following, "so_far", failing)
+    monkeypatch.setattr(HandleFollower, "so_far", failing)
     received = list[tuple[str, bytes]]()
     async with Runtime([talk], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn:
         await turn.run([spawn("talk", "t")])
         poll = Poll("s", frames.Want(uid=rt.registry.find("t", "main").uid, want="read"))
         async with asyncio.timeout(PATIENCE):
             while not received or received[-1][0] != frames.ERROR:
-                received += frames.split(await rt.streams.polled(poll))
+                received += (await rt.streams.polled(poll)).frames
                 poll = Poll("s")
         await rt.send("t", "bye", conversation="main")
     assert [kind for kind, _ in received] == [frames.OUTPUT, frames.ERROR]

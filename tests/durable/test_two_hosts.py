@@ -5,8 +5,10 @@ conversation, as the hosts of two agents would start them.
 """
 
 import asyncio
+import itertools
 import json
 import os
+import random
 import select
 import subprocess
 import sys
@@ -24,7 +26,11 @@ from mcp.client.stdio import stdio_client
 from tests.patience import PATIENCE
 from tests.postgres import everything, own_server
 from tests.serve.serving import environment
+from tests.soak import soak
 from tests.trusting import write_trusted
+
+from keephold.store import open_store
+from keephold.store.housekeeping import housekeeping_of
 
 CONFIG = """
 [mcp]
@@ -193,3 +199,46 @@ async def test_K5_a_password_is_typed_into_a_terminal_of_another_machine_until_e
                 typist.types("into the void\n")
                 await typist.sees("Error: ")
                 assert typist.command.wait(PATIENCE) == 2
+
+
+@soak
+@pytest.mark.timeout(3600)
+async def test_E6_either_machine_is_killed_at_any_time(tmp_path: Path) -> None:
+    """Its calls have stopped, the store has everything that was acknowledged, and the other machine keeps working."""
+    seed = random.SystemRandom().randrange(2**32)
+    chance = random.Random(seed)
+    print(f"seed {seed}")
+    with own_server("unix_socket_directories=/tmp") as server:
+        store = f"postgresql://postgres@/postgres?host=/tmp&port={server.port}"
+        for number in range(10):
+            names = [f"{name}{number}" for name in ("one", "two")]
+            async with host(tmp_path, store, names[0]) as one, host(tmp_path, store, names[1]) as two:
+                dies, lives = chance.sample((one, two), 2)
+                begun: list[str] = []
+                working = asyncio.create_task(_work(dies, lives, number, begun))
+                await asyncio.sleep(chance.uniform(0, 3))
+                assert not working.done(), working
+                dies.kill()
+                working.cancel()
+                await asyncio.wait([working])
+                if begun:
+                    async with asyncio.timeout(PATIENCE):
+                        ended = (await lives.call("await", all=begun))["completed"]
+                    assert {each["id"] for each in ended} == {*begun}, (number, ended)
+                    assert all("process that ran this call ended" in each["result"] for each in ended), ended
+                await lives.call("python", spawn=f"after{number}")
+                typed = await lives.call("handle_apply", id=f"after{number}", input="6 * 7\n")
+                assert "42" in typed["content"]
+                await lives.call("handle_abort", id=f"after{number}")
+        assert await asyncio.to_thread(housekeeping_of(open_store(store)).check) == []
+
+
+async def _work(one: Host, other: Host, number: int, begun: list[str]) -> None:
+    """Begin terminals on one machine, and type into them from both."""
+    for each in itertools.count():
+        id = f"repl{number}.{each}"
+        await one.call("python", spawn=id)
+        begun.append(id)
+        for typist in (other, one):
+            typed = await typist.call("handle_apply", id=id, input="2 ** 10\n")
+            assert "1024" in typed["content"], typed

@@ -67,12 +67,6 @@ async def program(directory: Path, how: str, *names: str, store: str = "") -> As
         await running.kill()
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty store."""
-    return stored_in(tmp_path) if request.param == "sqlite" else str(request.getfixturevalue("postgres"))
-
-
 def lines(directory: Path, file: str) -> list[str]:
     return (directory / file).read_text().splitlines()
 

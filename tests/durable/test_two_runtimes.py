@@ -37,8 +37,8 @@ async def kept(rt: Runtime, *calls: keephold.ToolCall) -> None:
         await turn.run(calls)
 
 
-async def test_M3_fetch_apply_and_abort_of_what_another_runtime_runs(tmp_path: Path) -> None:
-    tools, store = [session, slow], stored_in(tmp_path)
+async def test_M3_fetch_apply_and_abort_of_what_another_runtime_runs(store: str) -> None:
+    tools = [session, slow]
     async with Runtime(tools, store=store) as one, Runtime(tools, store=store) as two:
         await kept(one, spawn("session", "s"), spawn("slow", "w", secs=600))
         async with two.turn("main") as turn:
@@ -58,8 +58,8 @@ async def test_M3_fetch_apply_and_abort_of_what_another_runtime_runs(tmp_path: P
         assert one.live() == [] and two.live() == []
 
 
-async def test_C5_the_cursor_goes_with_the_conversation(tmp_path: Path) -> None:
-    tools, store = [session], stored_in(tmp_path)
+async def test_C5_the_cursor_goes_with_the_conversation(store: str) -> None:
+    tools = [session]
     async with Runtime(tools, store=store) as one, Runtime(tools, store=store) as two:
         await kept(one, spawn("session", "s"))  # showed "hello"
         async with two.turn("main") as turn:
@@ -71,9 +71,8 @@ async def test_C5_the_cursor_goes_with_the_conversation(tmp_path: Path) -> None:
             await reply(turn, abort("session", "s"))
 
 
-async def test_A7_an_await_is_woken_by_the_other_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_A7_an_await_is_woken_by_the_other_runtime(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("keephold.upkeep.SWEEP_SECS", 3600)  # by its bell
-    store = stored_in(tmp_path)
     async with Runtime([slow], store=store) as one, Runtime([slow], store=store) as two:
         await kept(one, spawn("slow", "w"))
         async with two.turn("main") as turn, asyncio.timeout(PATIENCE):
@@ -84,9 +83,9 @@ async def test_A7_an_await_is_woken_by_the_other_runtime(tmp_path: Path, monkeyp
         assert (await two.handle("w", conversation="main")).output_bytes == len("begun\n")
 
 
-async def test_A7_an_await_of_a_parked_call_that_another_runtime_completes(tmp_path: Path) -> None:
+async def test_A7_an_await_of_a_parked_call_that_another_runtime_completes(store: str) -> None:
     keys: list[Key] = []
-    store, tools = stored_in(tmp_path), [approval(keys)]
+    tools = [approval(keys)]
     async with Runtime(tools, store=store) as one, Runtime(store=store) as two, one.turn("main") as turn:
         await reply(turn, spawn("approve", "a"))
         await until(lambda: len(keys) == 1)
@@ -102,7 +101,7 @@ async def test_A7_an_await_of_a_parked_call_that_another_runtime_completes(tmp_p
         assert second.result == "from two"
 
 
-async def test_E5_an_event_that_comes_by_another_runtime(tmp_path: Path) -> None:
+async def test_E5_an_event_that_comes_by_another_runtime(store: str) -> None:
     keys: list[Key] = []
 
     @keephold.tool(on_crash="replay")
@@ -111,7 +110,6 @@ async def test_E5_an_event_that_comes_by_another_runtime(tmp_path: Path) -> None
         keys.append(await fx.external_event_key("go"))
         return await fx.await_event_json(keys[0])
 
-    store = stored_in(tmp_path)
     async with Runtime([listens], store=store) as one, Runtime(store=store) as two, one.turn("main") as turn:
         async with asyncio.timeout(PATIENCE):
             batch = asyncio.create_task(turn.run([call("listens")]))
@@ -120,7 +118,7 @@ async def test_E5_an_event_that_comes_by_another_runtime(tmp_path: Path) -> None
             assert [response.result for response in await batch] == ["now"]
 
 
-async def test_D2_an_abort_by_another_runtime_of_a_parked_call(tmp_path: Path) -> None:
+async def test_D2_an_abort_by_another_runtime_of_a_parked_call(store: str) -> None:
     """Nobody owns it: whoever aborts it does so by himself, and wakes who waits elsewhere."""
     keys, called = list[Key](), list[Key]()
     approve = approval(keys)
@@ -129,7 +127,6 @@ async def test_D2_an_abort_by_another_runtime_of_a_parked_call(tmp_path: Path) -
     async def withdraw(key: Key, arguments: dict[str, Any]) -> None:
         called.append(key)
 
-    store = stored_in(tmp_path)
     async with Runtime([approve], store=store) as one, Runtime([approve], store=store) as two:
         async with one.turn("main") as turn:
             await reply(turn, spawn("approve", "a"))
@@ -142,8 +139,7 @@ async def test_D2_an_abort_by_another_runtime_of_a_parked_call(tmp_path: Path) -
         assert set(called) == set(keys)
 
 
-async def test_B1_one_turn_a_conversation_across_runtimes(tmp_path: Path) -> None:
-    store = stored_in(tmp_path)
+async def test_B1_one_turn_a_conversation_across_runtimes(store: str) -> None:
     async with Runtime([slow], store=store) as one, Runtime([slow], store=store) as two:
         async with one.turn("main"):
             for rt in (one, two):
@@ -157,8 +153,7 @@ async def test_B1_one_turn_a_conversation_across_runtimes(tmp_path: Path) -> Non
         assert sorted(isinstance(each, KeepholdError) for each in raced) == [False, True]
 
 
-async def test_S6_an_id_that_is_active_in_another_runtime_is_active(tmp_path: Path) -> None:
-    store = stored_in(tmp_path)
+async def test_S6_an_id_that_is_active_in_another_runtime_is_active(store: str) -> None:
     async with Runtime([slow], store=store) as one, Runtime([slow], store=store) as two:
         await kept(one, spawn("slow", "w", secs=600))
         async with two.turn("main") as turn:
@@ -169,9 +164,8 @@ async def test_S6_an_id_that_is_active_in_another_runtime_is_active(tmp_path: Pa
             assert (await stopped(two, "w")).outcome == Ok("done")
 
 
-async def test_T4_the_end_of_a_turn_is_about_what_this_runtime_runs(tmp_path: Path) -> None:
+async def test_T4_the_end_of_a_turn_is_about_what_this_runtime_runs(store: str) -> None:
     """What another one runs in the conversation was kept by its own turn's end."""
-    store = stored_in(tmp_path)
     async with Runtime([slow], store=store) as one, Runtime([slow], store=store) as two:
         await kept(one, spawn("slow", "w", secs=600))
         async with two.turn("main") as turn:
@@ -226,8 +220,8 @@ async def test_E6_what_a_stale_owner_records_is_refused(tmp_path: Path) -> None:
     assert story.did == ["first", "pay 1", "pay 2"]
 
 
-async def test_E6_two_that_recover_at_once_run_the_call_once(tmp_path: Path) -> None:
-    story, store, ran = Story(), stored_in(tmp_path), list[int]()
+async def test_E6_two_that_recover_at_once_run_the_call_once(store: str) -> None:
+    story, ran = Story(), list[int]()
 
     @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call, n: int) -> int:
@@ -249,10 +243,10 @@ async def test_E6_two_that_recover_at_once_run_the_call_once(tmp_path: Path) -> 
 
 
 async def test_M3_a_runtime_that_closes_hands_over_to_one_that_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("keephold.upkeep.SWEEP_SECS", 0.1)
-    story, store = Story(), stored_in(tmp_path)
+    story = Story()
 
     @keephold.tool(actions=STATEFUL, on_crash="replay")
     async def work(call: Call) -> int:
@@ -272,10 +266,10 @@ async def test_M3_a_runtime_that_closes_hands_over_to_one_that_waits(
 
 
 async def test_D7_a_deadline_that_both_see_pass_is_one_end_and_one_piece_of_news(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("keephold.upkeep.SWEEP_SECS", 0.1)
-    store, tools = stored_in(tmp_path), [approval([], Pending(deadline=0.4))]
+    tools = [approval([], Pending(deadline=0.4))]
     async with Runtime(tools, store=store) as one, Runtime(tools, store=store) as two, one.turn("main") as turn:
         await turn.run([spawn("approve", f"a{n}") for n in range(5)])
         ids = [f"a{n}" for n in range(5)]
@@ -285,7 +279,7 @@ async def test_D7_a_deadline_that_both_see_pass_is_one_end_and_one_piece_of_news
         assert await notifications(one) == await notifications(two) == [("tool.failed", "error")] * 5
 
 
-async def test_D5_keys_that_another_runtime_revokes(tmp_path: Path) -> None:
+async def test_D5_keys_that_another_runtime_revokes(store: str) -> None:
     keys: list[Key] = []
 
     @keephold.tool(actions=STATEFUL, on_crash="replay")
@@ -294,7 +288,6 @@ async def test_D5_keys_that_another_runtime_revokes(tmp_path: Path) -> None:
         keys.append(await fx.external_event_key("go"))
         return await fx.await_event_json(keys[-1])
 
-    store = stored_in(tmp_path)
     tools: list[Tool] = [approval(keys), listens]
     async with Runtime(tools, store=store) as one, Runtime(store=store) as two, one.turn("main") as turn:
         await turn.run([spawn("approve", "a"), spawn("listens", "l")])
@@ -309,7 +302,7 @@ async def test_D5_keys_that_another_runtime_revokes(tmp_path: Path) -> None:
             assert isinstance(outcome, Failure) and outcome.code == "await_event_unknown_or_revoked"
 
 
-async def test_T1_what_waits_in_effects_is_kept_by_the_turns_after_a_restart_too(tmp_path: Path) -> None:
+async def test_T1_what_waits_in_effects_is_kept_by_the_turns_after_a_restart_too(store: str) -> None:
     keys: list[Key] = []
 
     @keephold.tool(actions=STATEFUL, on_crash="replay")
@@ -318,7 +311,6 @@ async def test_T1_what_waits_in_effects_is_kept_by_the_turns_after_a_restart_too
         keys.append(await fx.external_event_key("go"))
         return await fx.await_event_json(keys[-1])
 
-    store = stored_in(tmp_path)
     async with Runtime([listens], store=store) as rt:
         turn = await rt.turn("main").__aenter__()
         await reply(turn, spawn("listens", "l"))

@@ -210,15 +210,44 @@ async def test_M3_nothing_is_typed_twice_and_nothing_after_a_gap(
 
 async def test_K6_a_typist_who_sends_more_than_is_read_loses_the_session_not_the_owner_its_memory() -> None:
     """As long as `send` waits for a program to settle, nobody reads what comes after its input."""
-    session, piece = relayed_streams.Session("ear"), bytes(1 << 20)
+    session, piece = relayed_streams.RelayedStream("ear"), bytes(1 << 20)
     session.hear(0, frames.frame(frames.INPUT, bytes(frames.LONGEST)))
     for number in range(1, 64):
         session.hear(number, piece)
     session.lose()
-    assert len(await session.reader.read()) < 3 * frames.LONGEST
-    session.close()
-    told, last = await session.take()
-    assert last and b"input_lost" in told
+    assert len(session._said) < 3 * frames.LONGEST
+    assert await session.receive() == (frames.INPUT, bytes(frames.LONGEST))
+    await session.close()
+    kind, told = (await session.take()).frames[-1]
+    assert session.closed and kind == frames.ERROR and b"input_lost" in told
+
+
+class Scripted:
+    """An owner that is asked through the store, and takes every whisper."""
+
+    can_whisper = True
+
+    def __init__(self, *answers: relayed_streams.PollAnswer) -> None:
+        self.answers = iter(answers)
+
+    async def poll(self, uid: str, owner: str, poll: relayed_streams.Poll) -> relayed_streams.PollAnswer:
+        return next(self.answers)
+
+    async def whisper(self, ear: str, message: str) -> None: ...
+
+
+async def test_M3_a_session_that_ends_after_the_last_acknowledgement_has_lost_nothing() -> None:
+    shown, closed = (frames.OUTPUT, b"$ "), (frames.ERROR, msgspec.json.encode(frames.Refused("closed", "over")))
+    owner = Scripted(
+        *(relayed_streams.PollAnswer([shown], heard, "ear") for heard in (0, 1)), relayed_streams.PollAnswer([closed])
+    )
+    link = relayed_streams.RelayedLink(owner, "owner", Want(uid="u", want="attach"))
+    await link.receive()
+    link.send(frames.INPUT, b"exit\n")
+    await link.receive()
+    with pytest.raises(KeepholdError) as told:
+        await link.receive()
+    assert told.value.code == "over"
 
 
 async def test_M3_one_user_drives_until_they_leave_or_ask_no_more(
@@ -268,5 +297,7 @@ async def test_a_server_sends_input_to_a_handle_of_another_machine(
             want = {"want": "send", "input": "echo $((6 * 7))\n"}
             said = await client.post(f"/api/handles/{typist.record.uid}/talk", json=want)
         assert said.status_code == 200, said.text
-        kind, reply = list(frames.split(said.content))[-1]
-        assert kind == frames.REPLY and b"42" in reply
+        content = bytearray(said.content)
+        assert frames.take(content) is not None
+        kind, reply = frames.take(content) or ("", b"")
+        assert kind == frames.REPLY and b"42" in reply and not content

@@ -14,9 +14,11 @@ from tests.wait_tools import with_wait_tools
 import keephold
 from keephold import Call, Runtime, ToolCall
 from keephold.cli.store import without_tools
-from keephold.handles.state import Running
+from keephold.handles.state import Failure, Running, Stopped
+from keephold.handles.view import Handles
 from keephold.prompts import AgentRequest
 from keephold.store.base import Parked, Parking, Record, Registered, Resolution
+from keephold.turn.tool_services import ToolServices
 
 
 async def test_W8_created_here_waited_for_there_completed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,5 +285,18 @@ async def test_M3_what_another_server_runs_can_be_cancelled(tmp_path: Path) -> N
     store, story = stored_in(tmp_path), Story()
     async with life(store, story) as one, with_wait_tools(store=store) as two:
         id = await begun(one, story)
-        ended = await Caller(two)("cancel_wait_handle", handleId=id)
-        assert ended["status"] == "failed" and one.live() == []
+        ended = await Caller(two)("cancel_wait_handle", handleId=id, reason="enough")
+        assert (ended["status"], ended["error"]) == ("failed", "Cancelled by the assistant: enough")
+        assert one.live() == []
+
+
+async def test_M3_what_another_server_runs_ends_for_the_reason_that_is_given(tmp_path: Path) -> None:
+    store, story = stored_in(tmp_path), Story()
+    async with life(store, story) as one, with_wait_tools(store=store) as two:
+        id = await begun(one, story)
+        services = ToolServices(two.replies)
+        services.connect(two._parts, two._call_queues)
+        handle = await Handles(two.registry, "main").find(id)
+        await services.end(handle, Failure("too late", "timeout"), "timeout")
+        assert isinstance(handle.state, Stopped) and one.live() == []
+        assert (handle.state.ended_by, handle.state.outcome) == ("timeout", Failure("too late", "timeout"))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, rest
 
 _TOKEN = "KEEPHOLD_E2E_TOKEN"
 
@@ -188,9 +188,12 @@ Start = Callable[[str], TurnProcess]
 def until(condition: Callable[[], object], what: Callable[[], str] = lambda: "", seconds: float = PATIENCE) -> None:
     """Wait until the condition holds; `what` says what is wrong if it never does."""
     limit = time.monotonic() + seconds
-    while not condition():
+    while True:
+        began = time.monotonic()
+        if condition():
+            return
         assert time.monotonic() < limit, f"did not come true in {seconds:g} s: {what()}"
-        time.sleep(0.01)
+        time.sleep(rest(time.monotonic() - began, 0.01))
 
 
 @contextmanager

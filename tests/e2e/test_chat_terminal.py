@@ -31,8 +31,17 @@ def pane(chats: Chats) -> Iterator[ChatPane]:
 # What is said
 
 
-def test_G1_the_answer_is_shown_while_it_streams(chats: Chats, pane: ChatPane) -> None:
-    chats.script({"thought": "Hm.", "text": ["Hello wor", "ld.\nMore."], "until": "go"})
+def test_G1_K4_answers_stream_tools_have_one_line_and_only_text_reaches_the_terminal(
+    chats: Chats, pane: ChatPane
+) -> None:
+    evil = ["I \x1b", "]2;stolen\x07am \x1b[", "2J\x1b[5;5Hgood\u202e.\r\nReally\x9b31m."]
+    chats.script(
+        {"thought": "Hm.", "text": ["Hello wor", "ld.\nMore."], "until": "go"},
+        {"text": ["Let me see."], "calls": [["gate", {}]]},
+        {"text": ["So it is."]},
+        {"text": evil, "calls": [["nasty", {}], ["\x1b[2J", {}]]},
+        {"text": ["Yes."]},
+    )
     pane.chat()
     pane.type("good day")
     pane.until("Hello wor\n  working")
@@ -43,10 +52,6 @@ def test_G1_the_answer_is_shown_while_it_streams(chats: Chats, pane: ChatPane) -
     assert pane.lines[2:] == ["> good day", "Hm.", "Hello world.", "More.", pane.lines[6], ">"]
     assert "good day" in chats.given
 
-
-def test_G1_a_tool_has_one_line_that_lives_and_one_that_stays(chats: Chats, pane: ChatPane) -> None:
-    chats.script({"text": ["Let me see."], "calls": [["gate", {}]]}, {"text": ["So it is."]})
-    pane.chat()
     pane.type("is it open?")
     pane.until("● gate  ")
     pane.until("the gate is shut")
@@ -59,11 +64,6 @@ def test_G1_a_tool_has_one_line_that_lives_and_one_that_stays(chats: Chats, pane
     assert [line for line in pane.rolled if line.startswith("✓ gate  ") and line.endswith("s  open")]
     assert pane.count("working") == 0
 
-
-def test_K4_nothing_that_models_and_tools_say_reaches_the_terminal_but_text(chats: Chats, pane: ChatPane) -> None:
-    evil = ["I \x1b", "]2;stolen\x07am \x1b[", "2J\x1b[5;5Hgood\u202e.\r\nReally\x9b31m."]
-    chats.script({"text": evil, "calls": [["nasty", {}], ["\x1b[2J", {}]]}, {"text": ["Yes."]})
-    pane.chat()
     before = pane.title
     pane.type("be nice")
     pane.until("Yes.\n")
@@ -110,59 +110,57 @@ def test_a_terminal_may_change_its_size(chats: Chats, pane: ChatPane) -> None:
 # What a person is asked
 
 
-def test_P1_permission_is_asked_for_on_the_same_terminal(chats: Chats, pane: ChatPane) -> None:
-    calls = [["deploy", {"env": env}] for env in ("staging", "prod")]
-    chats.script({"text": ["I deploy."], "calls": calls}, {"text": ["Deployed."]})
+def test_P1_Q8_Q5_a_person_is_asked_on_the_same_terminal_and_loses_no_line_by_it(chats: Chats, pane: ChatPane) -> None:
+    chats.script(
+        {"text": ["I deploy."], "calls": [["deploy", {"env": env}] for env in ("staging", "prod")]},
+        {"text": ["Deployed."]},
+        {"calls": [["ask_user", {"question": "Which colour?"}]]},
+        {"text": ["So be it."]},
+        {"calls": [["gate", {}], ["deploy", {"env": "both"}]]},
+        {"text": ["Both."]},
+        {"text": ["I ", "wait."], "until": "go", "calls": [["deploy", {"env": "last"}]]},
+        {"text": ["Done."]},
+    )
+    prompt = "Run it? [y/Y/n/N/r/e/v/?]\n"
     pane.chat()
     pane.type("deploy it")
     pane.until('"staging"')
-    pane.until("Run it?")
+    pane.until(prompt)
     pane.press("y")
     pane.until('"prod"')
-    pane.until("Run it? [y/Y/n/N/r/e/v/?]\n")
+    pane.until(prompt)
     pane.press("n")
     pane.until("Deployed.")
     assert [line for line in pane.lines if line.startswith("✓ deploy env=staging")]
     assert "deployed to staging" in chats.given
     assert "deployed to prod" not in chats.given
     pane.idle()
-    pane.type("thanks")
-    pane.until("> thanks\n(the script is over)")
 
-
-def test_Q8_a_question_of_the_assistant_is_answered(chats: Chats, pane: ChatPane) -> None:
-    chats.script({"calls": [["ask_user", {"question": "Which colour?"}]]}, {"text": ["So be it."]})
-    pane.chat()
     pane.type("paint it")
     pane.until("Which colour?")
     until(lambda: "stop typing" not in pane.screen)
     pane.type("green")
     pane.until("So be it.")
     assert "green" in chats.given
+    pane.idle()
 
-
-def test_Q5_what_is_said_while_a_prompt_is_open_is_shown_after_it(chats: Chats, pane: ChatPane) -> None:
-    """The gate ends while the person thinks about the other call."""
-    chats.script({"calls": [["gate", {}], ["deploy", {"env": "x"}]]}, {"text": ["Both."]})
-    pane.chat()
     pane.type("go")
-    pane.until("Run it?")
-    chats.touch("open")
+    pane.until('"both"')
+    pane.until(prompt)
+    chats.touch("open")  # the gate ends while the person thinks about the other call
     pane.press("y")
     pane.until("Both.")
-    assert pane.count("✓ gate") == pane.count("✓ deploy") == 1
+    assert pane.count("✓ gate") == pane.count("✓ deploy env=both") == 1
+    pane.idle()
 
-
-def test_Q5_what_is_being_typed_is_kept_while_a_prompt_is_open(chats: Chats, pane: ChatPane) -> None:
-    chats.script({"text": ["I ", "deploy."], "until": "go", "calls": [["deploy", {"env": "x"}]]}, {"text": ["Done."]})
-    pane.chat()
-    pane.type("deploy it")
+    pane.type("and the last")
     pane.until("I\n")
     pane.write("half a li")
     until(lambda: pane.last == "> half a li")
     chats.touch("go")
     pane.until("Waiting for you to stop typing")
-    pane.until("Run it?")
+    pane.until('"last"')
+    pane.until(prompt)
     assert "stop typing" not in pane.screen
     pane.press("y")
     pane.until("Done.")
@@ -186,34 +184,53 @@ def test_Q5_a_terminal_that_cannot_be_drawn_on_is_talked_to_line_by_line(chats: 
 # Ctrl-C and other ways out
 
 
-def test_B7_ctrl_c_cancels_the_turn_and_the_chat_goes_on(chats: Chats, pane: ChatPane) -> None:
-    chats.script({"calls": [["gate", {}]]}, {"text": ["Something else."]})
+def test_B7_ctrl_c_cancels_the_turn_gives_back_what_was_not_said_and_a_second_one_leaves(
+    chats: Chats, pane: ChatPane
+) -> None:
+    chats.script(
+        {"calls": [["gate", {}]]},
+        {"text": ["Something else."]},
+        {"calls": [["gate", {}]]},
+        {"text": ["I see."]},
+        {"text": ["Once upon ", "a time."], "until": "never"},
+    )
+
+    def cancelled(times: int) -> None:
+        until(lambda: pane.count("Cancelled.") == times, what=lambda: pane.screen)
+
     pane.chat()
     pane.type("wait")
     pane.until("● gate")
     pane.press("C-c")
-    pane.until("Cancelled.")
+    cancelled(1)
     pane.until("■ gate")
     pane.idle()
     pane.type("and now?")
     pane.until("Something else.")
     pane.idle()
-    pane.press("C-d")
-    pane.until("Continue with: keephold chat --conversation c-")
-    pane.left()
 
+    pane.type("wait again")
+    pane.until("● gate")
+    pane.type("no, do this")
+    pane.until("(with the next request)")
+    pane.press("C-c")
+    cancelled(2)
+    until(lambda: pane.last == "> no, do this", what=lambda: pane.screen)
+    pane.idle()
+    pane.press("Enter")
+    pane.until("> no, do this\nI see.")
+    pane.idle()
+    assert pane.count("no, do this") == 1
 
-def test_ctrl_c_stops_a_stream_and_a_second_one_leaves(chats: Chats, pane: ChatPane) -> None:
-    chats.script({"text": ["Once upon ", "a time."], "until": "never"})
-    pane.chat()
     pane.type("tell me a story")
     pane.until("Once upon")
     pane.press("C-c")
-    pane.until("Cancelled.")
+    cancelled(3)
     pane.idle()
     pane.press("C-c")
     pane.until("Ctrl-C again, or Ctrl-D, leaves.")
     pane.press("C-c")
+    pane.until("Continue with: keephold chat --conversation c-")
     pane.left()
 
 
@@ -230,8 +247,21 @@ def test_ctrl_c_twice_leaves_while_something_does_not_end(chats: Chats, pane: Ch
     pane.left()
 
 
-def test_at_the_input_line_ctrl_c_clears_it_first(chats: Chats, pane: ChatPane) -> None:
+def test_lines_come_back_with_the_up_key_and_ctrl_c_or_its_signal_clears_the_line_before_it_leaves(
+    chats: Chats, pane: ChatPane
+) -> None:
     pane.chat()
+    for line in ("first", "second"):
+        pane.type(line)
+        pane.until(f"> {line}\n(the script is over)\n")
+    pane.press("Up")
+    pane.press("Up")
+    until(lambda: pane.last == "> first")
+    pane.press("Down")
+    until(lambda: pane.last == "> second")
+    pane.press("Down")
+    until(lambda: pane.last == ">")
+
     pane.write("nonsense")
     pane.until("> nonsense")
     pane.press("C-c")
@@ -240,16 +270,10 @@ def test_at_the_input_line_ctrl_c_clears_it_first(chats: Chats, pane: ChatPane) 
     pane.type("sense")
     pane.until("> sense\n(the script is over)")
     pane.idle()
-    pane.press("C-c")
-    pane.press("C-c")
-    pane.left()
-
-
-def test_a_signal_is_as_good_as_the_key(chats: Chats, pane: ChatPane) -> None:
-    pane.chat()
+    said = pane.count("Ctrl-C again, or Ctrl-D, leaves.")
     (process,) = pane.processes()
     process.send_signal(signal.SIGINT)
-    pane.until("Ctrl-C again, or Ctrl-D, leaves.")
+    until(lambda: pane.count("Ctrl-C again, or Ctrl-D, leaves.") == said + 1, what=lambda: pane.screen)
     process.send_signal(signal.SIGINT)
     pane.left()
 
@@ -309,8 +333,15 @@ def test_a_prompt_on_the_command_line_is_one_turn(chats: Chats, pane: ChatPane) 
 # Lines and commands
 
 
-def test_a_line_that_is_typed_meanwhile_is_said_in_the_turn(chats: Chats, pane: ChatPane) -> None:
-    chats.script({"calls": [["gate", {}]]}, {"text": ["Noted."]})
+def test_a_line_that_is_typed_meanwhile_is_said_in_the_turn_also_while_the_answer_ends(
+    chats: Chats, pane: ChatPane
+) -> None:
+    chats.script(
+        {"calls": [["gate", {}]]},
+        {"text": ["Noted."]},
+        {"text": ["Once ", "upon."], "until": "go"},
+        {"text": ["Twice."]},
+    )
     pane.chat()
     pane.type("wait")
     pane.until("● gate")
@@ -323,50 +354,15 @@ def test_a_line_that_is_typed_meanwhile_is_said_in_the_turn(chats: Chats, pane: 
     assert pane.count("hurry up") == 1
     assert pane.lines.index("> and hurry up") < pane.lines.index("Noted.")
 
-
-def test_a_line_that_is_typed_while_the_answer_ends_is_answered_too(chats: Chats, pane: ChatPane) -> None:
-    chats.script({"text": ["Once ", "upon."], "until": "go"}, {"text": ["Twice."]})
-    pane.chat()
     pane.type("a story")
     pane.until("Once")
     pane.type("another one")
     pane.until("> another one  (with the next request)")
     chats.touch("go")
     pane.until("Twice.")
-    pane.until("tokens in")
+    pane.idle()
     assert pane.count("another one") == 1
     assert pane.count("the script is over") == 0
-
-
-def test_a_line_that_was_not_taken_comes_back_when_the_turn_is_cancelled(chats: Chats, pane: ChatPane) -> None:
-    chats.script({"calls": [["gate", {}]]}, {"text": ["I see."]})
-    pane.chat()
-    pane.type("wait")
-    pane.until("● gate")
-    pane.type("no, do this")
-    pane.until("(with the next request)")
-    pane.press("C-c")
-    pane.until("Cancelled.")
-    until(lambda: pane.last == "> no, do this", what=lambda: pane.screen)
-    pane.idle()
-    pane.press("Enter")
-    pane.until("> no, do this\nI see.")
-    pane.idle()
-    assert pane.count("no, do this") == 1
-
-
-def test_lines_come_back_with_the_up_key(chats: Chats, pane: ChatPane) -> None:
-    pane.chat()
-    for line in ("first", "second"):
-        pane.type(line)
-        pane.until(f"> {line}\n(the script is over)\n")
-    pane.press("Up")
-    pane.press("Up")
-    until(lambda: pane.last == "> first")
-    pane.press("Down")
-    until(lambda: pane.last == "> second")
-    pane.press("Down")
-    until(lambda: pane.last == ">")
 
 
 def test_N4_news_between_turns_is_shown_above_what_is_being_typed(chats: Chats, pane: ChatPane) -> None:

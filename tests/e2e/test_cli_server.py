@@ -270,10 +270,13 @@ def test_S5_what_has_expired_is_told_as_expired_and_what_never_was_as_not_found(
     serving.there("send", "c", "--close")
     serving.there("wait", "c")
     assert serving.there("gc", "--before", "0s", "--json").json["handles"] == 1
-    for command in ("show", "logs", "abort", "wait"):
-        for named in ((uid,), (uid, "--conversation", "mcp"), ("c", "--conversation", "mcp")):
-            said = serving.there(command, *named)
-            assert (said.code, said.out) == (2, "") and "expired" in said.err, (command, said)
+    here = ("--conversation", "mcp")
+    for command in (
+        *(("show", uid), ("show", uid, *here), ("show", "c", *here)),  # all commands find a handle in the same way
+        *(("logs", uid), ("abort", uid, *here), ("wait", "c", *here)),
+    ):
+        said = serving.there(*command)
+        assert (said.code, said.out) == (2, "") and "expired" in said.err, (command, said)
     assert serving.there("send", uid, "text").code == 2
     for never in (("d",), ("d", "--conversation", "mcp"), ("c/d",), (".",), ("..",), (f"{uid}/output",), ("",)):
         said = serving.there("show", *never)

@@ -14,6 +14,9 @@ import pytest
 from tests.e2e.agent import Agent
 from tests.patience import PATIENCE
 
+from keephold.cli.logs import Printer
+from keephold.turn import attach_protocol as frames
+
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Agent]:
@@ -153,12 +156,26 @@ def test_C5_the_last_lines_are_printed_and_what_comes_after_them(agent: Agent) -
     assert agent.keephold("logs", "-n", "1", "t").out == "you said Ada\n"
     assert agent.keephold("logs", "-n", "9", "t").out == SAID
     assert agent.keephold("logs", "-n", "0", "t").out == ""
+    assert agent.keephold("logs", "-n", str(1 << 63), "t").code == 2
     with agent.start("logs", "-n", "1", "-f", "t") as following:
         assert following.stdout is not None
         assert following.stdout.readline() == "you said Ada\n"
         agent.keephold("send", "t", "bye")
         assert (following.stdout.read(), following.wait(PATIENCE)) == ("", 0)
     assert agent.keephold("logs", "-n", "1", "--since", "3", "t").code == 2
+
+
+def test_C5_a_last_line_is_not_copied_for_each_of_its_pieces(
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    printer, count = Printer(raw=True), 6000
+    printer.hold(1)
+    began = time.process_time()
+    for _ in range(count):
+        printer.take((frames.OUTPUT, b"x" * 4096))
+    printer.print_last()
+    assert time.process_time() - began < PATIENCE, "24 MB copied 6000 times take minutes"
+    assert capsysbinary.readouterr().out == b"x" * 4096 * count
 
 
 def test_times_are_printed_before_each_line_and_since_begins_with_what_was_printed_in_a_time(agent: Agent) -> None:

@@ -19,8 +19,8 @@ from tests.patience import PATIENCE, until
 from tests.serve.serving import environment
 
 from keephold import Runtime
+from keephold.config.build import login_file
 from keephold.config.load import load_config
-from keephold.config.servers import login_file
 from keephold.config.trust import Record
 from keephold.errors import ConfigError
 from keephold.tools.remote.login import LoginFile

@@ -193,7 +193,7 @@ async def test_M6_what_two_calls_ask_at_once_reaches_each_where_the_server_says_
         assert isinstance(prompt, AskQuestion)
         asked.append(prompt)
         if len(asked) == 1 and server.url is not None:
-            await until(lambda: rt.people._waiting)  # until both have asked
+            await until(lambda: rt.prompt_queue._waiting)  # until both have asked
         return Answer(prompt.question.text == "two")
 
     async with Runtime(servers=[server.spec()], prompter=person) as rt:

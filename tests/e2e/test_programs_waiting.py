@@ -4,7 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from tests.e2e.terminals import Said, at_work, python, quick, shell
+from tests.e2e.terminals import Said, at_work, patient, python, quick, shell
 from tests.patience import PATIENCE
 
 from keephold import Tool, terminal
@@ -23,7 +23,7 @@ def needs_input(*ids: str) -> Said:
 
 
 async def test_A6_an_await_returns_when_the_program_reads_and_when_it_ends() -> None:
-    async with at_work(script(GREETS, "greet")) as assistant:
+    async with at_work(patient(script(GREETS, "greet"))) as assistant:
         spawned, waited = await assistant.batch(
             ("greet", {"action": "spawn", "id": "greet"}), ("await", {"all": ["greet"]})
         )

@@ -223,8 +223,8 @@ def test_P5_a_bad_edit_can_be_given_up(tmp_path: Path) -> None:
         ("sh -c 'kill -9 $$'", "`sh` ended by signal 9"),
         ("no-such-editor -x", "`no-such-editor` cannot be started: No such file or directory"),
         ("vi 'half", "$EDITOR cannot be read: No closing quotation"),
-        ("rm", "What was written cannot be read"),
-        ("sh -c 'printf \"\\377\" >$0'", "What was written cannot be read"),
+        ("rm", "The edited text cannot be read"),
+        ("sh -c 'printf \"\\377\" >$0'", "The edited text cannot be read"),
     ],
 )
 def test_P5_an_editor_that_fails_changes_nothing(command: str, why: str) -> None:

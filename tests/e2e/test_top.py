@@ -13,10 +13,9 @@ from textual.pilot import Pilot
 from textual.widgets import Input, Log, OptionList, Static
 
 import keephold
-from keephold.cli import top_rows, top_source
+from keephold.cli import top_source
 from keephold.cli.store import Where
-from keephold.cli.top_app import Top
-from keephold.cli.top_detail import Detail
+from keephold.cli.top_app import Detail, Top
 from keephold.cli.top_source import open_source
 from keephold.tools.base import Action
 from keephold.turn.prompts import Decision, Prompt
@@ -146,7 +145,7 @@ async def test_P_a_permission_that_another_process_asks_for_is_given_or_denied(
 async def test_L_what_has_failed_lately_is_shown_from_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(top_rows, "FADES_SECS", 0.0)
+    monkeypatch.setattr(top_source, "FADES_SECS", 0.0)
     async with world(tmp_path) as here:
         for id, word in (("good", "open"), ("bad", "fail")):
             await here.spawn("gate", id)
@@ -157,7 +156,7 @@ async def test_L_what_has_failed_lately_is_shown_from_the_start(
             model = top_source.Model(source)
             await model.load()
             assert [row.cells[1] for row in model.rows()] == ["bad"]
-            monkeypatch.setattr(top_rows, "FAILED_SECS", 0.0)
+            monkeypatch.setattr(top_source, "FAILED_SECS", 0.0)
             assert not model.rows()
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from keephold.cli.top_rows import HEAD, Fact, cells, ordered, request_fact, rows, widths
+from keephold.cli.top_source import HEAD, Fact, cells, ordered, request_fact, rows, widths
 
 NOW = 1000.0
 

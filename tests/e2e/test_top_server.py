@@ -16,8 +16,7 @@ from tests.serve.serving import TOKEN, Served, served
 from textual.widgets import Log, Static
 
 from keephold.cli.store import Where
-from keephold.cli.top_app import Top
-from keephold.cli.top_detail import Detail
+from keephold.cli.top_app import Detail, Top
 from keephold.cli.top_source import open_source
 
 CONFIG = """

@@ -20,7 +20,7 @@ def config(place: Place, **tools: str) -> str:
     said = f'[engines.temporal]\naddress = "{place.address}"\ntask_queue = "{place.task_queue}"\n'
     for name, function in tools.items():
         said += f'[conversation.tools.{name}]\nsource = "python"\nfunction = "{function}"\n'
-        said += 'run = "unattended"\nengine = "temporal"\nspawn.lifecycle.on_turn_end = "keep"\n'
+        said += 'run = "unattended"\nengine = "temporal"\n'
     return said
 
 

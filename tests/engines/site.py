@@ -59,7 +59,7 @@ async def front_end(
 
     with socket.create_server(("127.0.0.1", port)) as listening:
         runtime.front_end.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        application = Starlette(routes=[Route("/engines/{uid}", answer, methods=["POST"])])
+        application = Starlette(routes=[Route("/engines/{uid:path}", answer, methods=["POST"])])
         settings = uvicorn.Config(application, log_level="critical", ws="none", timeout_graceful_shutdown=1)
         web = uvicorn.Server(settings)
         serving = asyncio.create_task(web.serve(sockets=[listening]))

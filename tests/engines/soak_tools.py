@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +77,18 @@ async def lingers(call: Call) -> str:
 
 @tool(actions=ALL, on_crash="replay", on_turn_end="keep")
 async def moves(call: Call) -> str:
-    """Say which attempt ran its step, and which ended."""
+    """Say which attempt ran its steps."""
 
     async def step(_: Any) -> int:
         note("begun", call.attempt)
         await _exists("go")
         return call.attempt
 
-    return f"step {await call.durable().run_json('step', None, step)}, end {call.attempt}"
+    async def last(_: Any) -> int:
+        return call.attempt
+
+    fx = call.durable()
+    return f"step {await fx.run_json('step', None, step)}, end {await fx.run_json('end', None, last)}"
 
 
 @tool(actions=ALL, on_turn_end="keep")
@@ -99,3 +104,12 @@ async def dies(call: Call) -> str:
     """End the process of its worker."""
     note("died", call.attempt)
     os._exit(1)
+
+
+@tool(actions=ALL, on_crash="replay", on_turn_end="keep")
+async def swallows(call: Call) -> None:
+    """Go on although it is cancelled."""
+    note("begun", call.attempt)
+    while True:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)

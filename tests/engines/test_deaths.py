@@ -68,3 +68,18 @@ async def test_R8_a_tool_that_ends_three_workers_is_stopped(temporal: Place, tmp
             await client.call_tool("await", {"all": ["d"]})
             (handle,) = (await http.get("/api/handles")).json()["handles"]
     assert handle["code"] == "crash_loop" and _noted(tmp_path, "died") == ["1", "2", "3"]
+
+
+async def test_R6_a_worker_exits_although_its_tool_swallows_its_cancellation(temporal: Place, tmp_path: Path) -> None:
+    settings = config(temporal, swallows="tests.engines.soak_tools:swallows")
+    variables = {"KEEPHOLD_SOAK_PLACE": str(tmp_path)}
+    (tmp_path / "front").mkdir()
+    with workers() as started, served(tmp_path / "front", settings) as server:
+        started.append(Worker(tmp_path / "first", settings, "--drain", "0", **variables))
+        async with connected(server.mcp, token=TOKEN) as client:
+            await client.call_tool("swallows", {"action": "spawn", "id": "s"})
+            await until(lambda: _noted(tmp_path, "begun") == ["1"])
+            assert await asyncio.to_thread(started[0].stop) == 128 + signal.SIGTERM
+            assert "did not end when they were cancelled" in started[0].said
+            started.append(Worker(tmp_path / "second", settings, **variables))
+            await until(lambda: _noted(tmp_path, "begun") == ["1", "2"])

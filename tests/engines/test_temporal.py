@@ -156,6 +156,25 @@ async def test_a_call_that_only_waits_is_suspended_and_goes_on_when_its_event_co
     assert ran == ["one", "two"]
 
 
+async def test_T1_a_call_that_waits_for_its_event_outlives_the_turn(temporal: Place) -> None:
+    keys: list[str] = []
+
+    @tool(engine="temporal", on_crash="replay", actions=ALL)
+    async def waits(call: Call) -> str:
+        keys.append(await call.durable().external_event_key("go"))
+        return f"got {await call.durable().await_event_json(keys[0])}"
+
+    async with working(temporal, [waits]), front_end(temporal, [waits]) as rt:
+        async with rt.turn("c") as turn:
+            await turn.run([spawn("waits", "w")])
+            (followed,) = rt.front_end.calls.values()  # type: ignore[union-attr]
+            await until(lambda: followed.waits_in_effects)
+        assert (await rt.handle("w", conversation="c")).state == "running" and not followed.suspended
+        await rt.resolve(keys[0], {"status": "ok", "payload": 5})
+        await until(lambda: _stopped(rt))
+        assert (await rt.handle("w", conversation="c")).outcome.value == "got 5"  # type: ignore[union-attr]
+
+
 async def test_E5_a_sleep_is_slept_without_a_worker(temporal: Place) -> None:
     @tool(engine="temporal", on_crash="replay", actions=ALL)
     async def sleeps(call: Call) -> int:

@@ -35,21 +35,28 @@ tools = {PROXIED}
 run = "unattended"
 
 """ + "".join(
-    f'[conversation.tools.{tool.name}]\nsource = "python"\nfunction = "tests.interop.{module}:{tool.name}"\n\n'
+    f'[conversation.tools.{tool.name}]\nsource = "python"\nfunction = "tests.interop.{module}:{tool.name}"\n'
+    'on_crash = "replay"\n\n'
     for module, tools in {"jobs": JOBS, "form": FORMS}.items()
     for tool in tools
 )
 
 
 @asynccontextmanager
-async def shipped(directory: Path, servers: int = 1, *words: str) -> AsyncIterator[str]:
-    """Serve, and yield the URL for clients without a token. Of several servers on one store, a random one gets each
-    request, and one is killed between two requests."""
-    async with behind_proxy(directory, CONFIG, servers, *words) as proxy:
+async def shipped(directory: Path) -> AsyncIterator[str]:
+    """Serve, and yield the URL for clients without a token."""
+    async with behind_proxy(directory, CONFIG, 1) as proxy:
         await _listed(proxy.url)
-        proxy.kills_after = None if servers == 1 else proxy.requests + 20
         yield proxy.url
-        assert servers == 1 or any(each.process.poll() is not None for each in proxy.servers)
+
+
+@asynccontextmanager
+async def three(directory: Path, store: str) -> AsyncIterator["Proxy"]:
+    """Three servers on one store, of which a random one gets each request."""
+    async with behind_proxy(directory, CONFIG, 3, "--store", store) as proxy:
+        for each in proxy.servers:
+            await _listed(each.mcp)
+        yield proxy
 
 
 class Proxy:
@@ -61,6 +68,7 @@ class Proxy:
         self.servers = servers
         self.adds_token = True
         self.requests = 0
+        self.killed = 0
         self.kills_after: int | None = None
         """The number of requests after which it kills a server that is answering none."""
         self._busy = Counter[int]()
@@ -75,6 +83,18 @@ class Proxy:
             writing.transport.abort()
         await asyncio.gather(*self._clients.values(), return_exceptions=True)
         await asyncio.gather(*(writing.wait_closed() for writing in self._clients), return_exceptions=True)
+
+    @asynccontextmanager
+    async def losing_one(self, after: int = 1) -> AsyncIterator[None]:
+        """Kill a server meanwhile, when so many requests have come. Start it again at the end."""
+        self.kills_after = self.requests + after
+        yield
+        self.kills_after = None
+        for each in self.servers:
+            if each.process.poll() is not None:
+                self.killed += 1
+                await asyncio.to_thread(each.restart)
+                await _listed(each.mcp)
 
     @property
     def last(self) -> Served:
@@ -137,10 +157,10 @@ async def behind_proxy(directory: Path, config: str, count: int, *words: str) ->
 
 
 async def _listed(url: str) -> None:
-    """Until the foreign server has connected."""
+    """Until the foreign server of a server has connected."""
     missing = set(PROXIED)
     for _ in range(int(PATIENCE / 0.1)):
-        async with connected(url) as client:
+        async with connected(url, token=TOKEN) as client:
             missing = set(PROXIED) - {tool.name for tool in (await client.list_tools()).tools}
         if not missing:
             return

@@ -8,18 +8,16 @@ import asyncio
 import json
 import re
 import sys
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.interop.counts import Record, note
 from tests.interop.foreign import CONFORMANCE, ROOT, node, told
-from tests.interop.shipped import shipped
-from tests.postgres import own_server
-from tests.soak import SOAK
+from tests.interop.shipped import shipped, three
+from tests.soak import SOAK, soak
 
-soak = pytest.mark.skipif(not SOAK, reason="runs with KEEPHOLD_SOAK=1")
 TASKS = {
     "tasks-lifecycle": 9,
     "tasks-capability-negotiation": 5,
@@ -104,18 +102,12 @@ def test_M1_every_scenario_of_a_version_passes(
 
 
 @pytest.mark.parametrize(("version", "scenarios", "least"), [("2025-11-25", 20, 57), ("2026-07-28", 22, 83)])
-@pytest.mark.parametrize(
-    ("servers", "store"),
-    [(1, "sqlite"), pytest.param(3, "sqlite", marks=soak), pytest.param(3, "postgres", marks=soak)],
-)
 async def test_M1_the_shipped_server_passes_all_that_a_configuration_can_express(
-    tmp_path: Path, record_property: Record, version: str, scenarios: int, least: int, servers: int, store: str
+    tmp_path: Path, record_property: Record, version: str, scenarios: int, least: int
 ) -> None:
     words = ["--suite", "all", "--spec-version", version, "-o", str(tmp_path / "results")]
-    with ExitStack() as stack:
-        where = ["--store", stack.enter_context(own_server()).url] if store == "postgres" else []
-        async with shipped(tmp_path, servers, *where) as url:
-            await asyncio.to_thread(node, CONFORMANCE, "server", "--url", url, *words)
+    async with shipped(tmp_path) as url:
+        await asyncio.to_thread(node, CONFORMANCE, "server", "--url", url, *words)
     checks = _checks(tmp_path / "results")
     passing = {name: each for name, each in checks.items() if name not in NOT_CONFIGURED}
     passed = _passed(passing)
@@ -125,15 +117,39 @@ async def test_M1_the_shipped_server_passes_all_that_a_configuration_can_express
     note(record_property, f"keephold serve, {version}", len(passing), passed)
 
 
+SHIPPED_TASKS = TASKS.keys() - {"tasks-mrtr-composition"}  # asks before there is a call: no tool can
+
+
 @soak
-@pytest.mark.parametrize("servers", [1, 3])
-async def test_M2_the_shipped_server_passes_tasks(tmp_path: Path, servers: int) -> None:
-    async with shipped(tmp_path, servers) as url:
-        for scenario in TASKS.keys() - {"tasks-mrtr-composition"}:  # asks before there is a call: no tool can
+async def test_M2_the_shipped_server_passes_tasks(tmp_path: Path) -> None:
+    async with shipped(tmp_path) as url:
+        for scenario in SHIPPED_TASKS:
             place = tmp_path / scenario
             words = ["--scenario", scenario, "-o", str(place)]
             told(await asyncio.to_thread(node, CONFORMANCE, "server", "--url", url, *words))
             assert _passed(_checks(place)) >= TASKS[scenario]
+
+
+@soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("version", "least"), [("2025-11-25", 57), ("2026-07-28", 83), ("tasks", 40)])
+async def test_M1_three_servers_pass_each_scenario_while_one_of_them_is_killed(
+    tmp_path: Path, store: str, version: str, least: int
+) -> None:
+    place = tmp_path / "results"
+    of_version = [name for name, versions in _listed().items() if version in versions.split(",")]
+    names = [*SHIPPED_TASKS] if version == "tasks" else [each for each in of_version if each not in NOT_CONFIGURED]
+    words = [] if version == "tasks" else ["--spec-version", version]
+    async with three(tmp_path, store) as proxy:
+        for name in names:
+            scenario = ["--scenario", name, "-o", str(place)]
+            # The call of a foreign tool that has asked ends with the process that waits for the answer.
+            asks = name.startswith("input-required-result-")
+            async with nullcontext() if asks else proxy.losing_one():
+                await asyncio.to_thread(node, CONFORMANCE, "server", "--url", proxy.url, *scenario, *words)
+    checks = _checks(place)
+    assert _passed(checks) >= least and checks.keys() == {*names}
+    assert proxy.killed >= len(names) / 4, "other scenarios have one request, or a server is never idle"
 
 
 def test_M2_no_scenario_of_tasks_is_left_out() -> None:

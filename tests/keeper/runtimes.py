@@ -13,7 +13,7 @@ from typing import Any
 from keephold.errors import ToolError
 from keephold.handles.output import Output
 from keephold.handles.spool import Spool
-from keephold.tools.keeper.children import Ended, Hooks, KeptProcess, KeptPty
+from keephold.tools.keeper.children import Hooks, KeptProcess, KeptPty, ProcessEnd
 from keephold.tools.keeper.client import Keeper, Returned
 from keephold.tools.keeper.record import read_record
 
@@ -30,7 +30,7 @@ class Followed:
         self.output = Output(Spool(directory), max_output, uid)
         self.data = bytearray()
         """The output since this runtime has it."""
-        self.ended: Ended | None = None
+        self.ended: ProcessEnd | None = None
         self.failed: ToolError | None = None
         self.displaced = False
         self.child: Any = None
@@ -76,7 +76,7 @@ class Followed:
         """Return when the keeper has handed all input over."""
         await self.until(lambda: not self.child._waiting)
 
-    async def end(self) -> Ended:
+    async def end(self) -> ProcessEnd:
         await self.until(lambda: self.ended or self.failed)
         assert self.ended is not None, self.failed
         return self.ended

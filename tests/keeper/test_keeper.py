@@ -17,7 +17,7 @@ from keephold.errors import KeepholdError
 from keephold.handles.output import Layout
 from keephold.tools import marks
 from keephold.tools.keeper import protocol
-from keephold.tools.keeper.children import Ended
+from keephold.tools.keeper.children import ProcessEnd
 from keephold.tools.keeper.record import read_record
 from keephold.tools.keeper.times import read_times, timeline
 from keephold.tools.session import Exit
@@ -44,7 +44,7 @@ async def test_R7_output_has_neither_gap_nor_repetition_after_kills(tmp_path: Pa
         followed = await last.take_back("u", 4)
         ended = await followed.end()
         assert followed.data == lines(1500)
-        assert ended == Ended(Exit(7, None), len(lines(1500)))
+        assert ended == ProcessEnd(Exit(7, None), len(lines(1500)))
 
 
 @pytest.mark.parametrize(("script", "how"), [("exit 5", Exit(5, None)), ("kill -9 $$", Exit(None, 9))])
@@ -57,7 +57,7 @@ async def test_R7_an_end_while_no_runtime_is_there_is_known(tmp_path: Path, scri
     await gone(keeper)  # nothing runs and nobody is connected
     async with runtime(tmp_path) as after:
         followed = Followed(tmp_path, "u")
-        assert await after.keeper.take_back("u", 2, followed.hooks) == Ended(how, 9, causes=(b"cause hello",))
+        assert await after.keeper.take_back("u", 2, followed.hooks) == ProcessEnd(how, 9, causes=(b"cause hello",))
         assert (tmp_path / "u").read_bytes() == b"up\nhello\n"
         after.keeper.forget("u", output=True)
         await followed.until(lambda: not list(tmp_path.iterdir()))
@@ -90,7 +90,7 @@ async def test_R7_keep_secs_end_the_whole_tree(tmp_path: Path) -> None:
     assert marks.find(mark) == []
     async with runtime(tmp_path) as after:
         ended = await after.keeper.take_back("u", 2, Followed(tmp_path, "u").hooks)
-        assert isinstance(ended, Ended)
+        assert isinstance(ended, ProcessEnd)
         assert ended.exit == Exit(None, signal.SIGKILL)
         assert ended.reason == "no runtime came back within 0.3 s"
 
@@ -121,7 +121,7 @@ async def test_R7_the_guard_ends_everything_if_the_keeper_is_killed(tmp_path: Pa
         assert followed.failed is not None and followed.failed.code == "crashed"
         await followed.until(lambda: not marks.find(mark))
         ended = await rt.keeper.take_back("u", 2, followed.hooks)
-        assert isinstance(ended, Ended) and ended.exit == Exit(None, None) and ended.total == 3
+        assert isinstance(ended, ProcessEnd) and ended.exit == Exit(None, None) and ended.total == 3
         # The next call gets another keeper.
         other = await rt.command("v", "echo again")
         await other.end()

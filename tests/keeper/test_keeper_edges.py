@@ -17,7 +17,7 @@ from keephold.errors import KeepholdError
 from keephold.tools import marks
 from keephold.tools.keeper import protocol
 from keephold.tools.keeper import record as keeper_record
-from keephold.tools.keeper.children import Ended
+from keephold.tools.keeper.children import ProcessEnd
 from keephold.tools.keeper.client import Elsewhere, Returned
 from keephold.tools.keeper.record import KeptRecord, begin_record, boot_id, read_record, record_file
 from keephold.tools.session import Exit
@@ -154,13 +154,13 @@ async def test_R7_a_process_that_a_runtime_lets_go_is_kept_for_another(tmp_path:
         first = await old.command("u", "read a; seq -w 1 2000000; exit 4")  # more than may be ahead of a reader
         first.child.write(b"go\n", b"1")
         await first.handed_over()
-        first.child.let_go()
+        first.child.release()
         await first.until(lambda: (record := read_record(tmp_path, "u")) and (record.until or record.exit))
         found = await new.keeper.take_back("u", 1, new.following("u").hooks)
         if isinstance(found, Returned):
             again = await new.take_back("u", 1)
             found = await again.end()
-        assert found == Ended(Exit(4, None), 8 * 2_000_000, causes=(b"1",))
+        assert found == ProcessEnd(Exit(4, None), 8 * 2_000_000, causes=(b"1",))
         assert not first.ended and not first.displaced
 
 

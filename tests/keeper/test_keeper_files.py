@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from keephold.handles.output import Output
 from keephold.handles.spool import Spool
-from keephold.tools.keeper.files import Files
+from keephold.tools.keeper.files import Files, SpoolFile
 from keephold.tools.keeper.record import KeptExit, KeptRecord, begin_record, change_record, read_record
-from keephold.tools.keeper.spooling import SpoolFile
 from keephold.tools.keeper.times import MOST, Record, Times, read_times, timeline, times_file
 
 

@@ -19,8 +19,7 @@ from tests.mcp.office import work
 from tests.mcp.serving import end_background, environment
 
 from keephold import Runtime
-from keephold.durable.lineage import root_of
-from keephold.ids import check_conversation
+from keephold.ids import check_conversation, root_of
 from keephold.mcp.hosts import HOST, ROOTS_SECS, Host
 from keephold.mcp.server import Server
 from keephold.testing import VirtualClock

@@ -29,7 +29,7 @@ from keephold.mcp.server import Server
 from keephold.prompts import AgentRequest
 from keephold.testing import VirtualClock
 from keephold.tools.toolbox import ServedTools, is_builtin
-from keephold.tools.workflow.configs import COMMON, READERS
+from keephold.tools.workflow.reading import COMMON, READERS
 
 Calls = list[tuple[str, dict[str, Any]]]
 

@@ -9,15 +9,16 @@ import mcp_types
 import pytest
 from mcp.client import Client
 from mcp.shared.exceptions import MCPError
+from tests.control.places import Needs
 from tests.mcp.clients import ERAS, KnowsTasks, TaskMade, read, text, texts
 
 import keephold
 from keephold import Call, Question, Runtime
-from keephold.control.open_requests import OpenRequests
 from keephold.handles.state import Stopped
 from keephold.mcp.server import Server
 from keephold.testing import VirtualClock
 from keephold.tools.base import Tool
+from keephold.turn.prompt_queue import FromList
 
 
 @keephold.tool
@@ -60,7 +61,7 @@ TOOLS = (build, migrate, deploy, train, confirm)
 class Desk:
     """A runtime, its server, and the requests of its dashboard."""
 
-    def __init__(self, runtime: Runtime, server: Server, requests: OpenRequests) -> None:
+    def __init__(self, runtime: Runtime, server: Server, requests: Needs) -> None:
         self.runtime, self.server, self.requests = runtime, server, requests
 
     async def approve(self, id: str) -> str:
@@ -71,10 +72,8 @@ class Desk:
 
 @asynccontextmanager
 async def desk(clock: VirtualClock, tools: tuple[Tool, ...] = TOOLS, **options: Any) -> AsyncIterator[Desk]:
-    requests = OpenRequests()
-    async with Runtime(tools, clock=clock, prompter=requests) as runtime:
-        runtime.people.beside = requests.beside
-        yield Desk(runtime, Server(runtime, builtins=["*"], **options), requests)
+    async with Runtime(tools, clock=clock, prompter=FromList()) as runtime:
+        yield Desk(runtime, Server(runtime, builtins=["*"], **options), Needs(runtime))
 
 
 def now() -> float:

@@ -9,19 +9,20 @@ from typing import Any
 
 import httpx2
 import uvicorn
+from tests.control.places import Needs
 from tests.mcp.serving import _end_watcher
 from tests.patience import PATIENCE, until
 from tests.wait_tools import with_wait_tools
 
 from keephold import Runtime
 from keephold.control.control import Control
-from keephold.control.open_requests import OpenRequests
 from keephold.mcp.server import Server
 from keephold.serve.app import App
 from keephold.serve.metrics import Prometheus
-from keephold.serve.slow_clients import SlowClientProtocol
+from keephold.serve.server import SlowClientProtocol
 from keephold.store.base import Store
 from keephold.tools.base import Tool
+from keephold.turn.prompt_queue import FromList
 
 TOKEN = "token-of-the-owner-0123456789abcdef"
 
@@ -32,7 +33,7 @@ class Application:
 
     runtime: Runtime
     control: Control
-    needs: OpenRequests
+    needs: Needs
     app: App
     metrics: Prometheus
     port: int
@@ -55,11 +56,10 @@ async def application(
     **options: Any,
 ) -> AsyncIterator[Application]:
     """Serve these tools, as `keephold serve` does."""
-    needs, metrics = OpenRequests(), Prometheus()
-    async with with_wait_tools(tools, store=store, prompter=needs, metrics=metrics) as runtime:
-        runtime.people.beside = needs.beside
+    metrics = Prometheus()
+    async with with_wait_tools(tools, store=store, prompter=FromList(), metrics=metrics) as runtime:
         server = Server(runtime, builtins=["*"])
-        control = Control(runtime, needs, snapshot=metrics.snapshot, served=server.calls.served)
+        control = Control(runtime, snapshot=metrics.snapshot, served=server.calls.served)
         app = App(server, control, metrics)
         await server.open()
         await app.open()
@@ -74,7 +74,7 @@ async def application(
             serving = asyncio.create_task(web.serve(sockets=[listening]))
             await until(lambda: web.started)
             try:
-                yield Application(runtime, control, needs, app, metrics, port)
+                yield Application(runtime, control, Needs(runtime), app, metrics, port)
             finally:
                 await app.close()
                 web.should_exit = True

@@ -168,7 +168,7 @@ class FakeControl:
     def store_view(self) -> "FakeControl":
         return self
 
-    runtime_view = requests = store_view
+    store = runtime_view = requests = store_view
 
     async def ended(self, since: float) -> dict[tuple[str, str, str], int]:
         over = (fact for fact in self.listed if fact["state"] == "stopped" and fact["stopped"] >= since)
@@ -283,7 +283,7 @@ class FakeControl:
         ]
         return {"keys": [row for row in rows if conversation in (None, row["conversation"])], "next": None}
 
-    async def count_keys(self, conversations: list[str]) -> dict[str, int]:
+    async def count_open_waits(self, conversations: list[str]) -> dict[str, int]:
         return {"billing": 1200, "main": 1}
 
     async def notifications(self, **asked: Any) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from tests.wait_tools import with_wait_tools
 
 from keephold import Runtime, Tool, Turn
 from keephold.control.control import Control
-from keephold.control.open_requests import OpenRequests
 from keephold.serve.dashboard.pages import routes
 from keephold.serve.metrics import Prometheus
 from keephold.serve.screens import Screens
 from keephold.serve.sessions import Sessions
+from keephold.turn.prompt_queue import FromList
 
 _EMPTY = {"meta", "link", "input", "br", "hr", "img", "path", "circle", "rect"}
 
@@ -93,7 +93,6 @@ class Dashboard:
     runtime: Runtime
     turn: Turn
     control: Control
-    needs: OpenRequests
     http: httpx2.AsyncClient
 
     async def page(self, path: str) -> Page:
@@ -119,9 +118,9 @@ class Dashboard:
 
 @asynccontextmanager
 async def dashboard(tools: Sequence[Tool] = ()) -> AsyncIterator[Dashboard]:
-    needs, metrics = OpenRequests(), Prometheus()
-    async with with_wait_tools(tools, prompter=needs, metrics=metrics) as runtime:
-        control, screens = Control(runtime, needs, snapshot=metrics.snapshot), Screens(runtime)
+    metrics = Prometheus()
+    async with with_wait_tools(tools, prompter=FromList(), metrics=metrics) as runtime:
+        control, screens = Control(runtime, snapshot=metrics.snapshot), Screens(runtime)
         async with browser(control, screens) as http, runtime.turn("main") as turn:
-            yield Dashboard(runtime, turn, control, needs, http)
+            yield Dashboard(runtime, turn, control, http)
         await screens.close()

@@ -27,8 +27,7 @@ from keephold.handles.clock import SystemClock
 from keephold.serve import app
 from keephold.serve.app import App
 from keephold.serve.door import HEADERS, ServeDoor
-from keephold.serve.session_places import SessionFile
-from keephold.serve.sessions import Sessions
+from keephold.serve.sessions import SessionFile, Sessions
 from keephold.store.sqlite import SqliteStore
 
 ANN, BOB = "token-of-ann-0123456789abcdef", "token-of-bob-0123456789abcdef"

@@ -5,6 +5,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
+from tests.soak import tries
+from tests.unit.workflow.test_replay import life, surroundings, workflows
 from tests.unit.workflow.world import (
     Around,
     Effects,
@@ -13,7 +17,6 @@ from tests.unit.workflow.world import (
     cel,
     failed,
     failing,
-    inline,
     run,
     step,
     transform,
@@ -22,6 +25,7 @@ from tests.unit.workflow.world import (
 
 from keephold.control.workflows import Workflow, workflow_json
 from keephold.serve.dashboard.graph import MOST, Frame, Node, draw, numbered
+from keephold.testing import VirtualClock
 
 NOW = 1_767_225_600.0
 
@@ -70,7 +74,7 @@ def states(shown: Workflow) -> dict[str, str]:
 async def test_W10_a_workflow_that_has_ended_tells_what_became_of_every_step() -> None:
     fx = Effects()
     await run(workflow(*RICH), around(), fx)
-    shown = await workflow_json(workflow(*RICH), journal(fx), inline(), active=False, now=NOW)
+    shown = workflow_json(workflow(*RICH), journal(fx), active=False, now=NOW)
     found = states(shown)
     assert shown["current"] == []
     assert {id for id, state in found.items() if state == "skipped"} == {"passed", "no", "one", "over"}
@@ -88,7 +92,7 @@ async def test_W10_wherever_a_run_is_cut_off_the_current_step_is_the_one_that_it
         fx = Effects(dies_at=commit, written=False)
         with pytest.raises(Killed):
             await run(workflow(*RICH), around(), fx)
-        shown = await workflow_json(workflow(*RICH), journal(fx), inline(), active=True, now=NOW)
+        shown = workflow_json(workflow(*RICH), journal(fx), active=True, now=NOW)
         for name in (name for name in fx.ran if name not in fx.entries):
             *outer, last = name.split("/")
             cut_at = {part.partition(":")[0] for part in (*outer[::2], last)}
@@ -100,7 +104,7 @@ async def test_W10_wherever_a_run_is_cut_off_the_current_step_is_the_one_that_it
 async def test_W10_a_step_that_ended_the_run_has_failed_and_what_was_to_come_is_skipped() -> None:
     fx, given = Effects(), workflow(transform("a", "1"), call("b", "bad"), transform("c", "2"))
     await failed(given, around(), fx)
-    shown = await workflow_json(given, journal(fx), inline(), active=False, now=NOW)
+    shown = workflow_json(given, journal(fx), active=False, now=NOW)
     assert states(shown) == {"a": "done", "b": "failed", "c": "skipped"}
     assert shown["steps"][1]["error"] == "it is broken" and shown["steps"][1]["ended"] == NOW
 
@@ -108,26 +112,78 @@ async def test_W10_a_step_that_ended_the_run_has_failed_and_what_was_to_come_is_
 async def test_W10_a_delay_is_current_until_its_time_has_come() -> None:
     given = workflow(step("wait", "delay", {"ms": 5000}), transform("then", "1"))
     written = [entry("start", NOW, True), entry("wait:1", {"at": NOW, "result": 5000}, True)]
-    assert (await workflow_json(given, written, inline(), active=True, now=NOW + 1))["current"] == ["wait"]
-    assert (await workflow_json(given, written, inline(), active=True, now=NOW + 6))["current"] == ["then"]
+    assert (workflow_json(given, written, active=True, now=NOW + 1))["current"] == ["wait"]
+    assert (workflow_json(given, written, active=True, now=NOW + 6))["current"] == ["then"]
 
 
 async def test_W10_an_attempt_that_may_be_made_again_is_not_the_end_of_a_step() -> None:
     given = workflow(call("a", "bad", {"retry": {"maxAttempts": 2}}), transform("b", "1"))
     error = {"at": NOW, "error": {"message": "busy", "code": "tool_error", "transient": True}}
     written = [entry("start", NOW, True), entry("a:1", error, True)]
-    (first, _) = (await workflow_json(given, written, inline(), active=True, now=NOW))["steps"]
+    (first, _) = (workflow_json(given, written, active=True, now=NOW))["steps"]
     assert (first["state"], first["attempt"]) == ("current", 2)
     written.append(entry("a:1~2", {"at": NOW + 1, "result": 1}, True))
-    (first, second) = (await workflow_json(given, written, inline(), active=True, now=NOW))["steps"]
+    (first, second) = (workflow_json(given, written, active=True, now=NOW))["steps"]
     assert (first["state"], second["state"]) == ("done", "current")
+
+
+async def test_W10_a_step_inside_one_that_timed_out_is_not_current() -> None:
+    given = workflow(
+        step("a", "try_catch", {"try": [step("wait", "delay", {"ms": 5000}), transform("b", "1")], "catch": [],
+             "timeoutMs": 2000}, onError="c"),
+        transform("c", "2"),
+    )  # fmt: skip
+    written = [entry("start", {"at": NOW}, True), entry("a:1?", {"at": NOW}, True)]
+    written += [entry("a:1", {"at": NOW, "list": "try"}, True)]
+    written += [entry("a:1/try/wait:1", {"at": NOW, "result": 5000}, True)]
+    assert workflow_json(given, written, active=True, now=NOW + 1)["current"] == ["a", "wait"]
+    for later in (3, 9):
+        shown = workflow_json(given, written, active=True, now=NOW + later)
+        assert states(shown) == {"a": "failed", "wait": "failed", "b": "skipped", "c": "current"}
+        assert shown["steps"][0]["error"] == "it timed out after 2000 ms"
+
+
+async def test_W10_a_journal_of_an_earlier_version_shows_the_steps_that_have_ended() -> None:
+    """It had the time of its end under the name of a step with lists, or of one that was skipped."""
+    given = workflow(
+        RICH[4],
+        transform("passed", "1", skipIf="true"),
+        step("each", "loop", {"items": [1, 2], "steps": [transform("x", "item"), transform("y", "item")]}),
+    )  # fmt: skip
+    written = [entry("start", NOW, True), entry("if:1/then/yes:1", {"at": NOW, "result": 1}, True)]
+    written += [entry("if:1", NOW, True), entry("passed:1", NOW, True)]
+    written += [entry(f"each:1/0/{id}:1", {"at": NOW, "result": 1}, True) for id in ("x", "y")]
+    written += [entry("each:1/1/x:1", {"at": NOW, "result": 2}, True)]
+    shown = workflow_json(given, written, active=True, now=NOW)
+    before = {"if": "done", "yes": "done", "no": "skipped", "passed": "skipped", "x": "done"}
+    assert states(shown) == before | {"each": "current", "y": "current"}
+
+
+@settings(max_examples=tries(30, soak=200))
+@drawn(workflows())
+def test_W10_any_workflow_is_shown_as_its_result_has_it(steps: list[dict[str, Any]]) -> None:
+    given, fx, clock = workflow(*steps, input={}, timeoutMs=4200), Effects(), VirtualClock()
+    result = clock.run(life(given, fx, surroundings(), clock))
+    records = (result[3] if isinstance(result, list) else result)["steps"]
+    ended = {each["stepId"]: each for each in records}
+    shown = workflow_json(given, journal(fx), active=False, now=clock.now())
+    assert shown["current"] == []
+    for each in everyone(shown["steps"]):
+        record = ended.get(each["id"])
+        if record is None:
+            assert each["state"] in ("skipped", "failed"), each
+        elif not record["success"]:
+            assert each["state"] == "failed", each
+        else:
+            skipped = isinstance(record["result"], dict) and record["result"].get("skipped")
+            assert each["state"] == ("skipped" if skipped else "done"), each
 
 
 @pytest.mark.parametrize(
     "steps", [None, 7, [], [1, {"id": "a"}, {"id": 2, "type": "x"}], [{"id": "a", "type": "loop"}]]
 )
 async def test_arguments_that_are_no_workflow_are_shown_as_far_as_they_are(steps: Any) -> None:
-    shown = await workflow_json({"workflowId": 3, "steps": steps}, [], inline(), active=False, now=NOW)
+    shown = workflow_json({"workflowId": 3, "steps": steps}, [], active=False, now=NOW)
     assert [each["id"] for each in shown["steps"]] == (["a"] if steps == [{"id": "a", "type": "loop"}] else [])
     draw(shown["steps"])
 
@@ -156,7 +212,7 @@ def within(inner: Node | Frame, outer: Frame) -> bool:
 async def test_steps_stand_apart_within_their_frames_and_within_the_picture() -> None:
     deep = step("outer", "loop", {"steps": [step("p", "parallel", {"branches": [RICH, [transform("z", "1")]]})]})
     given = workflow(deep, transform("back", "1", onError="outer"))
-    shown = await workflow_json(given, [], inline(), active=True, now=NOW)
+    shown = workflow_json(given, [], active=True, now=NOW)
     picture = draw(shown["steps"])
     assert picture is not None
     assert len(picture.nodes) == len(list(everyone(shown["steps"])))
@@ -172,12 +228,12 @@ async def test_steps_stand_apart_within_their_frames_and_within_the_picture() ->
     assert {line.kind for line in picture.edges} == {"flow", "success", "error"}
 
 
-async def test_the_list_numbers_steps_as_the_picture_does_and_a_huge_workflow_is_only_listed() -> None:
-    shown = await workflow_json(workflow(*RICH), [], inline(), active=True, now=NOW)
+async def test_the_list_numbers_steps_in_the_order_of_the_picture_and_a_huge_workflow_is_only_listed() -> None:
+    shown = workflow_json(workflow(*RICH), [], active=True, now=NOW)
     picture = draw(shown["steps"])
     assert picture is not None
     listed = {each["id"]: each["number"] for each in everyone(numbered(shown["steps"]))}
-    assert {node.step["id"]: node.number for node in picture.nodes} == listed
+    assert [listed[node.step["id"]] for node in picture.nodes] == list(range(1, len(listed) + 1))
     given = workflow(*(transform(f"s{n}", "1") for n in range(MOST + 1)))
-    many = await workflow_json(given, [], inline(), active=True, now=NOW)
+    many = workflow_json(given, [], active=True, now=NOW)
     assert draw(many["steps"]) is None and draw([]) is None

@@ -14,7 +14,6 @@ from keephold import Call, Question, ToolError
 from keephold.cli import show
 from keephold.serve.dashboard import handle
 from keephold.serve.dashboard.painting import nearest, palette_css, rgb, screen_html
-from keephold.serve.dashboard.rendering import HERE
 from keephold.tools.terminal.emulator import Style, StyledRun, rows_of
 
 HOSTILE = "<script>alert(1)</script> \x1b[31mred\x1b[0m \x1b]0;t\x07 \u202egnp\u202c \x9b2J \0 </pre></main>"
@@ -301,6 +300,7 @@ def test_painted_bytes_are_read_as_rows_of_runs() -> None:
     )
 
 
-def test_the_palette_that_is_served_is_the_one_that_is_made_and_has_the_nearest_colours() -> None:
-    assert (HERE / "static" / "palette.css").read_text() == palette_css()
+def test_the_palette_has_every_colour_and_the_nearest_ones() -> None:
+    assert re.findall(r"\.screen \.f(\d+) { color: #[0-9a-f]{6}; }", palette_css()) == [*map(str, range(256))]
+    assert ".screen .b208 { background: #ff8700; }" in palette_css()
     assert all(rgb(nearest(*rgb(number))) == rgb(number) for number in range(16, 256))

@@ -14,8 +14,7 @@ from tests.turn.calls import TALKING, abort, call, spawn
 
 import keephold
 from keephold import Call, Question
-from keephold.control import open_requests as needs_module
-from keephold.control import posted_requests
+from keephold.control import open_requests
 from keephold.turn.prompts import RunTool
 
 MANY = 300
@@ -33,25 +32,23 @@ async def crowded(served: Application) -> AsyncIterator[None]:
         RunTool(tool="t", action="spawn", id=f"x{number}", arguments={}, conversation="c", uid=f"uid-{number}")
         for number in range(MANY)
     ]
-    asking = [asyncio.ensure_future(served.needs(prompt)) for prompt in prompts]
+    asking = [served.runtime.prompt_queue.ask(prompt, lambda _: None) for prompt in prompts]
     try:
-        await asyncio.sleep(0)
         yield
     finally:
         for each in asking:
-            each.cancel()
-        await asyncio.wait(asking)
+            each.withdraw()
 
 
 async def test_K6_a_crowd_of_prompts_is_one_change_and_none_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     described: list[str] = []
-    describe = posted_requests.described
+    describe = open_requests.described
 
     def noted(id: str, *rest: Any) -> dict[str, Any]:
         described.append(id)
         return describe(id, *rest)
 
-    monkeypatch.setattr(needs_module, "described", noted)
+    monkeypatch.setattr(open_requests, "described", noted)
     async with application() as served:
         told: list[Any] = []
         monkeypatch.setattr(served.app.feed, "announce", lambda type, data: told.append((type, data)))

@@ -25,7 +25,7 @@ from tests.turn.people import Asked
 
 import keephold
 from keephold import Call, Key, Pending, Question, Runtime, ToolError, tracing
-from keephold.handles.observing import Meter
+from keephold.handles.observing import Measure, Meter
 from keephold.serve.metrics import COUNTERS, GAUGES, HISTOGRAMS, Prometheus, Requests
 from keephold.serve.tracing import traced
 from keephold.turn.prompts import Approved
@@ -226,6 +226,21 @@ async def test_K5_requests_are_counted_by_their_route_and_never_by_their_path() 
     assert 'keephold_http_requests_total{method="GET",route="none",status="404"} 1.0' in text
     assert re.search(r'keephold_http_requests_total{method="other",route="[^"]*",status="405"} 1.0', text)
     assert "secret" not in text and "nowhere" not in text and "BREW" not in text
+
+
+async def test_two_metrics_of_one_runtime_count_the_same() -> None:
+    one, other = Prometheus(), Prometheus()
+    async with Runtime([add, talk], metrics=one, prompter=Asked(keephold.prompts.Answer("yes"))) as rt:
+        Measure(other).begin(rt.registry)
+        async with rt.turn("main") as turn:
+            await turn.run([call("add", a=1, b=2), spawn("talk", "t")])
+            await turn.run([wait_all("t")])
+        await rt.call_queue("desk").call(call("add", a=1, b=2))
+        found = [await samples(metrics) for metrics in (one, other)]
+    counted = [{key: each[key] for key in each if re.match("keephold_.*_(total|count)", key[0])} for each in found]
+    assert counted[0] == counted[1]
+    assert value(found[1], "keephold_calls_total", tool="add", status="completed") == 2
+    assert value(found[1], "keephold_waits_total", tool="await", status="completed") == 1
 
 
 @pytest.mark.parametrize(

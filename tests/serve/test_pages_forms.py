@@ -246,7 +246,10 @@ async def test_R8_a_handle_that_failed_is_run_again_as_a_new_one_and_one_that_is
         there = place(await seen.http.post(f"/do/handles/{uids['b']}/retry", data={"next": "/"}))
         assert there.startswith("/handles/") and uids["b"] not in there
         again = await seen.control.runtime_view.handle(there.split("/")[2].partition("?")[0])
-        assert again["retry_of"] == uids["b"] and again["journal"] == []
+        assert again["retry_of"] == uids["b"] and again["journal"] == [] and again["retried_by"] is None
+        assert (await seen.control.runtime_view.handle(uids["b"]))["retried_by"] == again["uid"]
+        page = await seen.page(f"/handles/{uids['b']}")
+        assert page.all("a", href=f"/handles/{again['uid']}"), "each links to the other"
         place(await seen.http.post(f"/do/handles/{uids['e']}/retry", data={"next": "/"}))
         need = await seen.need()  # it was never allowed, so it asks again
         assert need["tool"] == "echoes" and need["handle"] != uids["e"]

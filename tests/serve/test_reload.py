@@ -44,7 +44,7 @@ def config(directory: Path, text: str) -> Config:
 async def test_L4_tools_are_those_of_the_new_configuration(tmp_path: Path) -> None:
     told: list[set[str]] = []
     async with Runtime([own], config=config(tmp_path, WORDS.format(word="one"))) as rt, rt.turn("main") as turn:
-        rt.on_tools.append(lambda: told.append({tool.name for tool in rt.toolbox}))
+        rt.on_tools.add(lambda: told.append({tool.name for tool in rt.toolbox}))
         assert await texts(turn, call("say")) == ["one\n"]
         more = WORDS.format(word="two") + '[conversation.tools.more]\nsource = "local"\ncommand = ["echo", "more"]\n'
         assert rt.reload(config(tmp_path, more + 'run = "unattended"\n')) == []
@@ -87,7 +87,7 @@ BROKEN: list[tuple[str, str]] = [
 async def test_L4_a_wrong_configuration_changes_nothing(text: str, why: str, tmp_path: Path) -> None:
     told: list[bool] = []
     async with Runtime([own], config=config(tmp_path, WORDS.format(word="one"))) as rt, rt.turn("main") as turn:
-        rt.on_tools.append(lambda: told.append(True))
+        rt.on_tools.add(lambda: told.append(True))
         before = rt.tools()
         with pytest.raises(ConfigError, match=why):
             rt.reload(config(tmp_path, text))

@@ -23,8 +23,8 @@ from tests.soak import tries
 
 from keephold.control.remote import RemoteControl
 from keephold.errors import ConfigError
+from keephold.private_file import HANDOVER
 from keephold.serve.handover import Channel, Predecessor, _hello
-from keephold.store.sockets import HANDOVER
 from keephold.store.sqlite.processes import owners_of
 from keephold.turn import attach_protocol as frames
 

@@ -19,8 +19,9 @@ from tests.turn.calls import apply, reply, spawn
 import keephold
 from keephold import KeepholdError, Runtime, Tool
 from keephold.serve.screens import Screens
-from keephold.serve.watched_terminal import LocalTerminal, RemoteTerminal, terminal_of
+from keephold.serve.watched_terminal import LocalTerminal, RemoteTerminal
 from keephold.turn.attach_protocol import Size
+from keephold.turn.attached import terminal_of
 
 _SPAN = re.compile("<[^>]*>")
 
@@ -301,23 +302,26 @@ async def test_what_does_not_run_or_is_no_terminal_is_refused_with_the_reason(tm
     async with Runtime([idle], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn, browsing(rt) as (client, _):
         await reply(turn, spawn("idle", "i"))
         answer = await client.get(f"/screens/{uid_of(rt)}")
-        assert (answer.status_code, answer.json()["error"]["message"]) == (400, "handle `i` is not a terminal")
+        error = answer.json()["error"]["message"]
+        assert (answer.status_code, error.partition(":")[0]) == (400, "handle `i` is not a terminal")
+        assert "`keephold send i` sends it something" in error
         assert (await client.get("/screens/nobody")).status_code == 404
         assert (await client.post(f"/screens/{uid_of(rt)}/drive", content=b"[")).status_code == 400
         assert (await client.post(f"/screens/{uid_of(rt)}/type", content=b"x" * (2 << 20))).status_code == 413
 
 
-async def test_a_takeover_whose_resize_fails_leaves_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["driven", "resize"])
+async def test_a_takeover_that_fails_leaves_no_driver(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     async with Runtime([shell()]) as rt, rt.turn("main") as turn:
         await turn.run([spawn("shell", "s")])
         handle = rt.registry.live("main")[0]
         await until(lambda: handle.run is not None and handle.run.live is not None)
-        terminal = LocalTerminal(handle, rt.streams)
+        terminal = LocalTerminal(handle)
         with monkeypatch.context() as patched:
-            patched.setattr(type(terminal_of(handle)), "resize", _failing)
+            patched.setattr(type(terminal_of(handle)), step, _failing)
             with pytest.raises(OSError, match="too large"):
                 await terminal.drive(Size(20, 70))
-        assert handle.driver is None and rt.streams.drivers == {}
+        assert handle.driver is None and handle.driven_since is None
         await terminal.drive(Size(20, 70))  # nobody else drives it
         await terminal.hand_back()
 

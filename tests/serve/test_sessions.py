@@ -17,13 +17,11 @@ from tests.serve.test_door import asked, guard, logged_in
 
 from keephold.durable.keys import new_secret
 from keephold.errors import KeepholdError
-from keephold.serve import session_places
 from keephold.serve import sessions as sessions_module
-from keephold.serve.session_places import SessionFile, place_of
-from keephold.serve.sessions import LASTS_SECS, Sessions, browser_of
+from keephold.serve.sessions import LASTS_SECS, SessionFile, Sessions, browser_of, place_of
+from keephold.store import open_store
 from keephold.store.base import SecretAdded
 from keephold.store.postgres.store import PostgresStore
-from keephold.store.urls import open_store
 
 FIREFOX = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"
 
@@ -252,9 +250,9 @@ async def test_K9_a_server_does_not_wait_long_for_a_process_that_holds_the_file(
     kept = await server.begin(FIREFOX)
     with file.open("r+") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        monkeypatch.setattr(session_places, "_TRIES", 3)
+        monkeypatch.setattr(sessions_module, "_LOCK_TRIES", 3)
         assert server.find(await server.begin(FIREFOX)) is not None
-        monkeypatch.setattr(session_places, "_TRIES", 1_000_000)
+        monkeypatch.setattr(sessions_module, "_LOCK_TRIES", 1_000_000)
         ending = asyncio.create_task(Sessions(place=SessionFile(file)).end())
         await asyncio.sleep(0)
         fcntl.flock(held, fcntl.LOCK_UN)
@@ -264,8 +262,8 @@ async def test_K9_a_server_does_not_wait_long_for_a_process_that_holds_the_file(
 
 async def test_K9_many_servers_at_once_lose_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "sessions"
-    for module in (session_places, sessions_module):
-        monkeypatch.setattr(module, "_TRIES", 1_000_000)  # no thread may give up on a busy machine
+    for tries in ("_TRIES", "_LOCK_TRIES"):
+        monkeypatch.setattr(sessions_module, tries, 1_000_000)  # no thread may give up on a busy machine
 
     async def begin() -> list[str]:
         server = Sessions(TOKEN, SessionFile(file))

@@ -134,6 +134,35 @@ async def test_K9_a_session_works_at_every_server_and_outlives_the_one_that_bega
         await has_ended(person, proxy.servers, 403)  # the name has changed, too
 
 
+async def test_P6_the_stream_of_the_server_that_asks_tells_when_other_servers_can_show_the_request(
+    tmp_path: Path, postgres: str
+) -> None:
+    """A page that hears of a request is fetched at any server. If that one cannot read the request yet, the page must
+    hear of it again, or it would not show the card until something else happens."""
+    async with (
+        behind_proxy(tmp_path, CONFIG, 2, "--store", postgres) as proxy,
+        httpx2.AsyncClient(timeout=PATIENCE) as http,
+        asyncio.timeout(2 * PATIENCE),
+    ):
+        proxy.adds_token = False
+        person = Person(http)
+        await person.log_in(proxy)
+        asks, other = proxy.servers
+        async with person.events(asks.port) as events, connected(asks.mcp, token=TOKEN) as client:
+
+            async def fetched(count: int) -> None:
+                """Until a fetch that an announcement of requests has caused finds that many at the other server."""
+                async for event in events:
+                    listed = (await person.get(other.port, "/api/requests")).json() if "open" in event else None
+                    if listed is not None and len(listed) == count:
+                        return
+
+            asking = asyncio.create_task(client.call_tool("asks", {}))
+            await fetched(1)
+            asking.cancel()  # the prompt is withdrawn
+            await fetched(0)
+
+
 async def logged_out(directory: Path, store: str) -> str:
     """What `keephold logout` prints."""
     command = [sys.executable, "-m", "keephold", "logout", "--store", store]

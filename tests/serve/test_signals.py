@@ -20,7 +20,7 @@ from tests.trusting import write_trusted
 
 from keephold import ConfigError, Runtime
 from keephold.cli import main
-from keephold.cli.owner_token import owner_token
+from keephold.cli.access import owner_token
 
 
 async def noted(server: Served, file: str, lines: int = 1) -> str:

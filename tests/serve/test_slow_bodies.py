@@ -12,8 +12,8 @@ from tests.patience import PATIENCE, until
 from tests.serve.application import TOKEN, application
 from uvicorn.server import ServerState
 
-from keephold.serve import slow_clients
-from keephold.serve.slow_clients import BODY_SECS, MIB_SECS, SlowClientProtocol
+from keephold.serve import server as server_module
+from keephold.serve.server import BODY_SECS, MIB_SECS, SlowClientProtocol
 from keephold.testing import VirtualClock
 
 MIB = 1 << 20
@@ -128,7 +128,7 @@ async def test_K6_a_pause_is_limited_too_and_a_begun_response_is_cut(clock: Virt
 async def test_K6_every_address_has_the_limit_and_no_error_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
-    monkeypatch.setattr(slow_clients, "BODY_SECS", 0.1)
+    monkeypatch.setattr(server_module, "BODY_SECS", 0.1)
     async with application() as served, asyncio.timeout(PATIENCE):
         logger = logging.getLogger("uvicorn.error")
         monkeypatch.setattr(logger, "level", logging.ERROR)

@@ -26,6 +26,8 @@ class Calls(Model):
         """Those of which calls begin in the next pass."""
         self.just_shown: list[Slot] = []
         """Calls that were answered with a handle in this instant."""
+        self._recorded: list[Slot] = []
+        """Calls of batches that were answered in this instant."""
 
     def run(self, number: int, calls: Sequence[Call]) -> Batch:
         """A batch begins."""
@@ -82,6 +84,17 @@ class Calls(Model):
             if (shown := (False, slot.named.entry())) not in slot.reply.accept:
                 slot.reply.accept.append(shown)
 
+    def move_cursors(self) -> None:
+        """C5: the commit of a batch's responses moves the cursor. A Python caller's wait that is answered in the same
+        instant may come before the commit or after it; it moves no cursor itself."""
+        for slot in self._recorded:
+            if slot.named is not None:
+                slot.named.cursor = max(slot.named.cursor, slot.shown)
+            for handle in _completed(slot):
+                handle.cursor = len(handle.output)
+        self._recorded = []
+        super().note_moment()
+
     def open_slots(self) -> list[Slot]:
         """Calls that have not been answered."""
         return [slot for c in self.conversations if c.batch is not None for slot in c.batch.open]
@@ -116,22 +129,23 @@ class Calls(Model):
         answered = [slot for slot in batch.open if self._answered(slot)]
         if not batch.open:
             conversation.batch, batch.closed_at, conversation.since = None, self.now, self.now
-            for slot in batch.slots:
-                if slot.named is not None:  # C5: the cursor moves when the batch is answered
-                    slot.named.cursor = max(slot.named.cursor, slot.shown)
+            self._recorded += batch.slots
         return bool(ready or answered)
 
     def _first(self, ready: list[Slot]) -> list[Slot]:
         """Of the calls that may begin, the one that does: the first emitted, serial ones and awaits last.
 
         An await needs a pass of the loop to begin, so it begins after the others. If commits take a while, it may
-        begin before them.
+        begin before them, and those that neither queue nor are refused run from the commit that registers them.
         """
         frees = any(slot.after is not None and isinstance(slot.call, Abort) for slot in ready)
         if frees and any(slot.lane == "parallel" and slot.made is not None and slot.made.names for slot in ready):
             raise Undecided
         order = ("synchronising", "parallel", "serial") if self._late else ("parallel", "serial", "synchronising")
-        return sorted(ready, key=lambda slot: (order.index(slot.lane), slot.after is not None))[:1]
+        return sorted(
+            ready,
+            key=lambda slot: (order.index(slot.lane), slot.after is not None, self._late and not _runs_at_once(slot)),
+        )[:1]
 
     def _go_on(self, batch: Batch) -> None:
         """Calls that waited for others begin."""
@@ -265,6 +279,23 @@ class Calls(Model):
                     self.stop(handle, FAILED, "self")
                     return True
         return False
+
+
+def _runs_at_once(slot: Slot) -> bool:
+    kind = kind_of(slot.made.id) if slot.made is not None else None
+    return kind is not None and not (kind.serial or kind.locks or kind.denied)
+
+
+def _completed(slot: Slot) -> list[Handle]:
+    """The stopped handles that an await's reply shows. Undecided if that depends on when it is given."""
+    if slot.wait is None or slot.reply is None:
+        return []
+    replies = [answer["completed"] if isinstance(answer, dict) else [] for _, answer in slot.reply.accept]
+    shown = [{entry["id"] for entry in completed} for completed in replies]
+    named = {*slot.wait.any, *slot.wait.all, *slot.wait.lines}
+    if any("content" in handle.entry() and len({handle.id in ids for ids in shown}) > 1 for handle in named):
+        raise Undecided
+    return [handle for handle in named if handle.id in shown[0]]
 
 
 def _result(handle: Handle) -> tuple[bool, Any]:

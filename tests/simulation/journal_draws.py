@@ -5,7 +5,7 @@ from tests.unit.sqlite_stores import NOON
 
 from keephold.handles.state import EndedBy, Failure, Ok, Outcome
 from keephold.store.base import CARRIERS, Carrier, EntryKind, Notice, Parking, Resolution, Shown
-from keephold.store.endings import TIMED_OUT
+from keephold.store.rules import TIMED_OUT
 
 CONVERSATIONS = ("main", "other")
 DEADLINES = (None, NOON + 100, NOON + 200, NOON + 300)

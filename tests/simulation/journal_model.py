@@ -11,7 +11,7 @@ import msgspec
 from tests.simulation.notification_model import NotificationModel
 
 from keephold.errors import KeepholdError
-from keephold.handles.state import Ended, Pending, Running, State, Stopped, Waiting, transition
+from keephold.handles.state import Ended, PendingState, Running, State, Stopped, Waiting, transition
 from keephold.store import base
 from keephold.store.base import (
     Answers,
@@ -29,7 +29,7 @@ from keephold.store.base import (
     Resolving,
     WaitRow,
 )
-from keephold.store.endings import REVOKED, end_notice, ended, resolution_of, words
+from keephold.store.rules import REVOKED, end_notice, ended, resolution_of, words
 
 CANCELS = ("abort", "cancel", "turn_end", "shutdown")
 
@@ -137,7 +137,7 @@ class Model:
         if call is None or call.record.owner != op.was or (call.stopped and not call.hook_due):
             return None
         record = call.record
-        if not isinstance(record.state, Pending) and record.next_attempt_at is None:
+        if not isinstance(record.state, PendingState) and record.next_attempt_at is None:
             record.attempt += 1
             record.deaths += 1
         if isinstance(record.state, Waiting):

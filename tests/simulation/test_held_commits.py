@@ -166,7 +166,7 @@ async def test_C6_an_answer_reaches_the_tool_when_it_is_committed(clock: Virtual
         await rest()
         store.release(1)
         await rest()
-        assert here.state("c1") == "waiting" and _kinds(store) == [["Answered", "TakenBack"], []]
+        assert here.state("c1") == "waiting" and _kinds(store) == [["QuestionAnswered", "TakenBack"], []]
         store.on_hold = False
         store.release()
         await rest()

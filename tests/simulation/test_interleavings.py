@@ -9,12 +9,16 @@ from collections.abc import Sequence
 import pytest
 from tests.simulation import ops
 from tests.simulation.interleavings import run, shorten
+from tests.simulation.play import play
+from tests.simulation.rehearsal import rehearse
 from tests.simulation.scripts import generate
 from tests.simulation.stores import NextPassStore
+from tests.simulation.world import Crew, Stage
 from tests.soak import tries
 
 from keephold.store.base import Changed, Done, Failed, Op
 from keephold.store.memory import MemoryStore
+from keephold.testing import VirtualClock
 
 SEED = int(os.environ.get("KEEPHOLD_SEED", "20260101"))
 CHUNK = tries(400, soak=2_500)
@@ -32,6 +36,20 @@ def test_A7_and_so_they_are_when_commits_take_a_while() -> None:
     report = run(tries(250, soak=1_000), SEED, store=NextPassStore, late=True)
     print(report)
     assert not report.differences, str(report)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        (ops.Run(0, (ops.Abort("w1"),)), ops.Wait(0, all=("w1",))),
+        (ops.End(0), ops.Ticks(1), ops.Run(0, (ops.Await(all=("w1",)),)), ops.Ticks(1), ops.Wait(0, all=("w1",))),
+    ],
+    ids=["before the commit of the abort or after it", "after an await that has shown the output"],
+)
+async def test_C5_a_wait_in_python_shows_what_no_batch_has_shown(clock: VirtualClock, rest: ops.Script) -> None:
+    script = (ops.Run(0, (ops.Spawn("w1"),)), ops.Ticks(1), ops.Tell(0, "w1", "emit"), *rest)
+    async with Stage(Crew(), clock) as stage:
+        assert not await play(stage, "found", rehearse(script).steps)
 
 
 def test_a_seed_gives_the_same_scripts_every_time() -> None:

@@ -36,16 +36,16 @@ from tests.unit.sqlite_stores import NOON, give, record, uid
 from keephold.errors import KeepholdError
 from keephold.handles.question import Question
 from keephold.handles.state import (
-    Answered,
-    Asked,
     Ended,
     EndedBy,
-    Event,
     Failure,
     Outcome,
-    Pending,
+    PendingState,
+    QuestionAnswered,
+    QuestionAsked,
     Running,
     Started,
+    StateEvent,
     Stopped,
     Waiting,
     transition,
@@ -157,7 +157,7 @@ class JournalMachine(RuleBasedStateMachine):
     ) -> None:
         """A call comes, and may be started and even parked at once."""
         number, at = max(len(self._model.calls) - again, 0), self._tick()
-        new = record(number, id=f"h{name}", conversation=conversation, state=Pending(at))
+        new = record(number, id=f"h{name}", conversation=conversation, state=PendingState(at))
         ops: list[Op] = [Registered(new), Changed(new.uid, 1, Started(at), Running(at, at))]
         if parking is not None:
             ops += [_completion(new.uid, 1), Parked(new.uid, 1, parking, at)]
@@ -168,14 +168,14 @@ class JournalMachine(RuleBasedStateMachine):
     def go_on(self, data: st.DataObject, off: int, told: Notice | None, rest: bool) -> None:
         """Start, ask, or get an answer."""
         of = self._one(data)
-        event: Event
+        event: StateEvent
         match of.record.state:
-            case Pending():
+            case PendingState():
                 event = Started(self._tick())
             case Running() if not of.parked:
-                event = Asked(self._tick(), Question(id="sure", text="Sure?"))
+                event = QuestionAsked(self._tick(), Question(id="sure", text="Sure?"))
             case Waiting():
-                event = Answered(self._tick())
+                event = QuestionAnswered(self._tick())
             case _:
                 return
         state = transition(of.record.state, event)
@@ -263,7 +263,7 @@ class JournalMachine(RuleBasedStateMachine):
     @rule(data=st.data(), off=stale, parking=parkings, rest=st.booleans())
     def park(self, data: st.DataObject, off: int, parking: Parking, rest: bool) -> None:
         """Mostly with a key: without one that is refused (D1)."""
-        able = [call for call in self._calls() if not call.parked and not isinstance(call.record.state, Pending)]
+        able = [call for call in self._calls() if not call.parked and not isinstance(call.record.state, PendingState)]
         if able:
             of = data.draw(st.sampled_from(able)).record
             ops: list[Op] = [_completion(of.uid, of.fence), Parked(of.uid, of.fence + off, parking, self._tick())]

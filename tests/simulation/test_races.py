@@ -1,16 +1,19 @@
 """Things that happen in the same pass of the loop, or the same instant, staged by hand (A5, A6, S2, S3, B4, B5)."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.simulation.directed import rest, theatre
-from tests.simulation.ops import Abort, Apply, Once, Spawn
+from tests.simulation.ops import Abort, Apply, Fetch, Once, Spawn
 from tests.simulation.stores import NextPassStore
 
 import keephold
 from keephold.errors import AlreadyStopped
 from keephold.handles.state import Ended, Failure, Ok
+from keephold.store.base import Store
+from keephold.store.memory import MemoryStore
 from keephold.testing import VirtualClock
 
 
@@ -91,6 +94,47 @@ async def test_S2_whoever_comes_late_is_told_the_first_outcome(clock: VirtualClo
         with pytest.raises(AlreadyStopped, match=r"already stopped: error .*broken"):
             here.registry.apply_event(handle, Ended(clock.now(), Ok("late")))
         assert handle.info() == before and before.outcome == Failure("broken")
+
+
+@pytest.mark.parametrize("store", [MemoryStore, NextPassStore])
+@pytest.mark.parametrize("first", ["wait", "abort"])
+async def test_C5_a_wait_in_python_takes_no_output_from_the_reply_of_an_abort(
+    clock: VirtualClock, first: str, store: Callable[[], Store]
+) -> None:
+    async with theatre(clock, store()) as here:
+        here.run(Spawn("w1"))
+        await rest()
+        here.tell("w1", "emit", "news")
+        await rest()
+        if first == "wait":
+            waited = here.world.wait(0, [], ["w1"], None)
+        aborted = here.run(Abort("w1"))
+        if first == "abort":
+            waited = here.world.wait(0, [], ["w1"], None)
+        await rest()
+        assert waited.at == aborted.at
+        ((_, entry),) = aborted.values
+        assert (entry["ended_by"], entry["content"]) == ("abort", "news")
+        later = here.world.wait(0, [], ["w1"], None)
+        await rest()
+        assert "content" not in later.values[0]["completed"][0]
+
+
+async def test_C5_a_wait_in_python_moves_no_cursor(clock: VirtualClock) -> None:
+    async with theatre(clock) as here:
+        here.run(Spawn("w1"))
+        await rest()
+        here.tell("w1", "emit", "news")
+        await rest()
+        here.world.end_turn(0, False)
+        await rest()
+        for _ in range(2):
+            waited = here.world.wait(0, [], ["w1"], None)
+            await rest()
+            assert waited.values[0]["completed"][0]["content"] == "news"
+        fetched = here.run(Fetch("w1"))
+        await rest()
+        assert fetched.values[0][1]["content"] == "news"
 
 
 async def test_A6_a_wait_goes_on_if_somebody_answered_before_it_could_say_that_input_is_needed(

@@ -118,6 +118,7 @@ class Turns(Calls):
     def _rest(self) -> None:
         while self.go_round():
             pass
+        self.move_cursors()
         self.waits = [wait for wait in self.waits if wait.reply is None]
         self.just_shown = []
 

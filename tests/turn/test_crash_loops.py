@@ -12,7 +12,7 @@ import keephold
 from keephold import Call, Pending, Runtime, Tool
 from keephold.errors import KeepholdError
 from keephold.handles.question import Question
-from keephold.handles.state import Answered, Running
+from keephold.handles.state import QuestionAnswered, Running
 from keephold.store.base import Changed, Record, Registered
 from keephold.testing import VirtualClock
 from keephold.turn.crash_loops import STEADY_SECS
@@ -181,7 +181,7 @@ async def test_R8_a_refused_answer_leaves_no_mark_that_nobody_removes(clock: Vir
     async with resumed(clock, work, [left(1, "asks"), left(2)]) as rt:
         await asyncio.sleep(0.5)
         assert await counted(rt, 2) == (2, "alone")
-        answer = Changed(f"{1:032x}", 99, Answered(0.0), Running(0.0, 0.0))  # of a process that lost the call
+        answer = Changed(f"{1:032x}", 99, QuestionAnswered(0.0), Running(0.0, 0.0))  # of a process that lost the call
         with pytest.raises(KeepholdError):
             await rt.registry.write([answer])
         async with rt.turn("main") as turn:

@@ -100,6 +100,15 @@ async def test_Y_arguments_arrive_as_the_types_of_the_signature(clock: VirtualCl
                 assert response.is_error and f"`{next(iter(wrong))}" in response.result
 
 
+def test_Y_the_settings_of_the_model_that_is_asked_are_copied_and_are_a_mapping() -> None:
+    settings: Any = {"model": "test"}
+    asking = keephold.tool(actions=("spawn",), assistant=settings)(echo := lambda: None)
+    settings.clear()
+    assert asking.spawn.assistant == {"model": "test"}
+    with pytest.raises(ValueError):
+        keephold.tool(actions=("spawn",), assistant="abc")(echo)  # type: ignore[call-overload]
+
+
 def test_Y_two_tools_of_one_name_and_tools_that_cannot_be_called_by_name_are_refused() -> None:
     @keephold.tool
     async def work() -> str:

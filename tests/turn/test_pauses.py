@@ -19,7 +19,7 @@ from keephold.platforms import machine
 from keephold.tools import marks
 from keephold.tools.function import Function
 from keephold.tools.run import Run
-from keephold.tools.search import Seek, find
+from keephold.tools.session import Seek, find
 from keephold.turn.admission import _ENDED_AT_ONCE
 
 

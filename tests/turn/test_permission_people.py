@@ -99,6 +99,30 @@ async def test_P2_detached_does_not_matter_while_a_person_is_there(
         assert await texts(turn, call("work")) == ["did a"]
 
 
+@pytest.mark.parametrize("stateful", [False, True])
+async def test_P1_a_call_is_decided_once_and_a_permission_given_since_covers_it(
+    clock: VirtualClock, stateful: bool
+) -> None:
+    person = Person(Approved())
+    decided: list[str] = []
+
+    def is_unattended(conversation: str) -> bool:
+        decided.append(conversation)
+        return False
+
+    async with attended(clock, [work], person=person) as (rt, turn):
+        rt.permission.unattended.append(is_unattended)
+        wanted = [spawn("work", id, path=id) if stateful else call("work", path=id) for id in "ab"]
+        await turn.run(wanted[:1])
+        await clock.advance(1)
+        assert (decided, ran, len(person.seen)) == (["main"], ["a"], 1)
+        rt.registry.on_created.add(lambda handles: rt.approvals.give("main", "work", True, by="somebody"))
+        batch = asyncio.create_task(turn.run(wanted[1:]))
+        await clock.advance(1)
+        assert (decided, ran, len(person.seen)) == (["main"] * 2, ["a", "b"], 1)
+        assert len(await batch) == 1 and rt.approvals.open == {}
+
+
 async def test_P1_fetch_apply_and_abort_are_unattended(clock: VirtualClock) -> None:
     person = Person(Approved(), Approved())
     async with attended(clock, [work], person=person) as (_, turn):

@@ -180,9 +180,9 @@ class Scene:
     async def elsewhere(self, number: int) -> None:
         """Another process decides any of the open prompts, shown or not (P6)."""
         approvals: Any = self.rt.approvals
-        if not approvals._open:
+        if not approvals.open:
             return
-        id, asking = list(approvals._open.items())[number % len(approvals._open)]
+        id, asking = list(approvals.open.items())[number % len(approvals.open)]
         prompt = asking.prompt
         if isinstance(prompt, AskQuestion):
             said: dict[str, Any] = {
@@ -217,8 +217,8 @@ class Scene:
         shown = [prompt for prompt in self.person.seen if getattr(prompt, "problem", None) is None]
         places = [self.asked.index(prompt.request) for prompt in shown]
         assert places == sorted(places), "not first come first served"
-        people: Any = self.rt.people
-        for asking in (*people._waiting, *people._shown):
+        people: Any = self.rt.prompt_queue
+        for asking in (*people._waiting, *people._shown, *people._left):
             if asking.then is not None:
                 assert self._is_needed(asking.prompt), f"nobody needs an answer to {asking.prompt}"
 
@@ -266,10 +266,10 @@ class Scene:
         raise AssertionError("the batch is never answered")
 
     def _is_over(self) -> None:
-        people: Any = self.rt.people
+        people: Any = self.rt.prompt_queue
         admission: Any = self.rt.admission
         approvals: Any = self.rt.approvals
-        assert people._shown == [] and not people._waiting and approvals._open == {}
+        assert people._shown == [] and not people._waiting and approvals.open == {}
         assert self.person.open == [] and self.model.open == []
         assert admission._deliveries == {} and admission._questions._asked == {}
         assert self.rt.registry.conversation("main").open_questions == 0

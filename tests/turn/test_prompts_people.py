@@ -387,8 +387,8 @@ async def test_any_number_of_parts_may_say_who_is_asked(clock: VirtualClock) -> 
     queues = {id: PromptQueue(client) for id, client in clients.items()}
     tool = replace(curious, questions={"q": QuestionPolicy(exclusive=True)})
     async with attended(clock, [tool], person=runtimes) as (rt, turn):
-        rt.people.finders.append(lambda handle: queues["a"] if handle.id == "a" else None)
-        rt.people.finders.append(lambda handle: queues["b"] if handle.id == "b" else None)
+        rt.prompt_queue.finders.append(lambda handle: queues["a"] if handle.id == "a" else None)
+        rt.prompt_queue.finders.append(lambda handle: queues["b"] if handle.id == "b" else None)
         await turn.run([spawn("curious", id) for id in ("a", "b", "c")])
         for id, person in (*clients.items(), ("c", runtimes)):
             prompt = await person.sees()

@@ -11,7 +11,8 @@ from tests.patience import until
 
 from keephold.platforms import cgroups, machine
 from keephold.tools import marks
-from keephold.tools.guard import Guard, reap
+from keephold.tools.guard import Guard
+from keephold.tools.marks import reap
 from keephold.tools.process import Exit, Process
 
 own, why = cgroups.place()

@@ -28,7 +28,6 @@ from keephold.agent.events import (
 from keephold.cli.chat_lines import (
     END,
     Piece,
-    StyledLine,
     Teller,
     answered_line,
     call_words,
@@ -147,7 +146,7 @@ FETCH, AWAIT = ("shell", {"action": "fetch", "id": "sh"}), ("await", {"all": ["a
     ],
 )
 def test_what_a_call_was_answered(call: tuple[str, Any], response: str, line: str | None) -> None:
-    assert answered_line(ToolCall("1", *call), Response("1", response)) == (line and StyledLine(line, "dim"))
+    assert answered_line(ToolCall("1", *call), Response("1", response)) == (line and Piece.line(line, "dim"))
 
 
 def test_C9_an_error_of_a_call_is_told_once() -> None:
@@ -185,7 +184,7 @@ async def test_G1_a_handle_from_its_first_line_to_its_last() -> None:
             spawn = ToolCall("1", "work", {"action": "spawn", "id": "w", "end": "never"})
             for event in (Called((spawn,)), Answered(tuple(await turn.run([spawn])))):
                 pieces.extend(teller.hear(event))
-            assert pieces[1:] == [Piece("line", "· work spawn w end=never  running", "dim")]
+            assert pieces[1:] == [Piece.line("· work spawn w end=never  running", "dim")]
             handle = seen[0]
             now = rt.registry.clock.now()
             assert running_line(handle, None, now).text == "● w (work)  0s  1/3 pieces  two"
@@ -244,13 +243,13 @@ def test_B9_a_handle_that_crashed_before_is_shown_as_that() -> None:
     crashed = '{"id":"b","state":"stopped","result":"The process ended.","is_error":true}'
     spawn, wait = ToolCall("1", "build", {"action": "spawn", "id": "b"}), ToolCall("2", "await", {"all": ["b"]})
     waited = Response("2", f'{{"completed":[{crashed}],"pending":[]}}')
-    assert answered_line(spawn, Response("1", crashed)) == StyledLine("✗ build spawn b  The process ended.", "red")
-    assert answered_line(wait, waited) == StyledLine("✗ await b  The process ended.", "red")
+    assert answered_line(spawn, Response("1", crashed)) == Piece.line("✗ build spawn b  The process ended.", "red")
+    assert answered_line(wait, waited) == Piece.line("✗ await b  The process ended.", "red")
     assert answered_line(wait, waited, {"b"}) is None
 
 
 async def test_G1_an_await_is_told_by_what_it_waits_for() -> None:
-    ends: list[StyledLine | None] = []
+    ends: list[Piece | None] = []
     async with Runtime([work], store="memory:") as rt:
         rt.registry.followers["main"] = [lambda each: None if each.active else ends.append(ended_line(each, None))]
         async with rt.turn("main") as turn:
@@ -270,7 +269,7 @@ async def test_A5_an_await_that_timed_out_says_so() -> None:
             call = ToolCall("2", "await", {"all": ["w"], "timeout_secs": 0})
             pieces += teller.hear(Called((call,)))
             pieces += teller.hear(Answered(tuple(await turn.run([call]))))
-            assert pieces[1:] == [Piece("line", "· await w timeout_secs=0  timed out", "dim")]
+            assert pieces[1:] == [Piece.line("· await w timeout_secs=0  timed out", "dim")]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keephold.cli.chat_lines import END, Piece, StyledLine
+from keephold.cli.chat_lines import END, Piece
 from keephold.cli.chat_screen import ChatScreen
 from keephold.cli.keyboard import Tty
 from keephold.tools.terminal.emulator import open_emulator
@@ -28,7 +28,7 @@ class Watched:
         os.set_blocking(slave, False)
         os.set_blocking(self._master, False)
         self.columns = columns
-        self.live: list[StyledLine] = []
+        self.live: list[Piece] = []
         self.tty = Tty(slave)
         self.screen = ChatScreen(self.tty, lambda: self.live)
         self.sent = b""
@@ -99,8 +99,8 @@ class Paper:
 
 
 _FLOWS = st.text(_LETTERS + "\n", min_size=1, max_size=30).map(lambda text: Piece("answer", text))
-_LINES = st.text("xyz", min_size=1, max_size=5).map(lambda text: Piece("line", f"✓ {text}", "green"))
-_ROWS = st.lists(st.text("uvw漢", max_size=60).map(lambda text: StyledLine(f"● {text}", "dim")), max_size=4)
+_LINES = st.text("xyz", min_size=1, max_size=5).map(lambda text: Piece.line(f"✓ {text}", "green"))
+_ROWS = st.lists(st.text("uvw漢", max_size=60).map(lambda text: Piece.line(f"● {text}", "dim")), max_size=4)
 _TYPED = st.text("typed ", max_size=50).map(lambda text: ("typed", text))
 
 
@@ -134,12 +134,12 @@ def test_G1_what_is_said_stands_there_once_and_in_order(columns: int, steps: lis
 async def test_what_runs_stands_below_and_the_line_that_is_typed_last() -> None:
     with watched() as somebody:
         with somebody.screen as screen:
-            somebody.live = [StyledLine("● build  1s"), StyledLine("x" * 100)]
+            somebody.live = [Piece.line("● build  1s"), Piece.line("x" * 100)]
             screen.typed.text, screen.typed.at = "hello", 5
             screen.show(Piece("answer", "Half a "))
             screen.paint()
             assert somebody.shown() == ["Half a", "● build  1s", "x" * 38 + "…", "> hello"]
-            screen.show(Piece("line", "✓ other  0.1s"))
+            screen.show(Piece.line("✓ other  0.1s"))
             screen.show(Piece("answer", "line"))
             screen.paint()
             assert somebody.shown()[0] == "Half a line"
@@ -152,7 +152,7 @@ async def test_what_runs_stands_below_and_the_line_that_is_typed_last() -> None:
 
 async def test_nothing_is_written_while_nothing_changes() -> None:
     with watched() as somebody, somebody.screen as screen:
-        somebody.live = [StyledLine("● build  1s")]
+        somebody.live = [Piece.line("● build  1s")]
         screen.paint()
         somebody.look()
         before = len(somebody.sent)
@@ -164,13 +164,13 @@ async def test_nothing_is_written_while_nothing_changes() -> None:
 
 async def test_a_terminal_that_is_lent_is_left_alone_and_what_is_said_comes_after() -> None:
     with watched() as somebody, somebody.screen as screen:
-        somebody.live = [StyledLine("● build  1s")]
+        somebody.live = [Piece.line("● build  1s")]
         screen.show(Piece("answer", "Said before"))
         screen.paint()
         async with screen.lent():
             somebody.look()
             alone = len(somebody.sent)
-            screen.show(Piece("line", "Said meanwhile"))
+            screen.show(Piece.line("Said meanwhile"))
             screen.paint()
             screen.typing()
             somebody.look()
@@ -185,7 +185,7 @@ async def test_colours_only_where_they_are_wanted(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv(name, "1")
     with watched() as somebody, somebody.screen as screen:
-        screen.show(Piece("line", "Error", "red"))
+        screen.show(Piece.line("Error", "red"))
         screen.paint()
         somebody.look()
         assert (b"\x1b[31mError\x1b[0m" in somebody.sent) is coloured

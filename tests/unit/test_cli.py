@@ -113,6 +113,20 @@ def test_an_unknown_command_gets_the_nearest(typed: str, told: str) -> None:
     assert f"No such command `{typed}`. {told}" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (["--store", "sqlite:///a.db", "ps"], "`--store` must come after the command: `keephold ps --store URL`"),
+        (["--json", "ps", "--all"], "`--json` must come after the command: `keephold ps --json`"),
+        (["--keys", "ps"], "No such option '--keys'."),
+    ],
+)
+def test_an_option_before_its_command_is_told_its_place(typed: list[str], told: str) -> None:
+    result = keephold(*typed)
+    assert result.exit_code == 2
+    assert f"Error: {told}\n" in result.stderr
+
+
 def test_a_wrong_configuration_is_told_in_words_with_exit_code_2(config: Path) -> None:
     config.write_text(CONFIG.replace("command =", "comand =", 1))
     result = keephold("tools", "--config", str(config))

@@ -10,7 +10,7 @@ from keephold.cli.printing import state_words
 from keephold.control.handle_json import as_json, glance
 from keephold.control.resolve_handle import find
 from keephold.errors import KeepholdError
-from keephold.handles.state import Pending, Running
+from keephold.handles.state import PendingState, Running
 from keephold.store.base import Parking, Record, Store
 from keephold.testing import VirtualClock
 
@@ -70,7 +70,7 @@ def record(**changes: Any) -> Record:
     ("changes", "said"),
     [
         ({}, "running"),
-        ({"state": Pending(0.0)}, "pending"),
+        ({"state": PendingState(0.0)}, "pending"),
         ({"attempt": 3}, "running, attempt 3"),
         ({"attempt": 2, "next_attempt_at": 65.0}, "running, attempt 2, next in 1m 5s"),
         ({"owner": "another"}, "running, owner gone"),

@@ -53,7 +53,7 @@ def test_L1_a_build_is_reproducible_and_complete(tmp_path: Path) -> None:
                     ".gitignore"}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["run.txt", "constraints.txt"])
+@pytest.mark.parametrize("name", ["run.txt", "image.txt", "constraints.txt"])
 def test_a_lock_for_users_has_the_versions_that_are_tested(name: str) -> None:
     tested, given = pinned("dev.txt"), pinned(name)
     assert given

@@ -14,7 +14,7 @@ from tests.leaks import children
 from tests.patience import PATIENCE
 
 from keephold.platforms import machine
-from keephold.platforms.reading import read
+from keephold.platforms.portable import read
 from keephold.tools import marks
 from keephold.tools.environment import inherited
 from keephold.tools.guard import Guard, adopt, release

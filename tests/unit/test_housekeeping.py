@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.soak import tries
 from tests.unit.housekept import BROKEN, LARGE, approve, make, printing
 from tests.unit.sqlite_stores import NOON, commit, end, opened, registered
 
@@ -24,7 +25,8 @@ from keephold.store.memory import MemoryStore
 from keephold.store.sql.checking import INVARIANTS, SENTENCES
 from keephold.store.sqlite import SqliteStore
 from keephold.store.sqlite.housekeeping import SqliteHousekeeping
-from keephold.store.sqlite.sql import migrations
+from keephold.store.sqlite.processes import Owners, owners_of
+from keephold.store.sqlite.statements import migrations
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "0.1"
 
@@ -321,3 +323,27 @@ async def test_a_store_in_use_is_not_upgraded(tmp_path: Path) -> None:
         with changed(old) as connection:
             connection.execute(f"PRAGMA user_version = {max(migrations())}")
     assert not [*old.parent.glob("*.tar")]
+
+
+async def test_a_store_in_use_is_not_upgraded_by_opening_it(tmp_path: Path) -> None:
+    old = tmp_path / "old" / "store.db"
+    shutil.copytree(FIXTURE, old.parent)
+    older, newer = Owners(owners_of(old).directory), SqliteStore(old)
+    older.enter()
+    with pytest.raises(KeepholdError, match=rf"is in use by process {os.getpid()} .*`keephold store migrate`"):
+        await newer.open(lambda _: None)
+    assert rules(old) == {"schema"} and owners_of(old).living() == [older.me]
+    older.leave()
+    async with opened(old):
+        assert rules(old) == set()
+
+
+async def test_processes_that_upgrade_a_store_at_once_share_it(tmp_path: Path) -> None:
+    for number in range(tries(3, soak=100)):
+        old = tmp_path / str(number) / "store.db"
+        shutil.copytree(FIXTURE, old.parent)
+        stores = [SqliteStore(old) for _ in range(4)]
+        await asyncio.gather(*(store.open(lambda _: None) for store in stores))
+        assert sorted(owners_of(old).living()) == sorted(store.owner for store in stores)
+        for store in stores:
+            await store.close()

@@ -1,6 +1,7 @@
 """Looking after a store in PostgreSQL: facts, the check, copies that other schemas are made from, upgrades."""
 
 import asyncio
+import contextlib
 import io
 import os
 import tarfile
@@ -10,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from tests.soak import tries
 from tests.turn.calls import spawn
 from tests.unit.housekept import BROKEN, LARGE, approve, make, printing
 
 from keephold import KeepholdError, Runtime
+from keephold.store import open_store
+from keephold.store.base import Emitted
 from keephold.store.housekeeping import Housekeeping, housekeeping_of
-from keephold.store.postgres import copying, sql
+from keephold.store.postgres import copying, opening
 from keephold.store.postgres.address import address
 from keephold.store.postgres.connecting import session
 from keephold.store.postgres.store import PostgresStore
-from keephold.store.urls import open_store
+from keephold.testing.conformance.suite import NOON
 
 if TYPE_CHECKING:
     from tests.postgres import Schemas
@@ -158,11 +162,14 @@ async def test_a_damaged_copy_changes_nothing(url: str, other: str, tmp_path: Pa
 async def test_a_store_is_upgraded_after_a_backup(
     url: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    newest = max(sql.migrations())
-    later = {**sql.migrations(), newest + 1: "-- A column for tests. More.\nALTER TABLE turns ADD COLUMN later bigint;"}
+    newest = max(opening.migrations())
+    later = {
+        **opening.migrations(),
+        newest + 1: "-- A column for tests. More.\nALTER TABLE turns ADD COLUMN later bigint;",
+    }
     monkeypatch.chdir(tmp_path)
     assert (await elsewhere(keeping(url).migrate, None)).backup is None
-    for module in ("copying", "housekeeping", "opening", "sql"):
+    for module in ("copying", "housekeeping", "opening"):
         monkeypatch.setattr(f"keephold.store.postgres.{module}.migrations", lambda: later)
     try:
         (problem,) = await elsewhere(keeping(url).check)
@@ -181,6 +188,119 @@ async def _downgrade(url: str, version: int) -> None:
     await found.run("ALTER TABLE turns DROP COLUMN IF EXISTS later")
     await found.rows("UPDATE schema_version SET version = ?", (version,))
     await found.close()
+
+
+async def test_what_needs_the_store_alone_does_not_hold_up_those_who_use_it(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transaction is under way, so a lock of the table would wait for it, and all processes behind the lock."""
+    file = tmp_path / "copy.tar"
+    await elsewhere(keeping(url).backup, file, force=False)
+    reading = await session(address(url))
+    await reading.run("BEGIN; SELECT * FROM owners")
+    try:
+        async with Runtime([approve], store=url), asyncio.timeout(60):
+            with pytest.raises(KeepholdError, match="is in use by process"):
+                await elsewhere(keeping(url).restore, file, force=True)
+        monkeypatch.setattr(opening, "BUSY", "10ms")
+        with pytest.raises(KeepholdError, match="is busy: another transaction uses its tables; try again later"):
+            await elsewhere(keeping(url).restore, file, force=True)
+    finally:
+        await reading.close()
+    await elsewhere(keeping(url).restore, file, force=True)
+
+
+@pytest.fixture
+def newer(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, str]]:
+    """The migrations of a newer keephold."""
+    newest = max(opening.migrations())
+    later = {**opening.migrations(), newest + 1: "ALTER TABLE turns ADD COLUMN later bigint;"}
+    yield later
+    monkeypatch.undo()
+    asyncio.run(_downgrade(url, newest))
+
+
+async def test_a_store_in_use_is_not_upgraded_by_opening_it(
+    url: str, newer: dict[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Runtime([approve], store=url) as older:
+        monkeypatch.setattr(opening, "migrations", lambda: newer)
+        with pytest.raises(KeepholdError, match=rf"is in use by process {os.getpid()} .*`keephold store migrate`"):
+            await PostgresStore(url).open(lambda _: None)
+        async with older.turn("main") as turn:
+            assert not (await turn.run([spawn("approve", "b")]))[0].is_error
+    async with Runtime([approve], store=url):
+        pass
+    monkeypatch.undo()
+    with pytest.raises(KeepholdError, match="use a newer keephold"):
+        await PostgresStore(url).open(lambda _: None)
+
+
+async def test_a_process_that_comes_back_after_an_upgrade_writes_nothing_any_more(
+    url: str, newer: dict[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was cut off, and its lock was free when another process upgraded the store."""
+    older = PostgresStore(url)
+    await older.open(lambda _: None)
+    back = asyncio.Event()
+    connect = older._presence._connect
+
+    async def when_back() -> Any:
+        await back.wait()
+        return await connect()
+
+    monkeypatch.setattr(older._presence, "_connect", when_back)
+    assert older._presence._session is not None
+    older._presence._session.connection.terminate()
+    monkeypatch.setattr(opening, "migrations", lambda: newer)
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(KeepholdError):  # the server has not noticed the cut yet
+                async with Runtime([approve], store=url):
+                    break
+    back.set()
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    older.commit((Emitted("p", "t", 1, NOON),), answer.set_result, answer.set_exception, keep=True)
+    with pytest.raises(KeepholdError) as refused:
+        await asyncio.wait_for(answer, 60)
+    assert refused.value.code == "lease_lost"
+    await older.close()
+
+
+async def test_a_process_that_opens_the_store_while_it_is_upgraded_notices(
+    url: str, newer: dict[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has seen its own schema, and is not registered yet."""
+    store = PostgresStore(url)
+    enter = store._presence.enter
+
+    async def upgraded_before(heard: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(opening, "migrations", lambda: newer)
+            other = PostgresStore(url)
+            await other.open(heard)
+            await other.close()
+        await enter(heard)
+
+    monkeypatch.setattr(store._presence, "enter", upgraded_before)
+    with pytest.raises(KeepholdError, match="use a newer keephold"):
+        await store.open(lambda _: None)
+    assert (await everything(url))["owners"] == []
+
+
+async def test_processes_that_make_a_store_at_once_share_it(postgres_schemas: "Schemas") -> None:
+    url = f"{postgres_schemas._url}?schema=test_made_at_once_{os.getpid()}"
+    by_hand = await session(address(url))
+    try:
+        for _ in range(tries(1, soak=50)):
+            stores = [PostgresStore(url) for _ in range(4)]
+            await asyncio.gather(*(store.open(lambda _: None) for store in stores))
+            assert len({await store.secret() for store in stores}) == 1
+            for store in stores:
+                await store.close()
+            await by_hand.run(f"DROP SCHEMA {address(url).schema} CASCADE")
+    finally:
+        await by_hand.close()
 
 
 async def test_what_is_missing_is_refused(postgres_schemas: "Schemas", tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """A child process: its output, its input, and that nothing of it is left when it has ended (C6, C7, F3)."""
 
 import asyncio
+import fcntl
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
@@ -499,3 +501,14 @@ async def test_C4_the_probe_says_unknown_where_system_calls_are_numbered_otherwi
     assert run.process.probe() is None
     run.process.close_stdin()
     await run.ended()
+
+
+@pytest.mark.linux("other systems do not name the holder of a lock")
+def test_the_holder_of_one_of_very_many_locks_is_named(tmp_path: Path) -> None:
+    """The kernel lists locks a page at a time; two hundred take three pages."""
+    with ExitStack() as stack:
+        files = [stack.enter_context((tmp_path / str(number)).open("w")) for number in range(200)]
+        for file in files:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        for file in files:
+            assert set(machine.lock_holders(os.fstat(file.fileno()).st_ino, None)) == {os.getpid()}

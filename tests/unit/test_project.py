@@ -1,13 +1,16 @@
 """What holds for the project as a whole: files that fit in a reading, one list of codes, nothing of a machine."""
 
 import ast
+import importlib
 import re
 import subprocess
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+import keephold
 from keephold.errors import CODES
 
 ROOT = Path(__file__).parents[2]
@@ -115,23 +118,32 @@ def test_no_file_names_a_registry_or_a_path_of_a_machine() -> None:
 
 
 LAYERS = (
-    "characters content errors extras forking ids limits listeners platforms private_file text worker worker_process",
-    "store handles", "tools.base", "durable", "schema", "tools", "engines", "turn",
-    "config tracing upkeep runtime", "agent", "control", "testing cli",
+    "content errors extras forking ids limits listeners platforms private_file text worker worker_process",
+    "handles.form", "handles.question", "handles.state", "store", "handles", "tools.base", "durable", "schema",
+    "tools", "engines", "turn", "config tracing", "upkeep", "runtime", "agent", "control",
+    "acp mcp", "adapters serve testing", "cli",
+    "assembly outcomes policies prompts __init__ __main__",
 )  # fmt: skip
-"""From the bottom up. `tools.base` holds the types of the seam, which those around it share."""
+"""From the bottom up. Packages of one layer do not import each other, apart from those of the first layer."""
+
+EXCEPTIONS = {
+    "runtime → assembly": "the runtime loads models and sub-agents when one of them is first used",
+}
 
 
-def _layer(module: str) -> int:
-    parts = module.removeprefix("keephold.")
-    for level, names in enumerate(LAYERS):
-        if any(parts == name or (parts.startswith(name + ".") and name != "tools") for name in names.split()):
-            return level
-    return LAYERS.index("tools") if parts.startswith("tools") else len(LAYERS)
+def _layer(module: str) -> tuple[int, str]:
+    """Find the layer of a module and the name by which the layer lists it."""
+    name = module.removeprefix("keephold.")
+    while name:
+        for level, names in enumerate(LAYERS):
+            if name in names.split():
+                return level, name
+        name = name.rpartition(".")[0]
+    raise AssertionError(f"{module} is in no layer: add it to LAYERS")
 
 
-def _imports(path: Path, *, lazy: bool) -> Iterator[str]:
-    """Yield what a module imports at once or, with `lazy`, in its functions, too; not what only type checkers see."""
+def _imports(path: Path) -> Iterator[str]:
+    """Yield each module of keephold that a module imports, in its functions too; not what only type checkers see."""
     tree = ast.parse(path.read_text())
     hidden = {
         inner
@@ -139,27 +151,71 @@ def _imports(path: Path, *, lazy: bool) -> Iterator[str]:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree) if lazy else tree.body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("keephold.") and node not in hidden:
-            yield node.module or ""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str(package)) if node not in hidden:
+                yield from (f"{package}.{each.name}" for each in node.names if package.startswith("keephold"))
+            case ast.Import():
+                yield from (each.name for each in node.names if each.name.startswith("keephold."))
+            case ast.Call(args=[ast.Constant(value=str(module))]) if module.startswith("keephold."):
+                yield from [module] if "import_module" in ast.unparse(node.func) else []
 
 
-def test_nothing_imports_what_is_above_it() -> None:
+def test_a_package_imports_only_packages_below_it() -> None:
     source = ROOT / "src" / "keephold"
-    wrong = []
+    upward = set()
     for path in source.rglob("*.py"):
-        module = ".".join(path.relative_to(source.parent).with_suffix("").parts).removesuffix(".__init__")
-        wrong += [
-            f"{module} → {each}"
-            for each in _imports(path, lazy=_layer(module) < len(LAYERS) - 1)
-            if _layer(each) > _layer(module)
-        ]
-    assert wrong == []
+        level, name = _layer(".".join(path.relative_to(source).with_suffix("").parts))
+        for module in _imports(path):
+            above, imported = _layer(module)
+            if imported != name and (above > level or above == level > 0):
+                upward.add(f"{name} → {imported}")
+    assert upward == set(EXCEPTIONS)
 
 
-def test_B8_built_in_tools_use_the_public_interface_of_a_call() -> None:
-    folders = [ROOT / "src" / "keephold" / "tools" / name for name in ("builtin", "waiting", "workflow")]
-    private = re.compile(r"\bcall\._")
+def test_the_layers_of_the_map_are_those_that_are_checked() -> None:
+    """`docs/design.md` lists each package, from the top down, in the order of `LAYERS`."""
+    table = (ROOT / "docs" / "design.md").read_text().split("## Layers")[1].split("\n## ")[0]
+    rows = [re.findall(r"`(\w+)(?:/|\.py)`", row.split("|")[2]) for row in table.splitlines() if row.startswith("| ")]
+    levels = [[_layer(name)[0] for name in row] for row in rows if row]
+    assert all(min(upper) > max(lower) for upper, lower in pairwise(levels)), levels
+    packages = {path.parent.name for path in (ROOT / "src" / "keephold").glob("*/__init__.py")}
+    assert packages - {name for row in rows for name in row} == set()
+
+
+def _public_classes() -> dict[str, str]:
+    """Each class that `keephold` or one of its public modules exports, with the module that defines it."""
+    modules = [keephold, *(importlib.import_module(f"keephold.{name}") for name in keephold._MODULES)]
+    found = [getattr(module, name) for module in modules for name in getattr(module, "__all__", ())]
+    return {each.__name__: each.__module__ for each in found if isinstance(each, type)}
+
+
+def test_the_name_of_a_public_class_has_one_meaning() -> None:
+    """No other module defines a class or an alias of that name."""
+    public = _public_classes()
+    again = []
+    for path in SOURCES:
+        module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+        for node in ast.parse(path.read_text()).body:
+            match node:
+                case ast.ClassDef(name=name) | ast.Assign(targets=[ast.Name(id=name)]):
+                    again += [f"{module}.{name}"] if public.get(name, module) != module else []
+    assert again == []
+
+
+def test_no_docstring_of_a_public_class_names_a_rule() -> None:
+    rule = re.compile(r"\b[A-Z][0-9]{1,2}\b")
+    found = []
+    for name, module in _public_classes().items():
+        public = getattr(importlib.import_module(module), name)
+        members = [each for key, each in vars(public).items() if not key.startswith("_") and callable(each)]
+        found += [f"{name}: {doc}" for each in (public, *members) if rule.search(doc := each.__doc__ or "")]
+    assert found == []
+
+
+def test_B8_built_in_wait_and_remote_tools_reach_into_nothing_private() -> None:
+    folders = [ROOT / "src" / "keephold" / "tools" / name for name in ("builtin", "waiting", "workflow", "remote")]
+    private = re.compile(r"(call|sink|handles?|host|registry|durability|waits|journal|invocation)\._")
     assert [
         relative(path) for folder in folders for path in folder.glob("*.py") if private.search(path.read_text())
     ] == []

@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from keephold.cli.raw_terminal import DetachKey, over
+from keephold.cli.attach import DetachKey, over
 from keephold.tools.base import Screen
 from keephold.tools.terminal.emulator import Emulator, open_emulator
 from keephold.turn.attach_protocol import redraw

@@ -82,3 +82,21 @@ async def test_something_else_that_answers_is_told_so(status: int, body: bytes) 
         for asking in (remote.stats(), remote.forget("a"), remote.complete("key", {"status": "timeout"})):
             with pytest.raises(KeepholdError, match="not as a keephold server does; is the address right"):
                 await asking
+
+
+@pytest.mark.parametrize("what", ["handles", "conversations"])
+async def test_a_list_takes_as_many_requests_as_the_pages_of_the_server_need(what: str) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        limit, after = request.url.params["limit"], request.url.params.get("after")
+        asked.append((limit, after))
+        first = int(after or 0)
+        page = [{"id": str(number)} for number in range(first, first + int(limit))]
+        return httpx2.Response(200, json={what: page, "next": str(first + int(limit))})
+
+    async with RemoteControl("http://127.0.0.1:8420", transport=httpx2.MockTransport(answer)) as remote:
+        found = await getattr(remote, what)(limit=450)
+    assert [each["id"] for each in found[what]] == [str(number) for number in range(450)]
+    assert found["next"] == "450"
+    assert asked == [("200", None), ("200", "200"), ("50", "400")]

@@ -85,7 +85,7 @@ def test_G3_input_is_untyped_where_that_can_be_said_and_else_a_string() -> None:
 def test_G3_what_fetch_and_apply_of_a_terminal_take_is_shown_with_its_action(dialect: Dialect) -> None:
     shown = wire_schema(canonical(EDITOR), dialect)["properties"]
     assert list(shown) == ["action", "id", "path", "view", "scrollback", "input", "keys", "size"]
-    assert shown["view"]["description"].startswith("(fetch) What to show")
+    assert shown["view"]["description"].startswith("(fetch) Show `stream`")
     assert shown["keys"]["description"].startswith("(apply) Named keys pressed after the text")
     assert shown["size"]["description"].startswith("(apply) The new size of the terminal.")
     assert shown["input"]["description"].startswith("(apply) Input for the handle")

@@ -12,9 +12,9 @@ from tests.unit.sqlite_stores import NOON, commit, opened, registered, uid
 
 from keephold.handles.state import Ok, Running, Stopped, name
 from keephold.store.base import EVENTS_LIMIT, Collected, HandleQuery, status_of
-from keephold.store.sql import events
+from keephold.store.sql import transaction
 from keephold.store.sql.listing import listing
-from keephold.store.sqlite.sql import APPLICATION_ID, SQL, migrations
+from keephold.store.sqlite.statements import APPLICATION_ID, SQL, migrations
 
 ALL = {"handles_live", "handles_over"}
 
@@ -103,7 +103,7 @@ async def test_D7_handles_of_the_fourth_schema_are_listed_and_counted(tmp_path: 
 
 async def test_S5_too_many_events_go_the_oldest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert EVENTS_LIMIT == 1_000_000
-    monkeypatch.setattr(events, "EVENTS_LIMIT", 30)
+    monkeypatch.setattr(transaction, "EVENTS_LIMIT", 30)
     async with opened(tmp_path / "store.db") as store:
         for number in range(100):
             await commit(store, registered(number))

@@ -11,7 +11,7 @@ from tests.unit.sqlite_stores import commit, opened, registered, uid
 
 from keephold import KeepholdError
 from keephold.store.base import HandleQuery, SecretAdded
-from keephold.store.sqlite.read_only import ReadOnlyStore
+from keephold.store.sqlite.reads import ReadOnlyStore
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 

@@ -20,7 +20,7 @@ from keephold.store.base import (
     TakenBack,
 )
 from keephold.store.sqlite import SqliteStore
-from keephold.store.sqlite.sql import APPLICATION_ID, migrations
+from keephold.store.sqlite.statements import APPLICATION_ID, migrations
 
 
 def first_version(path: Path, queued: int) -> None:

@@ -19,11 +19,11 @@ from tests.patience import PATIENCE, until
 from tests.unit.sqlite_stores import commit, end, give, line, opened, registered, uid
 
 from keephold.errors import KeepholdError
-from keephold.store import sockets
+from keephold.private_file import socket_directory
 from keephold.store.base import Claimed, Record, Replied, Request, Requested
 from keephold.store.sqlite import SqliteStore, opening, processes
 from keephold.store.sqlite.processes import Owners, Turnstile
-from keephold.store.sqlite.read_only import ReadOnlyStore
+from keephold.store.sqlite.reads import ReadOnlyStore
 
 pytestmark = pytest.mark.slow
 
@@ -98,7 +98,7 @@ async def test_the_next_to_open_cleans_up_after_the_dead(tmp_path: Path) -> None
     path = tmp_path / "store.db"
     async with child(path, _HOLDS) as process:
         (owner,) = await said(process)
-    found = list(sockets.directory("x" * 33).glob(f"*-{owner}"))
+    found = list(socket_directory("x" * 33).glob(f"*-{owner}"))
     assert len(found) == 1 and (path.with_name("store.db-owners") / owner).exists()
     async with opened(path) as store:
         assert [file.name for file in path.with_name("store.db-owners").iterdir()] == [store.owner]

@@ -29,7 +29,7 @@ def release(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         connection.create_scalar_function("hold", lambda *_: over.wait(PATIENCE), 0)
         return connection
 
-    monkeypatch.setattr("keephold.store.sqlite.threads.reader", connect)
+    monkeypatch.setattr("keephold.store.sqlite.opening.reader", connect)
     return over
 
 

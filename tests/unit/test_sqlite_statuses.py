@@ -13,7 +13,7 @@ from keephold.handles.state import (
     Failure,
     Ok,
     Outcome,
-    Pending,
+    PendingState,
     PrintedOutput,
     Progress,
     Reply,
@@ -22,8 +22,8 @@ from keephold.handles.state import (
     Stopped,
 )
 from keephold.store.base import Annotated, HandleQuery, Status, status_of
-from keephold.store.endings import CANCELLED, TIMED_OUT
-from keephold.store.sqlite.sql import APPLICATION_ID, migrations
+from keephold.store.rules import CANCELLED, TIMED_OUT
+from keephold.store.sqlite.statements import APPLICATION_ID, migrations
 
 OUTCOMES: list[Outcome] = [
     Ok(None),
@@ -39,7 +39,7 @@ OUTCOMES: list[Outcome] = [
     TIMED_OUT,
 ]
 STATES: list[State] = [
-    Pending(NOON),
+    PendingState(NOON),
     Running(NOON, NOON),
     *(Stopped(NOON, NOON, NOON + 1, outcome) for outcome in OUTCOMES),
     *(Stopped(NOON, None, NOON + 1, outcome, "timeout") for outcome in OUTCOMES),

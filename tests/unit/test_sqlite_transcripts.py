@@ -16,7 +16,7 @@ from keephold.handles.state import Running
 from keephold.store.base import ConversationRow, Described, Forgotten, TranscriptAppended, TranscriptLine
 from keephold.store.sql.listing import conversations
 from keephold.store.sqlite.opening import reader
-from keephold.store.sqlite.sql import APPLICATION_ID, SQL, migrations
+from keephold.store.sqlite.statements import APPLICATION_ID, SQL, migrations
 
 SAID = TranscriptAppended("main", "t1", NOON, (("request", b"{}"), ("response", b"[]")))
 LINES = [TranscriptLine(1, "t1", "request", b"{}", NOON), TranscriptLine(2, "t1", "response", b"[]", NOON)]

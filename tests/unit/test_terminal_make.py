@@ -138,7 +138,7 @@ def test_Y_what_cannot_be_is_refused(options: dict[str, Any], expected: str) -> 
 
 def test_F_a_command_that_is_none_is_refused() -> None:
     assert refused("").startswith("the command of tool `terminal`: the command is empty")
-    assert refused(["bash", 3]).startswith("the command of tool `bash`[1]: a word of a command is a string")
+    assert refused(["bash", 3]).startswith("the command of tool `bash`[1]: each part of a command is a string")
 
 
 @pytest.mark.parametrize("name", ["view", "scrollback", "keys", "size", "id"])

@@ -20,8 +20,7 @@ from keephold.schema.dialects import DIALECTS, Dialect, tool_list
 from keephold.schema.shared import HANDLE_TOOLS, Presentation
 from keephold.text import to_json
 from keephold.tools.base import ACTIONS, Tool
-from keephold.tools.builtin.ask_user import ask_user_tool
-from keephold.tools.builtin.describe_tools import describe_tools_tool
+from keephold.tools.builtin import ask_user_tool, describe_tools_tool
 from keephold.tools.waiting import NAMES
 
 BUILT_INS: list[Tool] = [

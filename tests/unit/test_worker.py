@@ -74,7 +74,7 @@ async def test_K6_a_process_that_died_while_nothing_was_asked_is_replaced_withou
 
 
 async def test_K6_a_process_that_has_grown_makes_room_for_another() -> None:
-    async with working() as worker:
+    async with working(seconds=5) as worker:
         await worker.request(0)
         pid = worker.pid
         assert await asyncio.gather(*map(worker.request, ["keep", 1, 2])) == ["keep", 1, 2]

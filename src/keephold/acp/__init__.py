@@ -4,9 +4,8 @@ These names are the client library; `client/connection.py` shows how to use them
 """
 
 from keephold.acp.client.connection import Connection, connect
-from keephold.acp.client.session import PermissionRequest, Session
-from keephold.acp.client.turns import PromptTurn, TurnResult
-from keephold.acp.rpc import ConnectionLost, RpcError
+from keephold.acp.client.session import PermissionRequest, PromptTurn, Session, TurnResult
+from keephold.acp.wire import ConnectionLost, RpcError
 
 __all__ = [
     "Connection",

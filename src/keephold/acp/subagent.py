@@ -10,7 +10,7 @@ from typing import Any
 
 from keephold.acp.client.connection import connect
 from keephold.acp.client.session import PermissionRequest, Session
-from keephold.acp.rpc import ConnectionLost, RpcError
+from keephold.acp.wire import ConnectionLost, RpcError
 from keephold.agent.subagents import as_message
 from keephold.config.model import AgentSettings
 from keephold.errors import KeepholdError, ToolError

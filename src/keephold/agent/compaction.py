@@ -22,7 +22,7 @@ from pydantic_ai.models import ModelRequestParameters
 from keephold.agent.events import Event, Usage
 from keephold.agent.requests import ModelCall, RequestFailed
 from keephold.agent.spending import Spending, usage_of
-from keephold.agent.transcript import response_text, until_readable
+from keephold.agent.transcript import Transcript, response_text, until_readable
 from keephold.durable.keys import present
 from keephold.handles.state import name
 from keephold.store.base import HandleQuery
@@ -30,7 +30,6 @@ from keephold.text import to_json
 
 if TYPE_CHECKING:
     from keephold.agent.conversation import Conversation
-    from keephold.agent.transcript import Transcript
 
 FULL = 0.8
 """The share of a model's window that may be filled before its history is shortened."""
@@ -39,8 +38,8 @@ _CLIPS = (4000, 1000, 250)
 _KEY = re.compile(r"hf1\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 _WISH = """\
 Below is a conversation between a user, an assistant and its tools. It has grown too long and your summary will stand \
-in its place. Write what the assistant needs to go on: what the user wants, in their words where it matters; what was \
-decided and why; what was done, with names, paths, numbers and results; what is left; what went wrong. No preamble.
+in its place. Write what the assistant needs to continue: what the user wants, in their words where it matters; what \
+was decided and why; what was done, with names, paths, numbers and results; what is left; what went wrong. No preamble.
 
 """
 _HEAD = "[Automatic summary of what was said before. It is not from the user.]\n"
@@ -55,7 +54,7 @@ def too_long(usage: Usage, limit: int | None) -> bool:
 
 async def compaction(
     conversation: "Conversation",
-    transcript: "Transcript",
+    transcript: Transcript,
     turn: str,
     spending: Spending,
     tell: Callable[[Event], None],

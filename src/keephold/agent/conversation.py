@@ -79,8 +79,7 @@ class Conversation:
         return None if self._loop is None else self._loop.spending
 
     def _spent(self, taken: Usage) -> None:
-        meter = self.runtime.registry.meter
-        if meter is not None:
+        for meter in self.runtime.registry.meters:
             meter.spent(
                 self.assistant.name,
                 input_tokens=taken.input_tokens,
@@ -149,14 +148,14 @@ class Conversation:
         spending = Spending(self._allowance, self._above, self.assistant.model.context_window, self._spent)
         loop = self._loop = TurnLoop(self, spending, listener, content)
         self._tools_changed()
-        self.runtime.on_tools.append(self._tools_changed)
+        unlisten = self.runtime.on_tools.add(self._tools_changed)
         try:
             await self.open()
             spending.start(self.usage.context_tokens)
             await self.runtime.connected(0)
             return await loop.run()
         finally:
-            self.runtime.on_tools.remove(self._tools_changed)
+            unlisten()
             self._loop = None
             self.interrupted = loop.left_open
             self.usage = total(self.usage, spending.usage)

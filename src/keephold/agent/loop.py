@@ -22,22 +22,8 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
+from keephold.agent import events
 from keephold.agent.compaction import compaction, too_long
-from keephold.agent.events import (
-    Answered,
-    Called,
-    Compacted,
-    Event,
-    Interjected,
-    Listener,
-    NotificationsDelivered,
-    Retrying,
-    StopReason,
-    TurnAnswer,
-    TurnFinished,
-    TurnStarted,
-    Used,
-)
 from keephold.agent.requests import ModelCall, RequestFailed, well_formed
 from keephold.agent.spending import Spending
 from keephold.agent.transcript import TurnStop, interrupted, request, response_text, until_readable
@@ -61,7 +47,7 @@ _CUT_SHORT = {
 }
 """The results of calls in a response that was cut short, by its finish reason."""
 Content = str | Sequence[UserContent]
-Stop = tuple[StopReason, str | None]
+Stop = tuple[events.StopReason, str | None]
 """How a turn ends, and the reason if it did not complete."""
 
 
@@ -69,7 +55,11 @@ class TurnLoop:
     """One turn of a conversation, from the user's message to its end."""
 
     def __init__(
-        self, conversation: "Conversation", spending: Spending, listener: Listener | None, content: Content | None
+        self,
+        conversation: "Conversation",
+        spending: Spending,
+        listener: events.Listener | None,
+        content: Content | None,
     ) -> None:
         self._conversation = conversation
         self._transcript = conversation.transcript
@@ -114,7 +104,7 @@ class TurnLoop:
         if self._asking is not None:
             self._asking.cancel()
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: events.Event) -> None:
         if self._listener is None:
             return
         try:
@@ -124,21 +114,21 @@ class TurnLoop:
 
     # The turn
 
-    async def run(self) -> TurnAnswer:
+    async def run(self) -> events.TurnAnswer:
         """Run the whole turn; without content, resume the one of a dead process. Failures of models and tools are in
         the answer."""
         conversation = self._conversation
         turn = self._turn = conversation.runtime.turn(conversation.id, resume=True, tools=conversation.selection)
         async with turn:
             await self._transcript.refresh()
-            self._tell(TurnStarted(turn.id, turn.resumed))
+            self._tell(events.TurnStarted(turn.id, turn.resumed))
             if turn.resumed and self._transcript.turn == turn.id:
                 of_agents = await conversation.runtime.agents.spent_by_agents(conversation.id, turn.id)
                 self.spending.resume(self._transcript.spent, of_agents)
                 self._text = next(filter(None, map(response_text, reversed(self._transcript.spent))), "")
             if self._cancelled:
                 turn.cancel()
-            stop: StopReason
+            stop: events.StopReason
             try:
                 stop, error = await self._steps(turn)
             except RequestFailed as failed:
@@ -151,11 +141,13 @@ class TurnLoop:
                 turn.cancel()  # no inquiry, no waiting (T5)
             if stop != "end_turn":
                 await self._transcript.note(turn.id, "ended", TurnStop(stop, error))
-        answer = TurnAnswer(text=self._text, stop_reason=stop, turn=turn.id, usage=self.spending.usage, error=error)
-        self._tell(TurnFinished(answer))
+        answer = events.TurnAnswer(
+            text=self._text, stop_reason=stop, turn=turn.id, usage=self.spending.usage, error=error
+        )
+        self._tell(events.TurnFinished(answer))
         return answer
 
-    async def _steps(self, turn: Turn) -> tuple[StopReason, str | None]:
+    async def _steps(self, turn: Turn) -> tuple[events.StopReason, str | None]:
         transcript = self._transcript
         calls = transcript.open_calls()
         self._cut_off = bool(calls) and turn.resumed and transcript.turn == turn.id
@@ -190,7 +182,7 @@ class TurnLoop:
         if not ending.again:
             return "end_turn", None
         await self._transcript.add(turn.id, ModelRequest([UserPromptPart(ending.message)]))
-        self._tell(NotificationsDelivered(ending.message))
+        self._tell(events.NotificationsDelivered(ending.message))
         return None
 
     def _take(self) -> list[Content]:
@@ -206,7 +198,7 @@ class TurnLoop:
 
     def _user(self, said: Sequence[Content]) -> list[ModelRequestPart]:
         for each in said if self._begun else said[1:]:
-            self._tell(Interjected(_shown(each)))
+            self._tell(events.Interjected(_shown(each)))
         self._begun = self._begun or bool(said)
         return [UserPromptPart(_storable(each)) for each in said]
 
@@ -214,16 +206,16 @@ class TurnLoop:
         block = notification_block(notifications)
         if not block:
             return []
-        self._tell(NotificationsDelivered(block, tuple(notifications)))
+        self._tell(events.NotificationsDelivered(block, tuple(notifications)))
         return [UserPromptPart(block)]
 
     # A batch
 
     async def _batch(self, turn: Turn, parts: Sequence[ToolCallPart]) -> Stop | None:
         calls = tuple(ToolCall(part.tool_call_id, part.tool_name, _arguments(part)) for part in parts)
-        self._tell(Called(calls))
+        self._tell(events.Called(calls))
         responses = await self._responses(turn, calls)
-        self._tell(Answered(tuple(responses)))
+        self._tell(events.Answered(tuple(responses)))
         results: list[ModelRequestPart] = [
             ToolReturnPart(
                 part.tool_name,
@@ -292,7 +284,7 @@ class TurnLoop:
             return None
         self._compacted = False
         self.spending.add(response)
-        self._tell(Used(self.spending.usage))
+        self._tell(events.Used(self.spending.usage))
         if not response.parts:
             return "refusal", "the provider refused to answer"
         self._text = response_text(response) or self._text
@@ -302,7 +294,7 @@ class TurnLoop:
     def _check_here(self) -> None:
         if self._suspended:
             raise KeepholdError(
-                "the runtime was closed in the middle of the turn; the conversation goes on where it was",
+                "the runtime was closed in the middle of the turn; the conversation continues where it was",
                 code="runtime_closed",
             )
 
@@ -341,11 +333,11 @@ class TurnLoop:
             self._asking.cancel()
             self._asking = None
         if summary is not None:
-            self._tell(Compacted(summary))
+            self._tell(events.Compacted(summary))
         return summary is not None
 
-    def _tell_retry(self, event: Event) -> None:
-        if isinstance(event, Retrying):
+    def _tell_retry(self, event: events.Event) -> None:
+        if isinstance(event, events.Retrying):
             self._tell(event)
 
     async def _interrupted(self, turn: Turn, partial: str) -> None:

@@ -8,26 +8,13 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pydantic_ai import exceptions
 from pydantic_ai.direct import model_request, model_request_stream
-from pydantic_ai.exceptions import (
-    AgentRunError,
-    ContentFilterError,
-    FallbackExceptionGroup,
-    ModelAPIError,
-    ModelConnectionError,
-    ModelContextWindowExceededError,
-    ModelRateLimitError,
-    ModelRequestTimeout,
-    ModelServerError,
-    ModelUnavailableError,
-    UnexpectedModelBehavior,
-    UserError,
-)
 from pydantic_ai.messages import (
     ModelMessage,
     ModelResponse,
@@ -42,16 +29,12 @@ from pydantic_ai.messages import (
 from pydantic_ai.models import ModelRequestParameters, StreamedResponse
 
 from keephold.agent.events import Event, Restarted, Retrying, Text, Thought
-from keephold.agent.history import History, is_object
-from keephold.agent.provider_errors import sentence
-from keephold.agent.stream_end import StreamEnd, has_reason
+from keephold.agent.providers import History, StreamEnd, has_reason, is_object, sentence
 from keephold.agent.transcript import response_text
 from keephold.errors import KeepholdError
 from keephold.schema.shared import USE, Presentation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from keephold.agent.models import Assistant
 
 
@@ -67,11 +50,11 @@ PATIENCE_SECS = 120.0
 
 _INCOMPLETE = "the model's response ended before it was complete"
 _WORTH_ANOTHER = (
-    ModelRateLimitError,
-    ModelUnavailableError,
-    ModelServerError,
-    ModelConnectionError,
-    ModelRequestTimeout,
+    exceptions.ModelRateLimitError,
+    exceptions.ModelUnavailableError,
+    exceptions.ModelServerError,
+    exceptions.ModelConnectionError,
+    exceptions.ModelRequestTimeout,
 )
 
 
@@ -105,7 +88,7 @@ class ModelCall:
         assistant: "Assistant",
         messages: Sequence[ModelMessage],
         parameters: ModelRequestParameters,
-        tell: "Callable[[Event], None] | None",
+        tell: Callable[[Event], None] | None,
     ) -> None:
         """Without `tell` the request is not streamed."""
         self._assistant = assistant
@@ -126,12 +109,12 @@ class ModelCall:
             began = True
             try:
                 response = await self._traced()
-            except ModelContextWindowExceededError as error:
+            except exceptions.ModelContextWindowExceededError as error:
                 raise RequestFailed(sentence(error), too_long=True) from error
-            except ContentFilterError as error:
+            except exceptions.ContentFilterError as error:
                 _log.info("refused: %s", sentence(error))
                 return ModelResponse([], finish_reason="content_filter", model_name=self._assistant.name)
-            except (AgentRunError, UserError, FallbackExceptionGroup) as error:
+            except (exceptions.AgentRunError, exceptions.UserError, exceptions.FallbackExceptionGroup) as error:
                 if not _worth_another(error):
                     raise RequestFailed(sentence(error)) from error
                 why, wanted = sentence(error), getattr(error, "retry_after", None)
@@ -172,7 +155,7 @@ class ModelCall:
         if self._tell is None:
             response = await model_request(assistant.model, self._messages, **options)
             if response.provider_name is not None and not has_reason(response):  # Anthropic's client streams this, too
-                raise UnexpectedModelBehavior(_INCOMPLETE)
+                raise exceptions.UnexpectedModelBehavior(_INCOMPLETE)
             return _well_formed(response)
         with end.expected(assistant.model):
             return await self._streamed(model_request_stream(assistant.model, self._messages, **options), end)
@@ -192,7 +175,7 @@ class ModelCall:
                         self._show(Thought, text)
             response = stream.get()
         if not end.complete(stream, response):
-            raise UnexpectedModelBehavior(_INCOMPLETE)
+            raise exceptions.UnexpectedModelBehavior(_INCOMPLETE)
         return _well_formed(response)
 
     def _show(self, event: type[Text | Thought], text: str) -> None:
@@ -247,14 +230,14 @@ def _is_empty(response: ModelResponse) -> bool:
 
 
 def _worth_another(error: Exception) -> bool:
-    if isinstance(error, FallbackExceptionGroup):
+    if isinstance(error, exceptions.FallbackExceptionGroup):
         return any(map(_worth_another, error.exceptions))
     return isinstance(error, _WORTH_ANOTHER) or _is_unreadable(error)
 
 
 def _is_unreadable(error: Exception) -> bool:
     """Whether a response came that is not valid. pydantic-ai has no category for a body that is not JSON."""
-    return isinstance(error, UnexpectedModelBehavior) or type(error) is ModelAPIError
+    return isinstance(error, exceptions.UnexpectedModelBehavior) or type(error) is exceptions.ModelAPIError
 
 
 TEACHING = """\

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keephold.config.model import AgentSettings, Config
-from keephold.durable.lineage import agent_of, conversation_of, depth_of
 from keephold.errors import ToolError
 from keephold.handles.state import Failure
+from keephold.ids import agent_of, conversation_of, depth_of
 from keephold.text import to_json
 from keephold.tools.base import ACTIONS, OnCrash, QuestionPolicy, SpawnPolicy, Tool
 from keephold.tools.call import Call
@@ -258,7 +258,7 @@ def _asked_model(request: AgentRequest) -> str | None:
 
 def _prompt(request: AgentRequest) -> str:
     said = [f"{each.role}: {each.content}" for each in request.context]
-    before = "What was said before:\n" + "\n".join(said) if said else ""
+    before = "Said before:\n" + "\n".join(said) if said else ""
     documents = [f'<document name="{each.name or each.id or "document"}">\n{each.content}\n</document>'
                  for each in request.documents]  # fmt: skip
     return "\n\n".join(part for part in (before, *documents, request.prompt) if part)

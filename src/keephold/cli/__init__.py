@@ -6,7 +6,7 @@ configuration and other refusals; 130 for Ctrl-C; 141, as shells report SIGPIPE,
 
 import atexit
 import errno
-import gc as garbage  # `gc` is the module of a command here
+import gc
 import os
 import signal
 import sys
@@ -14,14 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from keephold.errors import KeepholdError
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 GROUPS = {
     "Give tools to models": {
@@ -49,15 +47,15 @@ GROUPS = {
         "allow": ("keephold.cli.requests:allow", "Allow a call, or let the model see its result."),
         "deny": ("keephold.cli.requests:deny", "Deny a call, or withhold its result."),
         "abort": ("keephold.cli.abort:abort", "Abort handles, in any process."),
-        "retry": ("keephold.cli.retry:retry", "Repeat a call that was stopped because it ended its process."),
+        "retry": ("keephold.cli.abort:retry", "Repeat a call that was stopped because it ended its process."),
         "wait": ("keephold.cli.wait:wait", "Wait until handles have stopped."),
         "complete": ("keephold.cli.complete:complete", "Complete a parked call by its key."),
         "revoke": ("keephold.cli.complete:revoke", "Invalidate the open keys of a conversation."),
-        "logout": ("keephold.cli.logout:logout", "End the browser sessions of the dashboard."),
+        "logout": ("keephold.cli.access:logout", "End the browser sessions of the dashboard."),
     },
     "Clean up": {
         "store": ("keephold.cli.housekeeping:store", "Inspect, check, back up, restore and upgrade the store."),
-        "gc": ("keephold.cli.gc:gc", "Delete old handles and events, and orphaned files."),
+        "gc": ("keephold.cli.housekeeping:gc", "Delete old handles and events, and orphaned files."),
         "forget": ("keephold.cli.conversations:forget", "Delete the transcript of a conversation."),
     },
     "Set up": {
@@ -70,7 +68,7 @@ GROUPS = {
         "tools": ("keephold.cli.tools:tools", "List the tools of a configuration, as a model sees them."),
         "acp-check": ("keephold.cli.acp_check:acp_check", "Check any ACP agent against the protocol."),
         "completion": ("keephold.cli.completion:completion", "Print the completion script of a shell."),
-        "help": ("keephold.cli.help:help", "Explain a command."),
+        "help": ("keephold.cli:help_", "Explain a command."),
     },
 }
 """The commands by purpose: where each is, and its line in `keephold --help`. The reference has the same order."""
@@ -149,8 +147,8 @@ class _Commands(click.Group):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run as a program. Most commands end soon, and a quarter of their time went into the search for garbage among
         modules. So there is none before the command's module is imported, and none at exit."""
-        garbage.disable()
-        atexit.register(garbage.freeze)
+        gc.disable()
+        atexit.register(gc.freeze)
         return super().__call__(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -168,9 +166,9 @@ class _Commands(click.Group):
                 )
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command = getattr(import_module(module), attribute)
-        if not garbage.isenabled():
-            garbage.freeze()
-            garbage.enable()
+        if not gc.isenabled():
+            gc.freeze()
+            gc.enable()
         assert isinstance(command, click.Command)
         command.format_epilog = partial(_page, cmd_name)  # type: ignore[method-assign]
         if ctx.resilient_parsing:  # a shell completes a line
@@ -179,13 +177,8 @@ class _Commands(click.Group):
             complete_names(command)
         return command
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
-        """Complete the names of commands without importing any of them."""
-        from click.shell_completion import CompletionItem
-
-        named = [(name, line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
-        options = click.Command.shell_complete(self, ctx, incomplete)
-        return [*(CompletionItem(name, help=line) for name, line in named), *options]
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        return [*_beginning(incomplete), *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         column = max(map(len, COMMANDS))  # the same in every group
@@ -197,12 +190,28 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            from difflib import get_close_matches  # slow to import, and needed only here
+            from keephold.cli.parameters import near
 
-            near = get_close_matches(args[0], COMMANDS, n=1)
-            right = f"Did you mean `{near[0]}`?" if near else f"There are: {', '.join(COMMANDS)}."
-            raise click.UsageError(f"No such command `{args[0]}`. {right}", ctx)
+            raise click.UsageError(f"No such command `{args[0]}`. {near(args[0], COMMANDS)}", ctx)
         return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)  # click empties the list
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise self._misplaced(ctx, error, given) or error from None
+
+    def _misplaced(self, ctx: click.Context, error: click.NoSuchOption, args: list[str]) -> click.UsageError | None:
+        """Return the error for an option of a command that is given before the command."""
+        name = next((word for word in args if word in COMMANDS), None)
+        command = None if name is None else self.get_command(ctx, name)
+        for option in () if command is None else command.params:
+            if isinstance(option, click.Option) and error.option_name in (*option.opts, *option.secondary_opts):
+                value = "" if option.is_flag else f" {option.make_metavar(ctx)}"
+                right = f"keephold {name} {error.option_name}{value}"
+                return click.UsageError(f"`{error.option_name}` must come after the command: `{right}`", ctx)
+        return None
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
         with _errors_to_exit_codes():  # --help and --version print here
@@ -220,3 +229,23 @@ def main(context: click.Context) -> None:
     """Asynchronous, stateful tool execution for LLM agents: every tool call is a handle."""
     if os.environ.get("NO_COLOR"):
         context.color = False  # commands inherit it
+
+
+def _beginning(incomplete: str) -> list[CompletionItem]:
+    """Complete the names of commands without importing any of them."""
+    return [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
+
+
+@click.command("help")
+@click.argument("COMMAND", required=False, shell_complete=lambda context, parameter, incomplete: _beginning(incomplete))
+@click.pass_context
+def help_(context: click.Context, command: str | None) -> None:
+    """Explain a COMMAND, or list them all: the same as `keephold COMMAND --help`."""
+    above = context.find_root()
+    if command is None:
+        click.echo(main.get_help(above))
+        return
+    name, found, _ = main.resolve_command(above, [command])
+    assert found is not None, "resolve_command refuses unknown names"
+    with click.Context(found, parent=above, info_name=name) as asked:
+        click.echo(found.get_help(asked))

@@ -1,20 +1,20 @@
-"""`keephold abort`: stop handles, also those of other processes and parked ones (C7)."""
+"""`keephold abort` and `keephold retry`: end calls, and repeat one that failed or was ended (R8)."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from keephold.cli.parameters import NAME, conversation_option, json_lines_option
-from keephold.cli.printing import counted, one_line, print_json, printable, progress
-from keephold.cli.store import Where, ask, where_options
+from keephold.cli.parameters import NAME, conversation_option, json_lines_option, json_option
+from keephold.cli.printing import counted, one_line, print_json, printable, progress, tell
+from keephold.cli.store import Where, act, where_options
 from keephold.errors import KeepholdError
 
 if TYPE_CHECKING:
     from keephold.control.base import Controls
 
 _AT_ONCE = 32
-_PAGE = 1000
 
 
 @click.command()
@@ -41,7 +41,7 @@ def abort(
         raise click.UsageError("name handles, or a conversation by --all-in", context)
     if all_in is not None and conversation is not None:
         raise click.UsageError("--all-in names the conversation itself; leave --conversation out", context)
-    replies = ask(where, lambda controls: _abort(controls, id, conversation, all_in), acting=True)
+    replies = act(where, lambda controls: _abort(controls, id, conversation, all_in))
     for fact, reply in replies:
         if as_json:
             print_json({"uid": fact["uid"], **reply})
@@ -56,12 +56,16 @@ def abort(
 
 async def _abort(
     controls: "Controls", ids: tuple[str, ...], conversation: str | None, all_in: str | None
-) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
     """Return the handles as they were before, each with the reply."""
-    facts = await (_live(controls, all_in) if all_in is not None else controls.find(ids, conversation))
+    if all_in is None:
+        facts = await controls.find(ids, conversation)
+    else:
+        live = await controls.handles(conversation=all_in, state="live", oneshot=True, sort="oldest", limit=2**53)
+        facts = live["handles"]
     some = asyncio.Semaphore(_AT_ONCE)
 
-    async def end(fact: dict[str, Any]) -> dict[str, Any]:
+    async def end(fact: dict[str, Any]) -> Mapping[str, Any]:
         async with some:
             try:
                 return await controls.abort(fact["uid"])
@@ -75,20 +79,28 @@ async def _abort(
     return list(zip(facts, replies, strict=True))
 
 
-async def _live(controls: "Controls", conversation: str) -> list[dict[str, Any]]:
-    facts: list[dict[str, Any]] = []
-    after: str | None = None
-    while True:
-        page = await controls.handles(
-            conversation=conversation, state="live", oneshot=True, sort="oldest", after=after, limit=_PAGE
-        )
-        facts += page["handles"]
-        after = page["next"]
-        if after is None:
-            return facts
-
-
-def _how(fact: dict[str, Any], reply: dict[str, Any]) -> str:
+def _how(fact: dict[str, Any], reply: Mapping[str, Any]) -> str:
     if fact["state"] == "stopped":
         return "had stopped already"
     return "aborted" if reply.get("ended_by") == "abort" else "stopped before it could be aborted"
+
+
+@click.command()
+@click.argument("ID")
+@conversation_option
+@where_options
+@json_option
+def retry(id: str, conversation: str | None, where: Where, as_json: bool) -> None:
+    """Repeat the call of an ID, or uid, that failed or was ended.
+
+    A new handle of the same id starts with the same arguments and the same idempotency key. After a crash loop it has a
+    copy of the journal, so recorded steps are not repeated. A process that has the tool starts it within seconds, or
+    when it is started itself.
+    """
+
+    async def retried(controls: "Controls") -> Mapping[str, Any]:
+        (fact,) = await controls.find((id,), conversation)
+        return await controls.retry(fact["uid"])
+
+    made = act(where, retried)
+    tell(made, f"{one_line(made['id'])}: repeated as uid {made['uid']}", as_json=as_json)

@@ -50,8 +50,7 @@ def acp(config: Path | None, store: str | None, model: str | None, mode: Literal
         logging.getLogger("keephold.acp").warning("%s", ignored)
     else:
         tell_source(loaded)
-    read_fd, write_fd = _own_stdio()
-    sys.exit(asyncio.run(_serve(loaded, config, store or store_of(loaded), model, mode, read_fd, write_fd)))
+    sys.exit(asyncio.run(_serve(loaded, config, store or store_of(loaded), model, mode)))
 
 
 def _own_stdio() -> tuple[int, int]:
@@ -65,15 +64,10 @@ def _own_stdio() -> tuple[int, int]:
 
 
 async def _serve(
-    config: Config,
-    file: Path | None,
-    store: str,
-    model: str | None,
-    mode: Literal["ask", "unattended"],
-    read_fd: int,
-    write_fd: int,
+    config: Config, file: Path | None, store: str, model: str | None, mode: Literal["ask", "unattended"]
 ) -> int:
     """Serve until the client leaves or a signal comes, then close the runtime in good order (R6)."""
+    pipes = _own_stdio()
     from keephold.acp.agent.projects import Projects, SessionPrompts
     from keephold.acp.agent.server import AgentServer
 
@@ -98,7 +92,7 @@ async def _serve(
     )
     signals = Signals()
     async with runtime:
-        serving = asyncio.create_task(agent.serve(read_fd, write_fd))
+        serving = asyncio.create_task(agent.serve(*pipes))
         signals.listen(agent.stop)
         await serving
     return signals.code

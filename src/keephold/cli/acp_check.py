@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keephold.cli.parameters import json_option
+from keephold.cli.parameters import json_option, near
 from keephold.cli.printing import one_line, print_json, printable, terminal_width
 
 if TYPE_CHECKING:
@@ -99,13 +99,9 @@ def _counts(report: "Report") -> list[str]:
 
 
 def _known(only: tuple[str, ...], names: set[str]) -> None:
-    from difflib import get_close_matches
-
     for name in only:
         if name not in names:
-            near = get_close_matches(name, names, n=1)
-            right = f"Did you mean `{near[0]}`?" if near else f"There are: {', '.join(sorted(names))}."
-            raise click.UsageError(f"No check or topic `{name}`. {right}")
+            raise click.UsageError(f"No check or topic `{name}`. {near(name, sorted(names))}")
 
 
 class _Lines:

@@ -1,33 +1,115 @@
 """`keephold attach`: connect the user's terminal to that of a handle, in any process, until the user detaches or the
-program ends."""
+program ends. The user's terminal is in raw mode meanwhile, and restored afterwards."""
 
 import asyncio
+import contextlib
+import os
+import re
 import signal
+import sys
+from typing import NamedTuple, Self
 
 import click
 
 from keephold.cli.parameters import conversation_option
 from keephold.cli.printing import one_line
-from keephold.cli.raw_terminal import DetachKey, RawTerminal, over
-from keephold.cli.store import Where, ask, where_options
-from keephold.control.base import Controls
+from keephold.cli.store import Where, look, where_options
+from keephold.control.base import Looking
+from keephold.errors import KeepholdError
 from keephold.handles.handle import HandleInfo
 from keephold.handles.state import Failure
+from keephold.platforms.unix import termios, tty
 from keephold.tools.base import Screen
 from keephold.turn import attach_protocol as frames
 
+_RESET = (
+    b"\x1b[?1049l"  # the alternate screen
+    b"\x1b[?1000;1002;1003;1004;1006;2004;2026l"  # mouse, focus, bracketed paste, output held back
+    b"\x1b[<9u\x1b[>4;0m"  # other encodings of keys
+    b"\x1b[!p\x1b[?7h\x1b[?25h\x1b[0 q\x1b(B\x1b[0m"  # a soft reset, and what some terminals leave out of it
+)
+_KEY = re.compile(r"(?:C-|ctrl-|\^)([a-z@\[\]\\^_])", re.IGNORECASE)
 _QUIET_SECS = 0.3
 """After this time without output, the program is taken to have finished drawing."""
 
 
-def _key(context: click.Context, parameter: click.Parameter, value: str) -> DetachKey:
-    return DetachKey.parse(value)
+class DetachKey(NamedTuple):
+    """A key held down with Ctrl: its name, and every form in which terminals send it."""
+
+    name: str
+    forms: tuple[bytes, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "DetachKey":
+        found = _KEY.fullmatch(text)
+        if found is None:
+            raise click.BadParameter(f"a key held down with Ctrl, such as `C-]` or `C-a`, not `{text}`")
+        letter = found[1].lower()
+        code = ord(letter)
+        plain = bytes([ord(letter.upper()) & 0x1F])
+        return cls(f"Ctrl-{letter}", (plain, b"\x1b[%d;5u" % code, b"\x1b[27;5;%d~" % code))
+
+    def before(self, typed: bytes) -> bytes | None:
+        """Return the input before the key; None if the key was not pressed."""
+        places = [place for form in self.forms if (place := typed.find(form)) >= 0]
+        return typed[: min(places)] if places else None
+
+
+class RawTerminal:
+    """The terminal at stdin and stdout."""
+
+    def __init__(self) -> None:
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise KeepholdError(
+                "attach needs a terminal at stdin and stdout; `keephold logs -f` needs none", code="invalid_arguments"
+            )
+        self.input, self._output = sys.stdin.fileno(), sys.stdout.fileno()
+
+    def __enter__(self) -> Self:
+        # Scroll the screen's text up, so that the user can scroll back to it.
+        self.write(b"\x1b[%d;1H" % self.rows + b"\n" * self.rows)
+        self._before = termios.tcgetattr(self.input)
+        tty.setraw(self.input, termios.TCSADRAIN)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError, termios.error):  # the terminal may be gone
+            self.write(_RESET + b"\x1b[%d;1H\r\n" % self.rows)
+            termios.tcsetattr(self.input, termios.TCSAFLUSH, self._before)
+
+    @property
+    def rows(self) -> int:
+        return self.size()[0]
+
+    def size(self) -> tuple[int, int]:
+        """Return rows and columns; 0, 0 if the terminal does not know."""
+        columns, rows = os.get_terminal_size(self._output)
+        return rows, columns
+
+    def read(self) -> bytes:
+        """Return the input; nothing if the terminal is gone."""
+        try:
+            return os.read(self.input, 1 << 16)
+        except OSError:
+            return b""
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._output, view) :]
+
+
+def over(screen: Screen, text: str) -> bytes:
+    """Return the sequences that write a text over one line of the screen: the last one if it is free."""
+    row = 1 if screen.alternate or any(screen.lines[screen.rows - 1 :]) else screen.rows
+    return b"\x1b7\x1b[%d;1H\x1b[7m%s\x1b[0m\x1b8" % (row, text[: screen.cols - 1].encode())
 
 
 @click.command()
 @click.argument("ID")
 @click.option("--read-only", is_flag=True, help="Watch only; send nothing to the program.")
-@click.option("--detach-key", metavar="KEY", default="C-]", callback=_key, help="Detach with this key. Default: C-].")
+@click.option("--detach-key", metavar="KEY", default="C-]", callback=lambda _, __, value: DetachKey.parse(value),
+              help="Detach with this key. Default: C-].")  # fmt: skip
 @conversation_option
 @where_options
 @click.pass_context
@@ -36,8 +118,8 @@ def attach(
 ) -> None:
     """Take over the terminal of the handle of an ID, or a uid. Ctrl-] detaches, and the program keeps running."""
     terminal = RawTerminal()
-    name, ended, stopped_by = ask(
-        where, lambda controls: _attach(controls, terminal, id, conversation, detach_key, read_only=read_only)
+    name, ended, stopped_by = look(
+        where, lambda looking: _attach(looking, terminal, id, conversation, detach_key, read_only=read_only)
     )
     if ended is not None:
         click.echo(_how(ended), err=True)
@@ -47,14 +129,14 @@ def attach(
 
 
 async def _attach(
-    controls: Controls, terminal: RawTerminal, id: str, conversation: str | None, key: DetachKey, *, read_only: bool
+    looking: Looking, terminal: RawTerminal, id: str, conversation: str | None, key: DetachKey, *, read_only: bool
 ) -> tuple[str, HandleInfo | None, int]:
     """Return the handle's id, its end if it has stopped, and the number of the signal that ended this, if one did."""
     rows, cols = terminal.size()
-    (fact,) = await controls.find((id,), conversation)
+    (fact,) = await looking.find((id,), conversation)
     watching = frames.Want(uid=fact["uid"], want="follow", screen=True)
     driving = frames.Want(uid=fact["uid"], want="attach", rows=rows, cols=cols)
-    async with controls.talk(fact, watching if read_only else driving) as talk:
+    async with looking.talk(fact, watching if read_only else driving) as talk:
         first = await talk.receive()  # a refusal must come before the terminal changes
         session = _AttachSession(terminal, talk, key, read_only=read_only)
         return fact["id"], *await session.run(first)

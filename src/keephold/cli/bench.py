@@ -22,7 +22,7 @@ import click
 
 import keephold
 from keephold.cli.parameters import json_option
-from keephold.cli.printing import print_json, table
+from keephold.cli.printing import print_json, table_lines
 from keephold.cli.store import place_of, store_option
 from keephold.durable.effects import Effects
 from keephold.errors import KeepholdError
@@ -328,15 +328,15 @@ def bench(store: str | None, as_json: bool) -> None:
         print_json({"directory": str(directory), "figures": [_as_json(figure) for figure in figures]})
         return
     rows = [_HEAD, *(_row(figure) for figure in figures)]
-    for cells in table(rows, shrinking=(4, 0)):
-        click.echo("  ".join(cells).rstrip())
+    click.echo("\n".join(table_lines(rows, shrinking=(4, 0))))
 
 
 def _directory(url: str) -> Path:
-    from keephold.store.urls import open_store
+    from keephold.store import open_store
+    from keephold.store.base import file_of
 
-    path = getattr(open_store(url), "path", None)
-    if not isinstance(path, Path):
+    path = file_of(open_store(url))
+    if path is None:
         raise KeepholdError(
             "a `memory:` store has no disk to measure; name a file by --store", code="unsupported_store"
         )

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -127,11 +126,12 @@ async def _terminal(wanted: _Wanted, tty: Tty) -> _Left:
     from keephold.cli.chat_session import ChatSession
 
     loop = asyncio.get_running_loop()
-    prompter = None if wanted.detached else open_prompter()
-    session = ChatSession(tty, restore=partial(_restore, tty, prompter))
-    ask = None if prompter is None else _while_there(_on(session, prompter), session.hang_up)
-    stop = Signals(partial(_restore, tty, prompter))
-    try:
+    with ExitStack() as terminals:
+        terminals.callback(tty.close)
+        prompter = _prompter(wanted, terminals)
+        session = ChatSession(tty, restore=terminals.close)
+        ask = None if prompter is None else _while_there(_on(session, prompter), session.hang_up)
+        stop = Signals(terminals.close)
         with ExitStack() as last:
             async with wanted.runtime(ask) as runtime:
                 conversation = await wanted.open(runtime)
@@ -142,18 +142,22 @@ async def _terminal(wanted: _Wanted, tty: Tty) -> _Left:
                 last.enter_context(_Logged(session.screen))
                 last.callback(session.close)
                 words = (one_line(conversation.assistant.name), f"conversation {one_line(conversation.id)}", "/help")
-                session.screen.show(Piece("line", " · ".join(words), "dim"))
+                session.screen.show(Piece.line(" · ".join(words), "dim"))
                 past = await conversation.lines()
                 for piece in last_exchange(past):
                     session.screen.show(piece)
                 if not past and wanted.conversation is not None:
-                    session.screen.show(Piece("line", _NEW.format(one_line(conversation.id)), "dim", whole=True))
+                    session.screen.show(Piece.line(_NEW.format(one_line(conversation.id)), "dim", whole=True))
                 await session.run(runtime, conversation, wanted.prompt)
-        return _Left(conversation.id, session.talked, session.failed, stop.code)
-    finally:
-        tty.close()
-        if prompter is not None:
-            prompter.close()
+    return _Left(conversation.id, session.talked, session.failed, stop.code)
+
+
+def _prompter(wanted: _Wanted, terminals: ExitStack) -> TerminalPrompter | None:
+    """Return a prompter, whose terminal is restored with these."""
+    prompter = None if wanted.detached else open_prompter()
+    if prompter is not None:
+        terminals.callback(prompter.close)
+    return prompter
 
 
 def _on(session: "ChatSession", prompter: TerminalPrompter) -> Prompter:
@@ -179,12 +183,6 @@ def _while_there(prompter: Prompter, leave: Callable[[], None]) -> Prompter:
     return ask
 
 
-def _restore(tty: Tty | None, prompter: TerminalPrompter | None) -> None:
-    for each in (tty, prompter):
-        if each is not None:
-            each.close()
-
-
 class _Logged(logging.Handler):
     """Shows log records as lines of the screen while entered."""
 
@@ -200,7 +198,7 @@ class _Logged(logging.Handler):
         logging.getLogger().removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        piece = Piece("line", f"{record.name}: {one_line(record.getMessage(), 300)}", "yellow", whole=True)
+        piece = Piece.line(f"{record.name}: {one_line(record.getMessage(), 300)}", "yellow", whole=True)
         self._loop.call_soon_threadsafe(self._screen.show, piece)
 
 
@@ -212,9 +210,9 @@ async def _plain(wanted: _Wanted) -> _Left:
 
     chat = PlainChat(as_json=wanted.as_json)
     lines = InputLines(open_stdin(), person=sys.stdin.isatty())
-    prompter = None if wanted.detached else open_prompter()
-    stop = Signals(partial(_restore, None, prompter))
-    try:
+    with ExitStack() as terminals:
+        prompter = _prompter(wanted, terminals)
+        stop = Signals(terminals.close)
         ask = None if prompter is None else _while_there(lines.prompting(prompter), chat.leave)
         async with wanted.runtime(ask) as runtime:
             conversation = await wanted.open(runtime)
@@ -225,7 +223,4 @@ async def _plain(wanted: _Wanted) -> _Left:
                 click.echo(_NEW.format(one_line(conversation.id)), err=True)
             chat.begin(conversation.id, new=new)
             await chat.run(runtime, conversation, aiter(lines) if wanted.prompt is None else lines.after(wanted.prompt))
-        return _Left(conversation.id, chat.talked, chat.failed, stop.code)
-    finally:
-        if prompter is not None:
-            prompter.close()
+    return _Left(conversation.id, chat.talked, chat.failed, stop.code)

@@ -4,8 +4,8 @@ Pieces come in the order of the events, and each line once. Controls that a term
 if a control sequence comes in parts.
 """
 
-from collections.abc import Iterator, Set
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Set
+from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
 
@@ -29,7 +29,7 @@ from keephold.control.safe_text import Plain
 from keephold.handles.handle import Handle
 from keephold.handles.output import Output
 from keephold.handles.rendering import render_piece
-from keephold.handles.state import Failure, Ok, Pending, Progress, Reply, Running, Stopped, Waiting
+from keephold.handles.state import Failure, Ok, PendingState, Progress, Reply, Running, Stopped, Waiting
 from keephold.schema.shared import HANDLE_TOOLS, PREFIX
 from keephold.text import strip_controls, to_utf8
 from keephold.turn.notifications import Notification
@@ -47,9 +47,21 @@ _SETTLED = "await"
 """A tool that waits for handles which have their own lines."""
 
 
-class StyledLine(NamedTuple):
-    text: str
+class Piece(NamedTuple):
+    """A piece of text to show. `answer` and `thought` continue the last one of their kind until `end`; a `line` is a
+    line of its own, cut to the width of a screen unless it is `whole`."""
+
+    kind: Literal["answer", "thought", "line", "end"]
+    text: str = ""
     style: Style = ""
+    whole: bool = False
+
+    @classmethod
+    def line(cls, text: str, style: Style = "", *, whole: bool = False) -> Self:
+        return cls("line", text, style, whole)
+
+
+END = Piece("end")
 
 
 # The names of things
@@ -94,18 +106,18 @@ def _object(arguments: dict[str, Any] | str) -> dict[str, Any] | None:
 # While it runs
 
 
-def running_line(handle: Handle, call: ToolCall | None, now: float) -> StyledLine:
+def running_line(handle: Handle, call: ToolCall | None, now: float) -> Piece:
     """Return the line of a live handle: its state, for how long, and its last line of output."""
     name = handle_name(handle, call)
     match handle.state:
-        case Pending(created=created):
-            return StyledLine(f"○ {name}  pending {duration(now - created)}", "dim")
+        case PendingState(created=created):
+            return Piece.line(f"○ {name}  pending {duration(now - created)}", "dim")
         case Waiting(question=question, started=started):
-            return StyledLine(f"? {name}  {duration(now - started)}  asks: {one_line(question.text, _WORDS)}", "yellow")
+            return Piece.line(f"? {name}  {duration(now - started)}  asks: {one_line(question.text, _WORDS)}", "yellow")
         case Running(started=started):
             parts = (duration(now - started), _progress(handle.progress), last_line(handle.output))
-            return StyledLine("  ".join(("● " + name, *filter(None, parts))))
-    return StyledLine(f"● {name}  stopped, and a part of it runs on", "dim")
+            return Piece.line("  ".join(("● " + name, *filter(None, parts))))
+    return Piece.line(f"● {name}  stopped, and a part of it runs on", "dim")
 
 
 def last_line(output: Output | None) -> str:
@@ -130,7 +142,7 @@ def _progress(progress: Progress | None) -> str:
 # When it is over
 
 
-def ended_line(handle: Handle, call: ToolCall | None) -> StyledLine | None:
+def ended_line(handle: Handle, call: ToolCall | None) -> Piece | None:
     """Return the line of a stopped handle; None if other lines say the same."""
     state = handle.state
     assert isinstance(state, Stopped)
@@ -149,7 +161,7 @@ def ended_line(handle: Handle, call: ToolCall | None) -> StyledLine | None:
         skipped = state.started is None and isinstance(outcome, Ok) and _says_skipped(outcome.value)
         glyph, style = ("■", "yellow") if skipped else ("✓", "green")
         said = _end_of(outcome.value) if isinstance(outcome, Ok) else last_line(handle.output)
-    return StyledLine("  ".join((f"{glyph} {handle_name(handle, call)}", took, *([said] if said else []))), style)  # type: ignore[arg-type]
+    return Piece.line("  ".join((f"{glyph} {handle_name(handle, call)}", took, *([said] if said else []))), style)  # type: ignore[arg-type]
 
 
 def _failed(outcome: Any) -> bool:
@@ -186,28 +198,28 @@ def _seconds(seconds: float) -> str:
 # Responses
 
 
-def answered_line(call: ToolCall, response: Response, shown: Set[str] = frozenset()) -> StyledLine | None:
+def answered_line(call: ToolCall, response: Response, shown: Set[str] = frozenset()) -> Piece | None:
     """Return the line of a response to a call without a handle, or whose handle keeps running or had stopped before.
     None if it needs no line. `shown` has the handles whose end has a line already."""
     words = call_words(call)
     if response.is_error:
-        return StyledLine(f"✗ {words}  {_first_and_last(response.result)}", "red")
+        return Piece.line(f"✗ {words}  {_first_and_last(response.result)}", "red")
     try:
         reply = msgspec.json.decode(response.result)
     except (msgspec.DecodeError, RecursionError):
         reply = None
     if not isinstance(reply, dict):
         glyph, style = ("■", "yellow") if _says_skipped(response.result) else ("·", "dim")
-        return StyledLine(f"{glyph} {words}  {_end_of(response.result)}".rstrip(), style)  # type: ignore[arg-type]
+        return Piece.line(f"{glyph} {words}  {_end_of(response.result)}".rstrip(), style)  # type: ignore[arg-type]
     entries = reply.get("completed") if call.name == _SETTLED else (reply,)
     failed = [each for each in entries or () if _crashed(each) and each.get("id") not in shown]
     if failed:
-        return StyledLine(f"✗ {words}  {_first_and_last(str(failed[0].get('result') or 'failed'))}", "red")
+        return Piece.line(f"✗ {words}  {_first_and_last(str(failed[0].get('result') or 'failed'))}", "red")
     if call.name == _SETTLED:
         why = "timed out" if reply.get("timed_out") else "input is needed" if reply.get("needs_input") else None
-        return None if why is None else StyledLine(f"· {words}  {why}", "dim")
+        return None if why is None else Piece.line(f"· {words}  {why}", "dim")
     state = reply.get("state")
-    return StyledLine(f"· {words}  {one_line(state, _WORDS) if isinstance(state, str) else ''}".rstrip(), "dim")
+    return Piece.line(f"· {words}  {one_line(state, _WORDS) if isinstance(state, str) else ''}".rstrip(), "dim")
 
 
 _WHY = {
@@ -216,19 +228,6 @@ _WHY = {
     "refusal": "The model refuses to continue.",
     "cancelled": "Cancelled.",
 }
-
-
-class Piece(NamedTuple):
-    """A piece of text to show. `answer` and `thought` continue the last one of their kind until `end`; a `line` is a
-    line of its own, cut to the width of a screen unless it is `whole`."""
-
-    kind: Literal["answer", "thought", "line", "end"]
-    text: str = ""
-    style: Style = ""
-    whole: bool = False
-
-
-END = Piece("end")
 
 
 class Teller:
@@ -247,41 +246,41 @@ class Teller:
         """Yield the pieces of an event."""
         if isinstance(event, Text | Thought):
             yield from self._flows("answer" if isinstance(event, Text) else "thought", event.text)
-            return
+        elif isinstance(event, Answered):
+            yield from self._answered(event)
+        elif (lines := self._lines(event)) is not None:
+            yield from self._ended()
+            yield from lines
+
+    def _lines(self, event: Event) -> Iterable[Piece] | None:
+        """Return the lines of an event that ends the text before it."""
         match event:
             case Called(calls):
-                yield from self._ended()
                 self.calls, self._over = {call.id: call for call in calls}, set()
-            case Answered():
-                yield from self._answered(event)
+                return ()
             case NotificationsDelivered(text, notifications):
-                yield from self._ended()
-                yield from self._delivered(text, notifications)
+                return self._delivered(text, notifications)
             case Interjected(text):
-                yield from self._ended()
-                yield user_line(text)
+                return [user_line(text)]
             case Retrying(attempt, delay_secs, why):
-                yield from self._ended()
-                yield Piece("line", f"{one_line(why, 300)}; attempt {attempt} in {delay_secs:.0f} s", "yellow", True)
+                said = f"{one_line(why, 300)}; attempt {attempt} in {delay_secs:.0f} s"
+                return [Piece.line(said, "yellow", whole=True)]
             case Restarted():
-                yield from self._ended()
-                yield Piece("line", "The last answer is void: the model is asked again.", "yellow")
+                return [Piece.line("The last answer is void: the model is asked again.", "yellow")]
             case Compacted():
-                yield from self._ended()
-                yield Piece("line", "The conversation had grown long: a summary stands for its beginning now.", "dim")
+                return [Piece.line("The conversation had grown long: a summary stands for its beginning now.", "dim")]
             case TurnFinished(answer):
-                yield from self._ended()
-                yield from outcome_lines(answer)
+                return outcome_lines(answer)
+        return None
 
     def stopped(self, handle: Handle) -> Iterator[Piece]:
         """Yield the pieces for the end of a handle, at any time."""
         if handle.stateful:
             self._ends.add(f"`{handle.id}` ({handle.tool.name}) ")
             self._ended_ids.add(handle.id)
-        line = ended_line(handle, self.calls.get(handle.call_id))
-        if line is not None:
+        if (ended := ended_line(handle, self.calls.get(handle.call_id))) is not None:
             self._over.add(handle.call_id)
-            yield Piece("line", line.text, line.style)
+            yield ended
 
     def _flows(self, kind: Literal["answer", "thought"], text: str) -> Iterator[Piece]:
         if kind != self._kind:
@@ -301,33 +300,32 @@ class Teller:
         for response in event.responses:
             call = self.calls.get(response.id)
             if call is not None and response.id not in self._over:
-                line = answered_line(call, response, self._ended_ids)
-                if line is not None:
-                    yield Piece("line", line.text, line.style)
+                answered = answered_line(call, response, self._ended_ids)
+                yield from () if answered is None else (answered,)
         self.calls, self._over = {}, set()
 
     def _delivered(self, text: str, notifications: tuple[Notification, ...]) -> Iterator[Piece]:
         if not notifications:
-            yield Piece("line", f"· the model is notified: {one_line(text, 300)}", "dim")
+            yield Piece.line(f"· the model is notified: {one_line(text, 300)}", "dim")
         for each in notifications:
             if each.kind != "tool.content" and not any(each.message.startswith(shown) for shown in self._ends):
-                yield Piece("line", f"· {one_line(each.message, 300)}", "dim" if each.level == "info" else "yellow")
+                yield Piece.line(f"· {one_line(each.message, 300)}", "dim" if each.level == "info" else "yellow")
 
 
 def user_line(text: str) -> Piece:
     """Return the line of a prompt."""
-    return Piece("line", "> " + printable(text).strip().replace("\n", "\n  "), "bold", True)
+    return Piece.line("> " + printable(text).strip().replace("\n", "\n  "), "bold", whole=True)
 
 
 def outcome_lines(answer: TurnAnswer) -> Iterator[Piece]:
     """Yield the lines for an unusual end of a turn, and for its usage."""
     if answer.stop_reason == "error":
-        yield Piece("line", f"Error: {printable(answer.error or 'the turn failed').strip()}", "red", True)
+        yield Piece.line(f"Error: {printable(answer.error or 'the turn failed').strip()}", "red", whole=True)
     elif answer.stop_reason in _WHY:
         why = f" {one_line(answer.error, 300)}" if answer.error else ""
-        yield Piece("line", _WHY[answer.stop_reason] + why, "yellow", True)
+        yield Piece.line(_WHY[answer.stop_reason] + why, "yellow", whole=True)
     if answer.usage.requests:
-        yield Piece("line", usage_words(answer.usage), "dim")
+        yield Piece.line(usage_words(answer.usage), "dim")
 
 
 def usage_words(usage: Usage) -> str:

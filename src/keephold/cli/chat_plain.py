@@ -95,7 +95,7 @@ class PlainChat:
 
     async def run(self, runtime: "Runtime", conversation: "Conversation", prompts: AsyncIterator[str]) -> None:
         self._conversation = conversation
-        runtime.registry.followers.setdefault(conversation.id, []).append(self._followed)
+        runtime.registry.follow(conversation.id, self._followed)
         self._task = asyncio.create_task(self._run(conversation, prompts))
         left = asyncio.create_task(self._left.wait())
         try:

@@ -13,7 +13,7 @@ from typing import Self
 from rich.cells import cell_len, get_character_cell_size, set_cell_size
 
 from keephold.cli import keyboard
-from keephold.cli.chat_lines import Piece, Style, StyledLine
+from keephold.cli.chat_lines import Piece, Style
 
 SOON_SECS = 0.03
 """Delay before new text is shown, together with what else has come."""
@@ -28,7 +28,7 @@ _TOGETHER, _SHOWN = "\x1b[?2026h", "\x1b[?2026l"  # a terminal that knows these 
 class ChatScreen:
     """The user's terminal, taken while entered. `live` returns the lines of the running handles."""
 
-    def __init__(self, tty: keyboard.Tty, live: Callable[[], Sequence[StyledLine]]) -> None:
+    def __init__(self, tty: keyboard.Tty, live: Callable[[], Sequence[Piece]]) -> None:
         self.tty = tty
         self.typed = keyboard.LineEditor()
         self._live = live
@@ -178,16 +178,10 @@ class ChatScreen:
 
     def _rows(self) -> list[str]:
         lines = self._live()
-        room = max(self._height() - 4, 1)
+        room = max(self.tty.rows - 4, 1)
         if len(lines) > room:
-            lines = [*lines[: room - 1], StyledLine(f"  … and {len(lines) - room + 1} more", "dim")]
+            lines = [*lines[: room - 1], Piece.line(f"  … and {len(lines) - room + 1} more", "dim")]
         return [self._styled(self._cut(line.text), line.style) for line in lines]
-
-    def _height(self) -> int:
-        try:
-            return os.get_terminal_size(1).lines or 24
-        except OSError:
-            return 24
 
     def _cut(self, text: str) -> str:
         room = max(self.tty.columns - 1, 1)

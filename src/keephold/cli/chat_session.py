@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from keephold.agent.events import Event, Interjected
-from keephold.cli.chat_lines import Piece, Style, StyledLine, Teller, running_line, usage_words, user_line
+from keephold.cli.chat_lines import Piece, Style, Teller, running_line, usage_words, user_line
 from keephold.cli.chat_screen import ChatScreen
 from keephold.cli.keyboard import Gone, KeyPress, Tty
-from keephold.cli.printing import duration, one_line, printable, state_words, table
+from keephold.cli.printing import duration, one_line, printable, state_words, table_lines
 from keephold.cli.prompter import PAUSE_SECS, Typing
 from keephold.control.control import Control
 from keephold.control.handle_json import as_json, glance
 from keephold.control.resolve_handle import find
-from keephold.durable.lineage import root_of
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Stopped
-from keephold.store.base import HandleQuery, Record, TranscriptLine
+from keephold.ids import root_of
+from keephold.store.base import HandleQuery, Record, TranscriptLine, file_of
 from keephold.tools.waiting import WAITING
 from keephold.turn.notifications import AUTOMATIC
 
@@ -52,7 +52,6 @@ _KEYS = (
     "A line that is typed while a turn runs is sent in that turn. Ctrl-C cancels the turn; twice, it leaves. "
     "Ctrl-D leaves when no turn runs."
 )
-_LIVE = ("pending", "running", "waiting")
 _DETACHED = "`{}` is not in a store that another process can open; start the chat with a store that is a file"
 _HOW_TO_LEAVE = "Ctrl-C again, or Ctrl-D, leaves. /help lists the commands."
 _COMMAND = re.compile(r"/[a-z]*(\s|\Z)")
@@ -92,7 +91,7 @@ class ChatSession:
         """Talk until the user leaves; with a prompt, until that is answered."""
         self._runtime, self._conversation = runtime, conversation
         self._commands = Commands(runtime, conversation, self.screen, self.leave)
-        runtime.registry.followers.setdefault(conversation.id, []).append(self._followed)
+        runtime.registry.follow(conversation.id, self._followed)
         self._keys = asyncio.create_task(self._read())
         self._keys.add_done_callback(self._no_more_keys)
         try:
@@ -200,16 +199,16 @@ class ChatSession:
 
     # Running handles
 
-    def _live(self) -> list[StyledLine]:
+    def _live(self) -> list[Piece]:
         lines = self._handles()
-        lines += [StyledLine(f"> {one_line(text)}  (with the next request)", "dim") for text in self._queued]
+        lines += [Piece.line(f"> {one_line(text)}  (with the next request)", "dim") for text in self._queued]
         if self._turn is not None:
             since = duration(time.monotonic() - self._began)
             how = "cancelling; Ctrl-C again leaves" if self._cancelling else "Ctrl-C cancels"
-            lines.append(StyledLine(f"  working {since}; {how}", "dim"))
+            lines.append(Piece.line(f"  working {since}; {how}", "dim"))
         return lines
 
-    def _handles(self) -> list[StyledLine]:
+    def _handles(self) -> list[Piece]:
         if self._runtime is None or self._conversation is None:
             return []
         lines, now = [], self._runtime.registry.clock.now()
@@ -219,8 +218,8 @@ class ChatSession:
             if handle.conversation == self._conversation.id:
                 lines.append(running_line(handle, self._teller.calls.get(handle.call_id), now))
             elif root_of(handle.conversation) == self._conversation.id:
-                text, style = running_line(handle, None, now)
-                lines.append(StyledLine(f"  {text}", style))
+                shown = running_line(handle, None, now)
+                lines.append(shown._replace(text=f"  {shown.text}"))
         return lines
 
     # Keys
@@ -304,7 +303,7 @@ class ChatSession:
         self.screen.changed()
 
     def _say(self, text: str, style: Style) -> None:
-        self.screen.show(Piece("line", text, style, whole=True))
+        self.screen.show(Piece.line(text, style, whole=True))
 
 
 class Commands:
@@ -335,9 +334,8 @@ class Commands:
             case ["/usage"]:
                 self._say(usage_words(self._conversation.usage))
             case ["/help"]:
-                width = max(map(len, HELP))
-                for command, meaning in HELP.items():
-                    self._say(f"{command:{width}}  {meaning}")
+                for line in table_lines(list(HELP.items())):
+                    self._say(line)
                 self._say(_KEYS, whole=True)
             case ["/quit"]:
                 self._leave()
@@ -351,14 +349,8 @@ class Commands:
         registry, here = self._runtime.registry, self._conversation.id
         running = dict.fromkeys(handle.conversation for handle in registry.live())
         conversations = dict.fromkeys([here, *(each for each in running if root_of(each) == here)])
-        return [
-            record
-            for conversation in conversations
-            for state in _LIVE
-            for record in await registry.store.handles(
-                HandleQuery(conversation=conversation, state=state, stateful=None)
-            )
-        ]
+        queries = [HandleQuery(conversation=each, live=True, stateful=None) for each in conversations]
+        return [record for query in queries for record in await registry.store.handles(query)]
 
     async def _ps(self) -> None:
         records = await self._records()
@@ -372,8 +364,8 @@ class Commands:
             where = "" if record.conversation == self._conversation.id else record.conversation
             texts = (record.id, record.tool, state_words(fact, now), where)
             rows.append((*(one_line(text) for text in texts), duration(now - fact["created"])))
-        for row in table(rows, shrinking=(0, 1, 2, 3)):
-            self._say("  ".join(row).rstrip())
+        for line in table_lines(rows, shrinking=(0, 1, 2, 3)):
+            self._say(line)
 
     async def _find(self, id: str) -> Record:
         """Return the handle of an id in this conversation, or else the live one of a sub-agent."""
@@ -386,7 +378,7 @@ class Commands:
     async def _attach(self, id: str) -> None:
         """Run `keephold attach` in a process of its own."""
         record, store = await self._find(id), self._runtime.registry.store
-        path = getattr(store, "path", None)
+        path = file_of(store)
         if path is None:
             raise KeepholdError(_DETACHED.format(id), code="unsupported_store")
         argv = [sys.executable, "-P", "-m", "keephold", "attach", record.uid, "--store", f"sqlite:///{path}"]
@@ -402,7 +394,7 @@ class Commands:
             await Control(self._runtime).abort(record.uid)
 
     def _say(self, text: str, style: Style = "", *, whole: bool = False) -> None:
-        self._screen.show(Piece("line", text, style, whole))
+        self._screen.show(Piece.line(text, style, whole=whole))
 
 
 def continuing(id: str, options: dict[str, str | None]) -> str:
@@ -440,7 +432,7 @@ def _said(parts: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def _answered(text: str) -> list[Piece]:
-    return [Piece("line", _clipped(text), whole=True)] if text.strip() else []
+    return [Piece.line(_clipped(text), whole=True)] if text.strip() else []
 
 
 def _clipped(text: str) -> str:

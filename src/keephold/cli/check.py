@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keephold.characters import readable
-from keephold.cli.parameters import json_option, no_config
-from keephold.cli.printing import counted
+from keephold.cli.parameters import TOKEN, json_option, no_config
+from keephold.cli.printing import counted, table_lines
+from keephold.errors import ConfigError, KeepholdError, MissingExtra
 from keephold.platforms import machine
+from keephold.text import readable
 
 if TYPE_CHECKING:
     from keephold.config import Config
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 80
 """Characters of another program's command line."""
+_NO_PROGRAM: dict[str, Any] = {"program": None, "found": None, "path": None}
 
 
 # Permissions
@@ -80,7 +82,9 @@ def port_trouble(host: str, port: int, *, if_there: bool = False) -> tuple[str, 
         where = f"port {port} of {host}"
         if number == errno.EADDRINUSE:
             by, ours = _listener(port)
-            return f"{where} is taken{by}; end that, or write another port", ours
+            if ours:
+                return f"keephold already serves on {where}: {by}; another server needs another `[serve] port`", True
+            return f"{where} is taken by {by}; end that, or write another port", False
         if number == errno.EACCES:
             return f"{where} may not be used by you: those below 1024 need privileges; write a higher one", False
         reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -88,14 +92,14 @@ def port_trouble(host: str, port: int, *, if_there: bool = False) -> tuple[str, 
 
 
 def _listener(port: int) -> tuple[str, bool]:
-    """Return who listens on the port, as the end of a sentence, and whether it is a keephold."""
+    """Return a name for who listens on the port, and whether it is a keephold."""
     pid = machine.listener(port)
     if pid is None:
-        return " by a process that cannot be seen, such as one of another user", False
+        return "a process that cannot be seen, such as one of another user", False
     words = machine.command_of(pid)
     shown = readable(" ".join(word for word in words if word))[:_SHOWN]
     ours = any(Path(word).name == "keephold" and after in ("serve", "mcp") for word, after in pairwise(words))
-    return f" by process {pid} ({shown})", ours
+    return f"process {pid} ({shown})", ours
 
 
 class Examination:
@@ -116,8 +120,8 @@ class Examination:
     def store(self) -> None:
         """Check the store's address and the permissions of its files."""
         from keephold.cli.store import default_store
-        from keephold.errors import KeepholdError
-        from keephold.store.urls import open_store
+        from keephold.store import open_store
+        from keephold.store.base import file_of
 
         written = self._config.store_url
         try:
@@ -125,8 +129,8 @@ class Examination:
         except KeepholdError as error:
             self.problem(("store", "url"), error.message)
             return
-        path = getattr(store, "path", None)
-        if isinstance(path, Path):
+        path = file_of(store)
+        if path is not None:
             for sentence in permission_problems(path, own_directory=written is None):
                 self.problem(("store", "url"), sentence)
 
@@ -142,19 +146,16 @@ class Examination:
         if trouble is None:
             return []
         sentence, ours = trouble
+        if ours:
+            return [sentence]
         if not serve.model_fields_set:
             return [f"`keephold serve` could not start: {sentence} as `[serve] port`"]
-        if ours:
-            return [f"{self._source.at(('serve', 'port'))}: {sentence}"]
         self.problem(("serve", "port"), sentence)
         return []
 
     def network(self) -> list[str]:
         """Return a note if `keephold serve` would not start because it would serve the network without a token. The
         token may be elsewhere: in a service's own environment, or in a file of --tokens."""
-        from keephold.cli.parameters import TOKEN
-        from keephold.errors import ConfigError, KeepholdError
-
         serve = self._config.serve
         if not self._sound(("serve",)) or "host" not in serve.model_fields_set or os.environ.get(TOKEN):
             return []
@@ -166,10 +167,9 @@ class Examination:
             from keephold.mcp.http import check_bind  # slow to import
 
             check_bind(serve.host, {})
-        except ConfigError as error:
-            return [f"{place}: `keephold serve` could not start: {problem}" for problem in error.problems]
         except KeepholdError as error:
-            return [f"{place}: `keephold serve` could not start: {error.message}"]
+            problems = error.problems if isinstance(error, ConfigError) else [error.message]
+            return [f"{place}: `keephold serve` could not start: {problem}" for problem in problems]
         return []
 
     # Agents and servers
@@ -179,15 +179,13 @@ class Examination:
         facts = []
         for id, agent in self._config.agents.items():
             model = None if agent.command else agent.assistant_over(self._config.conversation.assistant).model
-            key = ("agents", id, "command")
-            program = {} if agent.command is None else self._started(key, agent.command, agent.cwd, agent.env)
+            program = self._started(("agents", id), agent)
             if self._sound(("agents", id)):
-                facts.append({"id": id, "model": model, "program": None, "found": None, "path": None} | program)
+                facts.append({"id": id, "model": model} | program)
         return facts
 
     def servers(self) -> list[dict[str, Any]]:
         """Return each enabled MCP server: its address, or its program and where that is."""
-        from keephold.errors import KeepholdError
         from keephold.tools.remote.server import need_mcp
 
         facts = []
@@ -199,17 +197,15 @@ class Examination:
         for name, server in self._config.mcp.servers.items():
             if not server.enabled:
                 continue
-            key = ("mcp", "servers", name, "command")
-            program = {} if server.command is None else self._started(key, server.command, server.cwd, server.env)
+            program = self._started(("mcp", "servers", name), server)
             if self._sound(("mcp", "servers", name)):
-                fact = {"name": name, "url": server.url, "program": None, "found": None, "path": None} | program
+                fact = {"name": name, "url": server.url} | program
                 facts.append(fact | ({"logged_in": self._logged_in(name, server.url)} if server.oauth else {}))
         return facts
 
     def _logged_in(self, name: str, url: str | None) -> bool:
         """Return whether the user has a login at a server. Nothing of it is shown, and the server is not asked (K5)."""
-        from keephold.config.servers import login_file
-        from keephold.errors import KeepholdError
+        from keephold.config.build import login_file
 
         try:
             login = None if url is None else login_file(url).read()
@@ -218,13 +214,13 @@ class Examination:
             return False
         return login is not None and not (login.has_expired and login.refresh is None)
 
-    def _started(self, key: "KeyPath", command: str | list[str], cwd: str, env: dict[str, str]) -> dict[str, Any]:
-        """Look for the program of a command without templates, where it would be started."""
-        if not self._sound(key):
-            return {}
-        directory = self._config.root / cwd
-        self._check_directory((*key[:-1], "cwd"), directory)
-        return self._found(key, command, str(directory), env)
+    def _started(self, key: "KeyPath", table: Any) -> dict[str, Any]:
+        """Look for the program of a command without templates, where it would be started. `key` is of its table."""
+        if table.command is None or not self._sound((*key, "command")):
+            return _NO_PROGRAM
+        directory = self._config.root / table.cwd
+        self._check_directory((*key, "cwd"), directory)
+        return self._found((*key, "command"), table.command, str(directory), table.env)
 
     def _check_directory(self, key: "KeyPath", directory: Path) -> None:
         if not directory.is_dir():
@@ -235,7 +231,7 @@ class Examination:
 
         program = commands.program_of(command)
         if program is None:
-            return {"program": None, "found": None, "path": None}
+            return _NO_PROGRAM
         found = commands.which(program, directory, env)
         if found is None:
             self.problem(key, commands.missing(command, directory))
@@ -245,10 +241,8 @@ class Examination:
 
     def tools(self) -> list[dict[str, Any]]:
         """Return each tool without a mistake in the file, and add what is missing to the problems."""
-        from keephold.config.source import TOOLS
-
         facts = {name: self._tool(name) for name in self._config.conversation.tools}
-        return [tool for name, tool in facts.items() if self._sound((*TOOLS, name))]
+        return [tool for name, tool in facts.items() if self._sound(_of_tool(name))]
 
     def _tool(self, name: str) -> dict[str, Any]:
         settings = self._config.conversation.tools[name]
@@ -269,22 +263,18 @@ class Examination:
         return facts | {"actions": [], "run": settings.run if written else "unattended", "found": True}
 
     def _builtin(self, name: str) -> None:
-        from keephold.config.source import TOOLS
-        from keephold.errors import MissingExtra
         from keephold.tools.waiting import need_packages
 
         try:
             need_packages([name])
         except MissingExtra as error:
-            self.problem((*TOOLS, name), error.message)
+            self.problem(_of_tool(name), error.message)
 
     def _function(self, name: str) -> dict[str, Any]:
         from keephold.config.build import is_module, python_tool
-        from keephold.config.source import TOOLS
-        from keephold.errors import ConfigError
 
         function = self._config.conversation.tools[name].function
-        key = (*TOOLS, name, "function")
+        key = _of_tool(name, "function")
         if not self._sound(key) or function is None:
             return {}
         if not self._trusted:
@@ -302,25 +292,23 @@ class Examination:
 
     def _program(self, name: str) -> dict[str, Any]:
         from keephold.config.build import working_directory
-        from keephold.config.source import TOOLS
 
         settings = self._config.conversation.tools[name]
         directory = working_directory(self._config, name)
-        self._check_directory((*TOOLS, name, "cwd"), Path(directory))
-        key = (*TOOLS, name, "command")
+        self._check_directory(_of_tool(name, "cwd"), Path(directory))
+        key = _of_tool(name, "command")
         if not self._sound(key):
-            return {"program": None, "found": None, "path": None}
+            return _NO_PROGRAM
         return self._found(key, settings.command, directory, settings.env)
 
     def values(self) -> list[str]:
         """Return notes on values of calls that a command reads as code or as options (K3)."""
-        from keephold.config.command_values import risky_values
-        from keephold.config.source import TOOLS
+        from keephold.config.commands import risky_values
 
         notes = []
         for name, settings in self._config.conversation.tools.items():
-            key = (*TOOLS, name, "command")
-            if settings.runs_command and settings.command is not None and self._sound((*TOOLS, name)):
+            key = _of_tool(name, "command")
+            if settings.runs_command and settings.command is not None and self._sound(_of_tool(name)):
                 risks = risky_values(settings.command, settings.parameters)
                 notes += [f"{self._source.at(key)}: {sentence}" for sentence in risks]
         return notes
@@ -328,6 +316,13 @@ class Examination:
     def _sound(self, key: "KeyPath") -> bool:
         """Return whether the file has no mistake in this key and below it."""
         return not any(wrong[: len(key)] == key for wrong in self._wrong)
+
+
+def _of_tool(name: str, *key: str) -> "KeyPath":
+    """Return a key in the table of a tool."""
+    from keephold.config.source import TOOLS
+
+    return (*TOOLS, name, *key)
 
 
 # Notes
@@ -350,7 +345,6 @@ def models(config: "Config") -> list[str]:
     if not config.has_model:
         return []
     from keephold.agent.models import open_assistant
-    from keephold.errors import KeepholdError
 
     conversation = config.conversation
     settings = [conversation.assistant, conversation.assistant.under(conversation.inquiry.assistant.written())]
@@ -417,7 +411,6 @@ def examine(path: Path | None) -> dict[str, Any]:
     """
     from keephold.config.load import inspect_config
     from keephold.config.trust import find
-    from keephold.errors import ConfigError
 
     found: list[tuple[int, str]] = []
     notes: list[str] = []
@@ -466,14 +459,13 @@ def _show(report: dict[str, Any]) -> None:
     if report["config"]:
         click.echo(report["config"])
     rows = [
-        (each["name"], " ".join(each["actions"]) or "one-shot", each["run"], _runs(each)) for each in report["tools"]
+        ("", each["name"], " ".join(each["actions"]) or "one-shot", each["run"], _runs(each))
+        for each in report["tools"]
     ]
-    rows += [(agent["id"], "agent", "", _runs(agent)) for agent in report["agents"]]
-    rows += [(server["name"], "MCP server", "", _runs(server)) for server in report["servers"]]
-    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
-    for *cells, runs in rows:
-        padded = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        click.echo(f"  {padded}  {runs}")
+    rows += [("", agent["id"], "agent", "", _runs(agent)) for agent in report["agents"]]
+    rows += [("", server["name"], "MCP server", "", _runs(server)) for server in report["servers"]]
+    for line in table_lines(rows) if rows else ():
+        click.echo(line)
     if any(tool["source"] in ("local", "terminal") for tool in report["tools"]):
         click.echo(f"processes are ended {report['cleanup']}")
     for line in report["weaker"]:

@@ -1,14 +1,15 @@
 """`keephold complete`: resolve a parked call or an awaited event by its key (D4, D5, D8), which is the only authority
 needed. `keephold revoke`: invalidate the open keys of a conversation (D3, K5)."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from keephold.cli.parameters import NAME, json_option, text_of_stdin
-from keephold.cli.printing import counted, one_line, print_json
-from keephold.cli.store import Where, ask, where_options
+from keephold.cli.printing import counted, one_line, tell
+from keephold.cli.store import Where, act, where_options
 from keephold.limits import Limits
 
 if TYPE_CHECKING:
@@ -56,14 +57,16 @@ def complete(
     else:
         resolution = {"status": "timeout" if timeout else "cancelled"}
 
-    async def complete(controls: "Controls") -> tuple[dict[str, Any], str]:
+    async def complete(controls: "Controls") -> tuple[Mapping[str, Any], str]:
         return await controls.complete(key, resolution), controls.place
 
-    outcome, place = ask(where, complete, acting=True)
-    _show(outcome, as_json)
-    if outcome["status"] == "unknown_or_revoked" and not as_json:
+    outcome, place = act(where, complete)
+    status, terminal = outcome["status"], outcome["terminal"]
+    text = f"{status}: {one_line(terminal)}" if status == "already_resolved" else status
+    tell({"outcome": status, "terminal": terminal}, text, as_json=as_json)
+    if status == "unknown_or_revoked" and not as_json:
         click.echo(f"(looked in {place})", err=True)
-    context.exit(EXIT_CODES[outcome["status"]])
+    context.exit(EXIT_CODES[status])
 
 
 def _value(text: str, context: click.Context) -> Any:
@@ -74,23 +77,11 @@ def _value(text: str, context: click.Context) -> Any:
         raise click.UsageError(f"--ok takes JSON; a text needs quotes: --ok '\"done\"' ({said})", context) from None
 
 
-def _show(outcome: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json({"outcome": outcome["status"], "terminal": outcome["terminal"]})
-    elif outcome["status"] == "already_resolved":
-        click.echo(f"{outcome['status']}: {one_line(outcome['terminal'])}")
-    else:
-        click.echo(outcome["status"])
-
-
 @click.command()
 @click.argument("CONVERSATION", type=NAME)
 @where_options
 @json_option
 def revoke(conversation: str, where: Where, as_json: bool) -> None:
     """Revoke all open keys of a CONVERSATION. Calls parked on one are stopped: nobody could complete them."""
-    revoked = ask(where, lambda controls: controls.revoke(conversation), acting=True)
-    if as_json:
-        print_json(revoked)
-    else:
-        click.echo(f"{counted(revoked['revoked'], 'key')} of {one_line(conversation)} revoked")
+    revoked = act(where, lambda controls: controls.revoke(conversation))
+    tell(revoked, f"{counted(revoked['revoked'], 'key')} of {one_line(conversation)} revoked", as_json=as_json)

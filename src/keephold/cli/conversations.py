@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from keephold.cli.parameters import NAME, json_lines_option, json_option
-from keephold.cli.printing import counted, one_line, print_json, relative, table
-from keephold.cli.store import Where, ask, where_options
+from keephold.cli.printing import counted, one_line, print_json, relative, table_lines, tell
+from keephold.cli.store import Where, act, look, where_options
 
 if TYPE_CHECKING:
-    from keephold.control.base import Controls
+    from keephold.control.base import Looking
 
 _HEAD = ("CONVERSATION", "TITLE", "HANDLES", "LIVE", "TURN", "CHANGED")
+_COLOURS = {"open": "green", "open, owner gone": "red"}
 
 
 @click.command()
@@ -23,24 +24,19 @@ _HEAD = ("CONVERSATION", "TITLE", "HANDLES", "LIVE", "TURN", "CHANGED")
 @json_lines_option
 def conversations(limit: int, after: str | None, where: Where, as_json: bool) -> None:
     """List the conversations that have handles, turns or a transcript, by name."""
-    listed, more, place = ask(where, lambda controls: _list(controls, after, limit))
+
+    async def page(looking: "Looking") -> tuple[dict[str, Any], str]:
+        return await looking.conversations(after=after, limit=limit), looking.place
+
+    found, place = look(where, page)
+    listed = found["conversations"]
     if as_json:
         for each in listed:
             print_json(each)
     else:
         _show(listed, place if after is None else f"{place} after `{one_line(after)}`")
-    if more:
+    if found["next"] is not None:
         click.echo(f"These are the first {limit}; there are more, see --after and --limit.", err=True)
-
-
-async def _list(controls: "Controls", after: str | None, limit: int) -> tuple[list[dict[str, Any]], bool, str]:
-    listed: list[dict[str, Any]] = []
-    while True:
-        page = await controls.conversations(after=after, limit=min(200, limit - len(listed)))
-        listed += page["conversations"]
-        after = page["next"]
-        if after is None or len(listed) >= limit:
-            return listed, after is not None, controls.place
 
 
 def _show(listed: Sequence[dict[str, Any]], place: str) -> None:
@@ -51,12 +47,8 @@ def _show(listed: Sequence[dict[str, Any]], place: str) -> None:
         turn = "-" if not each["turn_open"] else "open, owner gone" if each.get("owner") == "gone" else "open"
         title = one_line(each["title"] or "-", 60)
         rows.append((one_line(each["id"]), title, str(each["handles"]), str(each["live"]), turn, changed))
-    head, *cells = table(rows, shrinking=(0, 1, 4, 5))
-    click.echo("  ".join(head).rstrip())
-    for row, each in zip(cells, listed, strict=True):
-        if each["turn_open"]:
-            row[4] = click.style(row[4], fg="red" if each.get("owner") == "gone" else "green")
-        click.echo("  ".join(row).rstrip())
+    colours = [None, *(_COLOURS.get(row[4]) for row in rows[1:])]
+    click.echo("\n".join(table_lines(rows, shrinking=(0, 1, 4, 5), column=4, colours=colours)))
     if not listed:
         click.echo(f"{click.style('note', fg='yellow')}: (nothing in {place})")
 
@@ -74,8 +66,5 @@ def forget(conversation: str, yes: bool, where: Where, as_json: bool) -> None:
     if not yes:
         asked = f"Delete the transcript of {one_line(conversation)}? This cannot be undone."
         click.confirm(asked, abort=True, err=True)
-    forgotten = ask(where, lambda controls: controls.forget(conversation), acting=True)
-    if as_json:
-        print_json(forgotten)
-    else:
-        click.echo(f"{counted(forgotten['lines'], 'line')} of {one_line(conversation)} forgotten")
+    forgotten = act(where, lambda controls: controls.forget(conversation))
+    tell(forgotten, f"{counted(forgotten['lines'], 'line')} of {one_line(conversation)} forgotten", as_json=as_json)

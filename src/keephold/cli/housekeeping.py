@@ -1,20 +1,22 @@
-"""`keephold store`: look at the whole store, check it, copy it, restore a copy, upgrade it, rotate its secret, and read
-its archive."""
+"""Looking after the whole store. `keephold store` checks, copies, restores and upgrades it, rotates its secret, and
+reads its archive. `keephold gc` deletes now what retention would delete later, and files that a crash has left (S5)."""
 
 import asyncio
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from keephold.cli.parameters import NAME, age, json_lines_option, json_option
-from keephold.cli.printing import byte_size, counted, one_line, print_json, table, time_of_day
-from keephold.cli.store import place_of, store_option, to_look_after, without_tools
+from keephold.cli.parameters import NAME, age, config_unasked, json_lines_option, json_option
+from keephold.cli.printing import byte_size, counted, one_line, print_json, progress, table_lines, tell, time_of_day
+from keephold.cli.store import Where, act, place_of, store_option, to_look_after, where_options, without_tools
 from keephold.errors import KeepholdError
 
 if TYPE_CHECKING:
-    from keephold.store.housekeeping import Problem, StoreInfo
+    from keephold.control.base import Controls
+    from keephold.store.housekeeping import StoreInfo
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -41,7 +43,7 @@ def info(store: str | None, as_json: bool) -> None:
     """Show the store's size, rows, schema, secrets, and the processes that have it open."""
     facts = to_look_after(store).info()
     if as_json:
-        _print(facts)
+        print_json(facts)
     else:
         _show(facts)
 
@@ -66,9 +68,7 @@ def _show(facts: "StoreInfo") -> None:
         ),
         *((f"rows of {table}", str(count)) for table, count in facts.rows.items()),
     ]
-    width = max(len(label) for label, _ in lines)
-    for label, value in lines:
-        click.echo(f"{label:{width}}  {value}")
+    click.echo("\n".join(table_lines(lines)))
 
 
 @store.command(short_help="Check file, rows and output files.")
@@ -82,7 +82,7 @@ def check(context: click.Context, store: str | None, as_json: bool) -> None:
     """
     found = to_look_after(store).check()
     if as_json:
-        print_json({"problems": [{"rule": each.rule, "says": each.says} for each in found]})
+        print_json({"problems": found})
     else:
         for each in found:
             click.echo(one_line(each.says))
@@ -101,16 +101,12 @@ def backup(file: Path, force: bool, store: str | None, as_json: bool) -> None:
     The copy is checked before the command succeeds. It contains the secrets of the store.
     """
     done = to_look_after(store).backup(file, force=force)
-    if as_json:
-        _print(done)
-        return
-    click.echo(f"{one_line(str(file))}: {byte_size(done.bytes)}, {counted(done.output_files, 'output file')}, checked")
-    _warn(done.problems)
-
-
-def _warn(found: "list[Problem]") -> None:
-    if found:
-        click.echo(f"note: the store has {counted(len(found), 'problem')}; see `keephold store check`", err=True)
+    size = f"{byte_size(done.bytes)}, {counted(done.output_files, 'output file')}, checked"
+    tell(done, f"{one_line(str(file))}: {size}", as_json=as_json)
+    if done.problems and not as_json:
+        click.echo(
+            f"note: the store has {counted(len(done.problems), 'problem')}; see `keephold store check`", err=True
+        )
 
 
 @store.command()
@@ -126,16 +122,13 @@ def restore(file: Path, force: bool, store: str | None, as_json: bool) -> None:
     keeping = to_look_after(store, acting=True, missing=True)
     _refuse_kept(store)
     done = keeping.restore(file, force=force)
-    if as_json:
-        _print(done)
-    else:
-        when, files = time_of_day(done.made_at), counted(done.output_files, "output file")
-        click.echo(f"{one_line(done.store)}: as it was at {when}, schema {done.schema}, {files}")
+    when, files = time_of_day(done.made_at), counted(done.output_files, "output file")
+    tell(done, f"{one_line(done.store)}: as it was at {when}, schema {done.schema}, {files}", as_json=as_json)
 
 
 def _refuse_kept(store: str | None) -> None:
     """Raise `KeepholdError` if processes of the store are kept here: a restore would delete their output (R7)."""
-    from keephold.store.urls import open_store
+    from keephold.store import open_store
     from keephold.tools.keeper.record import read_record
 
     directory = open_store(place_of(store, acting=True)).directory
@@ -157,7 +150,7 @@ def migrate(backup: Path | None, store: str | None, as_json: bool) -> None:
     """Back up a store of an older version, then upgrade its schema. No process may have the store open."""
     done = to_look_after(store, acting=True).migrate(backup)
     if as_json:
-        _print(done)
+        print_json(done)
         return
     if done.backup is None:
         click.echo(f"{one_line(done.store)} has schema {done.schema}, the newest; nothing was changed")
@@ -183,12 +176,8 @@ def rotate(store: str | None, as_json: bool) -> None:
 
     id = asyncio.run(rotated())
     left = sum(secret.open_keys for secret in to_look_after(store).info().secrets if secret.id != id)
-    if as_json:
-        print_json({"secret": id, "older_keys": left})
-    else:
-        click.echo(
-            f"new keys are signed with secret {id}; {counted(left, 'open key')} of older secrets can still be used"
-        )
+    text = f"new keys are signed with secret {id}; {counted(left, 'open key')} of older secrets can still be used"
+    tell({"secret": id, "older_keys": left}, text, as_json=as_json)
 
 
 @store.command(short_help="List archived handles.")
@@ -216,17 +205,13 @@ def archive(dir: Path | None, since: float | None, conversation: str | None, too
             names = (one_line(line[key]) for key in ("conversation", "id", "tool", "status"))
             rows.append((time_of_day(line["stopped"]), *names, one_line(said, 60)))
     if not as_json:
-        for row in table([head, *rows], shrinking=(1, 2, 3, 5)):
-            click.echo("  ".join(row).rstrip())
+        click.echo("\n".join(table_lines([head, *rows], shrinking=(1, 2, 3, 5))))
 
 
 def _archive_here() -> Path:
-    from keephold.config.archives import archive_directory
-    from keephold.config.load import load_config
-    from keephold.config.trust import find_usable
+    from keephold.config.build import archive_directory
 
-    found, _ = find_usable(Path.cwd())
-    directory = None if found is None else archive_directory(load_config(found.path, found.data))
+    directory = archive_directory(config_unasked(None)[0])
     if directory is None:
         raise KeepholdError(
             "no archive is named; name its directory, or set [store] archive in a trusted keephold.toml",
@@ -235,7 +220,42 @@ def _archive_here() -> Path:
     return directory
 
 
-def _print(facts: Any) -> None:
-    import msgspec
+@click.command()
+@click.option(
+    "--before", metavar="AGE", callback=age, help="Delete what is older: `12h`, `30d`. Default: the retention period."
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted; delete nothing.")
+@click.option("--vacuum", is_flag=True, help="Then shrink the store's file. Writers wait until that is done.")
+@where_options
+@json_option
+@click.pass_context
+def gc(context: click.Context, before: float | None, dry_run: bool, vacuum: bool, where: Where, as_json: bool) -> None:
+    """Delete handles that stopped long ago, old events, and files that belong to no handle.
 
-    print_json(msgspec.to_builtins(facts))
+    Handles of conversations with an open turn stay, unless the process of that turn has died. Transcripts stay as well;
+    `keephold forget` deletes one.
+    """
+    if dry_run and vacuum:
+        raise click.UsageError("--dry-run changes nothing; leave --vacuum out", context)
+
+    async def collect(controls: "Controls") -> Mapping[str, Any]:
+        with progress("deleting what is old"):
+            return await controls.collect(older_than=before, dry_run=dry_run, vacuum=vacuum)
+
+    freed = act(where, collect)
+    if as_json:
+        print_json(freed)
+    else:
+        _show_freed(freed)
+
+
+def _show_freed(freed: Mapping[str, Any]) -> None:
+    click.echo(
+        f"{'would delete' if freed['dry_run'] else 'deleted'} what is older than {time_of_day(freed['before'])}:"
+    )
+    click.echo(f"  {counted(freed['handles'], 'handle')}, {counted(freed['calls'], 'one-shot call')}")
+    click.echo(f"  about {byte_size(freed['row_bytes'])} in rows, {byte_size(freed['output_bytes'])} in output files")
+    click.echo(f"  {counted(freed['events'], 'event')}")
+    click.echo(f"  {counted(freed['files'], 'file')} of no handle, {counted(freed['file_bytes'], 'byte')}")
+    if freed["bytes"]:
+        click.echo(f"the store's file is {counted(freed['bytes'], 'byte')} smaller")

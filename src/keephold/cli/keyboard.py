@@ -18,11 +18,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from keephold.characters import readable
 from keephold.platforms import machine
-from keephold.platforms.flags import O_NOCTTY, O_NONBLOCK
-from keephold.platforms.unix import termios
-from keephold.text import strip_controls, to_utf8
+from keephold.platforms.unix import O_NOCTTY, O_NONBLOCK, termios
+from keephold.text import readable, strip_controls, to_utf8
 from keephold.tools.environment import inherited
 
 ESCAPE_WAIT = 0.05

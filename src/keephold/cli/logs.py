@@ -6,20 +6,20 @@ on stderr.
 
 import time
 from collections import deque
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
 
 import click
 
 from keephold.cli.parameters import age, conversation_option
 from keephold.cli.printing import print_json, time_of_day
-from keephold.cli.store import Where, ask, where_options
-from keephold.control.base import Controls
+from keephold.cli.store import Where, look, where_options
+from keephold.control.base import Looking
 from keephold.control.safe_text import Plain, Raw, Readable, Rendered
 from keephold.turn import attach_protocol as frames
 from keephold.turn.owner_connection import gone
 
 _OFFSET = click.IntRange(max=(1 << 63) - 1)
+_LINES = click.IntRange(min=0, max=(1 << 31) - 1)
 
 
 class Since(NamedTuple):
@@ -42,12 +42,12 @@ BEGINNING = Since()
 @click.command()
 @click.argument("ID")
 @click.option("-f", "--follow", is_flag=True, help="Print new output until the handle stops.")
-@click.option("-n", "--lines", metavar="N", type=click.IntRange(min=0), help="Begin with the last N lines.")
+@click.option("-n", "--lines", metavar="N", type=_LINES, help="Begin with the last N lines.")
 @click.option("--raw", is_flag=True, help="Print the bytes unchanged, control sequences included.")
 @click.option("--since", metavar="AGO|OFFSET", callback=Since.given,
               help="Start with what was printed in this time (90s, 15m, 2h, 7d), or at this byte (1024).")  # fmt: skip
 @click.option("-t", "--times", is_flag=True, help="Print before each line when it was printed.")
-@click.option("--cast", metavar="FILE", type=click.Path(path_type=Path, allow_dash=True),
+@click.option("--cast", metavar="FILE", type=click.File("wb"),
               help="Write a terminal's session as an asciicast (version 2) instead; `-` is stdout.")  # fmt: skip
 @conversation_option
 @where_options
@@ -61,7 +61,7 @@ def logs(
     raw: bool,
     since: Since,
     times: bool,
-    cast: Path | None,
+    cast: BinaryIO | None,
     conversation: str | None,
     where: Where,
     as_json: bool,
@@ -78,10 +78,14 @@ def logs(
         raise click.UsageError("--raw changes nothing in the output; leave one of --raw and --times out", context)
     if cast is None:
         printer = Printer(raw=raw, as_json=as_json, times=times, since=since)
-        ask(where, lambda controls: print_output(controls, id, conversation, printer, follow=follow, last=lines))
+        look(where, lambda looking: print_output(looking, id, conversation, printer, follow=follow, last=lines))
     else:
-        with _CastFile(cast) as file:
-            ask(where, lambda controls: _record(controls, id, conversation, file))
+        try:
+            look(where, lambda looking: _record(looking, id, conversation, cast))
+        except click.FileError as error:
+            raise click.UsageError(
+                f"`{error.filename}` cannot be written: {error.message}; name another --cast"
+            ) from error
 
 
 class Printer:
@@ -106,38 +110,36 @@ class Printer:
         offset, timed = self._since.offset if since is None else since, self._times or self._since.at is not None
         return frames.Want(uid=uid, want="follow" if follow else "read", since=offset, times=timed)
 
-    def status(self, status: frames.HandleStatus) -> None:
-        """Take where the output begins, and whether it comes from a terminal."""
-        if self._offset is None:
-            self._offset = status.offset
-        if status.cols and not self._raw and not isinstance(self._readable, Rendered):
-            self._readable = Rendered(status.cols)
-
-    def printed_at(self, printed: frames.PrintedAt) -> None:
-        """Take the time of the output that follows."""
-        self._at = printed.at
-
-    def data(self, data: bytes) -> None:
-        begins = self._begins
-        self._offset = (self._offset or 0) + len(data)
-        self._write(self._readable.feed(data), begins)
-
-    def gap(self, gap: frames.Gap) -> None:
-        self.end()
-        self._offset = gap.offset
-        click.echo(f"[{gap.missing} bytes are gone]", err=True)
+    def take(self, frame: frames.Frame) -> None:
+        """Take a frame of the answer."""
+        match frame:
+            case _, bytes(data):
+                begins = self._begins
+                self._offset = (self._offset or 0) + len(data)
+                self._write(self._readable.feed(data), begins)
+            case _, frames.PrintedAt(at=at):  # of the output that follows
+                self._at = at
+            case _, frames.Gap(offset=offset, missing=missing):
+                self.end()
+                self._offset = offset
+                click.echo(f"[{missing} bytes are gone]", err=True)
+            case frames.STATE, frames.HandleStatus(offset=offset, cols=cols):
+                if self._offset is None:
+                    self._offset = offset
+                if cols and not self._raw and not isinstance(self._readable, Rendered):
+                    self._readable = Rendered(cols)
 
     def hold(self, lines: int) -> None:
-        """Print nothing until `let_go`, and then only the last lines."""
+        """Print nothing until `print_last`, and then only the last lines."""
         self._last = _LastLines(lines)
 
-    def let_go(self) -> int:
+    def print_last(self) -> int:
         """Print the last lines, and return the offset of the next output."""
         last, self._last = self._last, None
         assert last is not None
         for line in last.lines if self._times else last.joined():
             self._at = line.at
-            self._write(line.text, line.offset)
+            self._write(bytes(line.text), line.offset)
         return self._offset or 0
 
     def end(self) -> None:
@@ -184,7 +186,8 @@ class Printer:
 
 
 class _Line(NamedTuple):
-    text: bytes
+    text: bytearray
+    """Grows in place: a line of many pieces is not copied for each of them."""
     offset: int
     at: float | None
 
@@ -199,19 +202,18 @@ class _LastLines:
     def add(self, data: bytes, offset: int, at: float | None) -> None:
         for text in data.splitlines(keepends=True):
             if self._open and self.lines:
-                last = self.lines.pop()
-                self.lines.append(last._replace(text=last.text + text))
+                self.lines[-1].text.extend(text)
             else:
-                self.lines.append(_Line(text, offset, at))
+                self.lines.append(_Line(bytearray(text), offset, at))
             self._open = not text.endswith(b"\n")
 
     def joined(self) -> list[_Line]:
         """Return all of them as one piece."""
-        return [self.lines[0]._replace(text=b"".join(line.text for line in self.lines))] if self.lines else []
+        return [self.lines[0]._replace(text=bytearray().join(line.text for line in self.lines))] if self.lines else []
 
 
 async def print_output(
-    controls: Controls,
+    looking: Looking,
     id: str,
     conversation: str | None,
     printer: Printer,
@@ -221,65 +223,30 @@ async def print_output(
 ) -> None:
     """Print the output of the handle of an id; with `follow`, until it has stopped; with `last`, from its last lines
     on."""
-    (fact,) = await controls.find((id,), conversation)
+    (fact,) = await looking.find((id,), conversation)
     if fact["owner"] == "gone" and (follow or not fact.get("kept")):
         click.echo(f"{gone(fact['id'], fact['tool']).message}. Its stored output:", err=True)
     since = None
     if last is not None:
         printer.hold(last)
-        await _pieces(controls, fact, printer.want(fact["uid"], follow=False), printer)
-        since = printer.let_go()
+        await _pieces(looking, fact, printer.want(fact["uid"], follow=False), printer)
+        since = printer.print_last()
     if last is None or follow:
-        await _pieces(controls, fact, printer.want(fact["uid"], follow=follow, since=since), printer)
+        await _pieces(looking, fact, printer.want(fact["uid"], follow=follow, since=since), printer)
     printer.close()
 
 
-async def _pieces(controls: Controls, fact: dict[str, Any], want: frames.Want, printer: Printer) -> None:
-    async with controls.talk(fact, want) as talk:
-        async for kind, payload in frames.all_frames(talk):
-            match payload:
-                case bytes():
-                    printer.data(payload)
-                case frames.PrintedAt():
-                    printer.printed_at(payload)
-                case frames.Gap():
-                    printer.gap(payload)
-                case frames.HandleStatus() if kind == frames.STATE:
-                    printer.status(payload)
+async def _pieces(looking: Looking, fact: dict[str, Any], want: frames.Want, printer: Printer) -> None:
+    async with looking.talk(fact, want) as talk:
+        async for frame in frames.all_frames(talk):
+            printer.take(frame)
         printer.end()
 
 
-class _CastFile:
-    """The file of a cast, created with the first write: a refusal leaves no file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._open: BinaryIO | None = None
-
-    def write(self, data: bytes) -> None:
-        if str(self._path) == "-":
-            click.echo(data, nl=False)
-            return
-        if self._open is None:
-            try:
-                self._open = self._path.open("wb")
-            except OSError as error:
-                raise click.UsageError(
-                    f"`{self._path}` cannot be written: {error.strerror}; name another --cast"
-                ) from error
-        self._open.write(data)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._open is not None:
-            self._open.close()
-
-
-async def _record(controls: Controls, id: str, conversation: str | None, file: _CastFile) -> None:
-    (fact,) = await controls.find((id,), conversation)
-    async with controls.talk(fact, frames.Want(uid=fact["uid"], want="cast")) as talk:
+async def _record(looking: Looking, id: str, conversation: str | None, file: BinaryIO) -> None:
+    """Write the cast. Its file is opened with the first write: a refusal leaves none."""
+    (fact,) = await looking.find((id,), conversation)
+    async with looking.talk(fact, frames.Want(uid=fact["uid"], want="cast")) as talk:
         async for _, payload in frames.all_frames(talk):
             if isinstance(payload, bytes):
-                file.write(payload)
+                click.echo(payload, file=file, nl=False)

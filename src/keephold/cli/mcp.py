@@ -32,7 +32,8 @@ from keephold.cli.store import store_of, store_option
 from keephold.config import Config
 from keephold.control.server_discovery import connect, pass_on
 from keephold.platforms import ENDS, machine
-from keephold.store.urls import open_store
+from keephold.store import open_store
+from keephold.store.base import file_of
 from keephold.tools.environment import take
 from keephold.tools.remote.server import need_mcp
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from mcp.server.context import CallNext, HandlerResult
 
-    from keephold.cli.look_again import LookAgain
+    from keephold.cli.trust import LookAgain
     from keephold.mcp.calls import Context
     from keephold.mcp.server import Server
     from keephold.runtime import Runtime
@@ -124,7 +125,7 @@ def mcp(
             with contextlib.suppress(KeyboardInterrupt, BrokenPipeError, ConnectionError):
                 pass_on(connection)
             return
-    from keephold.cli.look_again import LookAgain
+    from keephold.cli.trust import LookAgain
     from keephold.mcp.server import Server
     from keephold.runtime import Runtime
 
@@ -179,7 +180,7 @@ def settings_of(config: Config, builtins: tuple[str, ...] | None) -> dict[str, A
 def connected(store: str, config: Config, conversation: str | None) -> "socket.socket | None":
     """Connect to the `keephold serve` on the same store, else to the background server, which is started if it does not
     run (M3). Return None if there is neither."""
-    path = getattr(open_store(store), "path", None)
+    path = file_of(open_store(store))
     if path is None or not machine.has_sockets:
         return None
     file = None if config.source is None else config.source.path
@@ -247,7 +248,7 @@ async def _over_http(
     server: "Server", host: str, port: int, url: str | None, tokens: dict[str, str], config: Config | None
 ) -> int:
     """Serve HTTP until a signal comes; open requests are answered then. Without tokens, the owner's is needed."""
-    from keephold.cli.owner_token import owner_token, token_file
+    from keephold.cli.access import owner_token, token_file
     from keephold.mcp.http import ANY, http_app
     from keephold.serve.server import bound, serve
 

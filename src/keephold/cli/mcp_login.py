@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import click
 
-from keephold.characters import exact_line
 from keephold.cli.parameters import config_option, the_config
 from keephold.errors import ConfigError, KeepholdError
+from keephold.text import exact_line
 
 if TYPE_CHECKING:
     from keephold.config import Config
@@ -44,8 +44,8 @@ def mcp_login(name: str, config: Path | None, no_browser: bool, remove: bool) ->
 
 
 def _login_file(config: "Config", name: str) -> "LoginFile":
+    from keephold.config.build import login_file
     from keephold.config.explain import not_one_of
-    from keephold.config.servers import login_file
 
     server = config.mcp.servers.get(name)
     if server is not None and server.oauth and server.url is not None:
@@ -56,7 +56,7 @@ def _login_file(config: "Config", name: str) -> "LoginFile":
 
 
 def _log_in(config: "Config", name: str, file: "LoginFile", *, browser: bool) -> None:
-    from keephold.tools.remote.logging_in import log_in
+    from keephold.tools.remote.auth import log_in
 
     async def show(address: str) -> None:
         click.echo(f"To log in to MCP server `{name}`, open:\n{exact_line(address)}")

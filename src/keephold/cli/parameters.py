@@ -5,14 +5,15 @@ A value that cannot be a token is refused without being shown (K5): it may be a 
 
 import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from keephold.characters import exact_line
 from keephold.errors import ConfigError, KeepholdError
 from keephold.platforms import machine
+from keephold.text import exact_line
 
 if TYPE_CHECKING:
     from keephold.config import Config
@@ -123,6 +124,14 @@ model_option = click.option(
     envvar="KEEPHOLD_MODEL",
     help="Use this model, `provider:name`. Default: $KEEPHOLD_MODEL, else the one of keephold.toml.",
 )
+
+
+def near(word: str, known: Collection[str]) -> str:
+    """Return the sentence for an unknown word: the nearest known one, else all of them."""
+    from difflib import get_close_matches  # slow to import
+
+    found = get_close_matches(word, [*known], n=1)
+    return f"Did you mean `{found[0]}`?" if found else f"There are: {', '.join(known)}."
 
 
 def no_config() -> str:

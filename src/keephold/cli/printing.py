@@ -9,17 +9,17 @@ import time
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 import click
 
-from keephold.characters import ISOLATE, ISOLATED, exact_json, isolated
+from keephold.text import ISOLATE, ISOLATED, exact_json, isolated, to_json
 from keephold.text import byte_size as byte_size
 from keephold.text import duration as duration
 from keephold.text import printable as printable
 from keephold.text import relative as relative
 from keephold.text import time_of_day as time_of_day
-from keephold.text import to_json
 
 _NARROWEST = 3
 """Columns that a table's cell keeps, however narrow the terminal is."""
@@ -32,6 +32,14 @@ _PROGRESS_SECS = 1.0
 def print_json(value: Any) -> None:
     """Print one line of JSON. Characters that a terminal might obey, or would not show, are escaped."""
     click.echo(exact_json(to_json(value).decode()))
+
+
+def tell(facts: Any, text: str, *, as_json: bool) -> None:
+    """Print what a command has done: the facts with --json, else the text."""
+    if as_json:
+        print_json(facts)
+    else:
+        click.echo(text)
 
 
 def one_line(value: Any, width: int | None = None) -> str:
@@ -54,7 +62,7 @@ def table(rows: Sequence[Sequence[str]], shrinking: Sequence[int]) -> list[list[
     columns, the widest first."""
     widths = [max(_columns(row[column]) for row in rows) for column in range(len(rows[0]))]
     room = terminal_width()
-    if room is not None:
+    if room is not None and shrinking:
         surplus = sum(widths) + 2 * (len(widths) - 1) - room
         while surplus > 0:
             widest = max(shrinking, key=lambda column: widths[column])
@@ -64,6 +72,16 @@ def table(rows: Sequence[Sequence[str]], shrinking: Sequence[int]) -> list[list[
             surplus -= 1
     padded = [[_padded(cell, width) for cell, width in zip(row, widths, strict=True)] for row in rows]
     return padded if room is None else [list(map(isolated, row)) for row in padded]
+
+
+def table_lines(
+    rows: Sequence[Sequence[str]], shrinking: Sequence[int] = (), *, column: int = 0, colours: Sequence[str | None] = ()
+) -> Iterator[str]:
+    """Yield the lines of a `table`. The cells of one column have these colours; rows without one come last."""
+    for cells, colour in zip_longest(table(rows, shrinking), colours):
+        if colour is not None:
+            cells[column] = click.style(cells[column], fg=colour)
+        yield "  ".join(cells).rstrip()
 
 
 def _padded(cell: str, width: int) -> str:

@@ -17,12 +17,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, NoReturn
 
-from keephold.characters import exact, exact_json, isolated, isolated_json
 from keephold.cli.keyboard import Gone, KeyPress, LineEditor, Row, Tty, open_tty
 from keephold.cli.printing import one_line, printable
 from keephold.handles.form import Form, fields_of, label_of, options_of, problem_of, read_field
 from keephold.handles.question import Question, form_of, select_options
-from keephold.text import to_utf8
+from keephold.text import exact, isolated, isolated_json, readable_json, to_utf8
 from keephold.turn.prompts import (
     Answer,
     Approved,
@@ -142,7 +141,7 @@ class TerminalPrompter:
             viewed = problem is None
         while True:
             edited = not _same(arguments, prompt.arguments)
-            body = _as_json(arguments)
+            body = readable_json(arguments)
             shown = self._problem(problem) + self._call(prompt, body)
             question, choices = ("Run it with these arguments?", _RUN_EDITED) if edited else ("Run it?", _RUN)
             choices = _lasting(choices, prompt.until)
@@ -168,7 +167,7 @@ class TerminalPrompter:
             text, problem = await self._edit_result(text)
             viewed = problem is None
         while True:
-            title = f"{'Error' if prompt.is_error else 'Result'} of {_named(prompt.tool, prompt.id)}"
+            title = f"{'Error' if prompt.is_error else 'Result'} of {named(prompt.tool, prompt.id)}"
             body = exact(text)
             part = _Part(isolated(_shortened(body)), "red" if prompt.is_error else "")
             shown = self._problem(problem) + self._panel(title, part)
@@ -191,7 +190,7 @@ class TerminalPrompter:
             return await self._yes_or_no(prompt)
         parts = [_Part(isolated(printable(question.pre_amble)), "dim")] if question.pre_amble else []
         parts.append(_Part(isolated(printable(question.text)), "bold"))
-        shown = self._problem(prompt.problem) + self._panel(f"{_named(prompt.tool, prompt.id)} asks", *parts)
+        shown = self._problem(prompt.problem) + self._panel(f"{named(prompt.tool, prompt.id)} asks", *parts)
         form, options = form_of(question), select_options(question)
         if form is not None:
             return Answer(await self._fill_in(shown, form))
@@ -205,7 +204,7 @@ class TerminalPrompter:
         parts = [_Part(isolated(_shortened(body)), "dim") for body in bodies]
         parts[-1] = parts[-1]._replace(style="bold")
         while True:
-            shown = self._problem(problem) + self._panel(f"{_named(prompt.tool, prompt.id)} asks", *parts)
+            shown = self._problem(problem) + self._panel(f"{named(prompt.tool, prompt.id)} asks", *parts)
             unseen = "" if viewed else self._unseen(shown, *bodies)
             choices = _lasting(_ANSWER, prompt.until) if prompt.may_remember else _YES_OR_NO
             if unseen or viewed:
@@ -258,9 +257,9 @@ class TerminalPrompter:
     # Parts of a prompt
 
     def _call(self, prompt: RunTool, body: str) -> str:
-        words = [one_line(prompt.action or ""), f"handle {_named(prompt.id)}" if prompt.id is not None else ""]
+        words = [one_line(prompt.action or ""), f"handle {named(prompt.id)}" if prompt.id is not None else ""]
         parts = [_Part(", ".join(filter(None, words)), "dim")] if any(words) else []
-        return self._panel(_named(prompt.tool), *parts, _Part(isolated_json(_shortened(body)), "json"))
+        return self._panel(named(prompt.tool), *parts, _Part(isolated_json(_shortened(body)), "json"))
 
     def _unseen(self, shown: str, *bodies: str) -> str:
         """Say how much of the bodies is not on the screen. Nothing if all of it is."""
@@ -358,7 +357,7 @@ class TerminalPrompter:
         """Return the option that the user chooses by number or arrow keys, and Enter."""
         options = select_options(question)
         assert options is not None
-        listed = "".join(f"  {number}  {_named(option)}\n" for number, option in enumerate(options, start=1))
+        listed = "".join(f"  {number}  {named(option)}\n" for number, option in enumerate(options, start=1))
         chosen = _Option(options.index(question.default) + 1 if question.default in options else 0)
         row = Row(self._tty, secret=question.secret)
         await self._show(f"{shown}{listed}", "A number or the arrow keys, then Enter.\n")
@@ -397,7 +396,7 @@ class TerminalPrompter:
 
     async def _edit_arguments(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
         """Return the edited arguments; if editing failed, the old ones and the error."""
-        text = _as_json(arguments) + "\n"
+        text = readable_json(arguments) + "\n"
         while True:
             try:
                 text = await self._edit(text, "arguments.json")
@@ -418,23 +417,23 @@ class TerminalPrompter:
 
     async def _edit(self, text: str, name: str) -> str:
         """Return a text after the user has edited it."""
-        argv = _program(("VISUAL", "EDITOR"), ("editor", "nano", "vi"))
+        return await self._open(_program(("VISUAL", "EDITOR"), ("editor", "nano", "vi")), text, name)
+
+    async def _view(self, text: str) -> str | None:
+        """Show a text in the user's pager. Return the error, if any."""
+        try:
+            await self._open(_program(("PAGER",), ("less", "more")), isolated(text), "result.txt")
+        except _NotOpened as error:
+            return str(error)
+        return None
+
+    async def _open(self, argv: list[str], text: str, name: str) -> str:
+        """Open a text in a program, and return what it is then."""
         with TemporaryDirectory(prefix="keephold-") as directory:  # readable by the user only
             path = Path(directory, name)
             _write(path, text)
             await self._lend([*argv, str(path)])
             return _read(path)
-
-    async def _view(self, text: str) -> str | None:
-        """Show a text in the user's pager. Return the error, if any."""
-        with TemporaryDirectory(prefix="keephold-") as directory:
-            path = Path(directory, "result.txt")
-            _write(path, isolated(text))
-            try:
-                await self._lend([*_program(("PAGER",), ("less", "more")), str(path)])
-            except _NotOpened as error:
-                return str(error)
-        return None
 
     async def _lend(self, argv: list[str]) -> None:
         opening = f"\nOpen in {one_line(argv[0])} …\n"
@@ -480,13 +479,9 @@ def open_prompter() -> TerminalPrompter | None:
     return None if tty is None else TerminalPrompter(tty)
 
 
-def _named(*names: str | None) -> str:
+def named(*names: str | None) -> str:
+    """Return names in a line of text, those that are not None."""
     return " ".join(isolated(one_line(name)) for name in names if name is not None)
-
-
-def _as_json(value: Any) -> str:
-    """Return JSON to read and edit, with everything to be seen."""
-    return exact_json(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def _lasting(choices: dict[str, str], until: Until) -> dict[str, str]:
@@ -554,4 +549,4 @@ def _read(path: Path) -> str:
     try:
         return path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise _NotOpened(f"What was written cannot be read: {error}.") from error
+        raise _NotOpened(f"The edited text cannot be read: {error}.") from error

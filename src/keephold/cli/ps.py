@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from keephold.cli.parameters import NAME, age, json_lines_option
-from keephold.cli.printing import counted, duration, one_line, print_json, relative, state_words, table
-from keephold.cli.store import Where, ask, where_options
+from keephold.cli.printing import counted, duration, one_line, print_json, relative, state_words, table_lines
+from keephold.cli.store import Where, look, where_options
 
 if TYPE_CHECKING:
-    from keephold.control.base import Controls
+    from keephold.control.base import Looking
 
 _LIVE = ("pending", "running", "waiting")
 _HEAD = ("ID", "TOOL", "STATE", "CONVERSATION", "AGE", "DEADLINE")
@@ -59,7 +59,7 @@ def ps(
     begins = None if since is None else time.time() - since
     asked = {"conversation": conversation, "tool": tool, "since": begins}
     most = limit or (2**53 if as_json or quiet else _MOST)
-    listed, more, notes, place = ask(where, lambda controls: _list(controls, asked, states, most))
+    listed, more, notes, place = look(where, lambda looking: _list(looking, asked, states, most))
     if not listed:
         kind = f"{state or 'live'} call" if state or not everything else "call"
         of = [f" of `{one_line(each)}`" for each in (tool, conversation) if each is not None]
@@ -77,29 +77,29 @@ def ps(
 
 
 async def _list(
-    controls: "Controls", asked: dict[str, Any], states: Sequence[str], limit: int
+    looking: "Looking", asked: dict[str, Any], states: Sequence[str], limit: int
 ) -> tuple[list[dict[str, Any]], bool, list[str], str]:
     """Return the calls, whether there are more, notes on calls without an owner, and the name of the store."""
     found: list[dict[str, Any]] = []
     more = False
     for state in states:  # stopped one-shot calls are never listed
         stopped = state in ("stopped", "failed")
-        page = await controls.handles(**asked, state=state, oneshot=not stopped, limit=limit)
+        page = await looking.handles(**asked, state=state, oneshot=not stopped, limit=limit)
         found += page["handles"]
         more |= page["next"] is not None
     if len(states) > 1:
         found.sort(key=lambda fact: str(fact["uid"]), reverse=True)  # a uid begins with the time
     listed = found[:limit]
     orphans = [fact for fact in listed if fact["owner"] == "gone" and not fact.get("kept")]
-    return listed, more or len(found) > limit, await _notes(controls, orphans), controls.place
+    return listed, more or len(found) > limit, await _notes(looking, orphans), looking.place
 
 
-async def _notes(controls: "Controls", orphans: Sequence[dict[str, Any]]) -> list[str]:
+async def _notes(looking: "Looking", orphans: Sequence[dict[str, Any]]) -> list[str]:
     """Say how calls whose owner is gone can be resumed: by a process with their tool (R1), or with their turn (B9)."""
     tools: Counter[str] = Counter()
     conversations: Counter[str] = Counter()
     for fact in orphans[:_EXAMINED]:
-        if (await controls.handle(fact["uid"]))["waits_for_resume"]:
+        if (await looking.handle(fact["uid"]))["waits_for_resume"]:
             conversations[fact["conversation"]] += 1
         else:
             tools[fact["tool"]] += 1
@@ -121,17 +121,15 @@ def _show(listed: Sequence[dict[str, Any]], notes: Sequence[str]) -> None:
     now = time.time()
     why = any(_reason(fact) for fact in listed)
     rows: list[tuple[str, ...]] = [(*_HEAD, "REASON") if why else _HEAD]
+    colours: list[str | None] = [None]
     for fact in listed:
         texts = (fact["id"], fact["tool"], state_words(fact, now), fact["conversation"])
         deadline = "-" if fact["deadline"] is None else relative(fact["deadline"], now)
         reason = (_reason(fact),) if why else ()
         rows.append((*(one_line(text) for text in texts), duration(now - fact["created"]), deadline, *reason))
-    head, *cells = table(rows, shrinking=(0, 1, 2, 3, 6) if why else (0, 1, 2, 3))
-    click.echo("  ".join(head).rstrip())
-    for row, fact in zip(cells, listed, strict=True):
         lost = fact["owner"] == "gone" and not fact.get("kept")
-        colour = "red" if lost or fact["ok"] is False else _COLOURS.get(fact["state"])
-        row[2] = click.style(row[2], fg=colour)
-        click.echo("  ".join(row).rstrip())
+        colours.append("red" if lost or fact["ok"] is False else _COLOURS.get(fact["state"]))
+    shrinking = (0, 1, 2, 3, 6) if why else (0, 1, 2, 3)
+    click.echo("\n".join(table_lines(rows, shrinking, column=2, colours=colours)))
     for note in notes:
         click.echo(f"{click.style('note', fg='yellow')}: {note}")

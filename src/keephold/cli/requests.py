@@ -5,7 +5,6 @@ The user sees all of what they allow: arguments and results are printed in full.
 carries the digest of the request, and is refused if the request has changed meanwhile.
 """
 
-import json
 import shlex
 import time
 from contextlib import suppress
@@ -13,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keephold.characters import exact, exact_json, isolated, isolated_json
 from keephold.cli.parameters import json_lines_option, json_option
-from keephold.cli.printing import one_line, print_json, printable, relative
+from keephold.cli.printing import one_line, print_json, printable, relative, tell
 from keephold.cli.show import answer_lines
-from keephold.cli.store import Where, ask, where_options
+from keephold.cli.store import Where, act, look, where_options
 from keephold.errors import KeepholdError
+from keephold.text import exact, isolated, isolated_json, readable_json
 
 if TYPE_CHECKING:
-    from keephold.control.base import Controls
+    from keephold.control.base import Controls, Looking
 
 _ACTS = {"spawn": "start", "apply": "be sent something", "fetch": "be looked at", "abort": "be aborted"}
 
@@ -35,32 +34,28 @@ def requests(where: Where, as_json: bool) -> None:
     Arguments and results are printed in full. Decide a permission or a result with `keephold allow` and `keephold
     deny`; answer a question with `keephold send` and the id of the request or of its handle.
     """
-    listed, more = ask(where, lambda controls: _listed(controls, where, as_json))
+    listed, more, place = look(where, lambda looking: _listed(looking, as_json))
     for request in listed:
         if as_json:
             print_json(request)
         else:
             _show(request)
+    if not listed and not as_json:
+        click.echo(f"{click.style('note', fg='yellow')}: (no open request in {place})")
     if more > 0:
         click.echo(f"These are the oldest {len(listed)}; there are {more} more. Decide some to see them.", err=True)
 
 
-async def _listed(controls: "Controls", where: Where, as_json: bool) -> tuple[list[dict[str, Any]], int]:
-    """Return the requests, and how many more a server has: it lists only the oldest."""
-    found = await (controls.requests() if as_json else _named(controls))
-    server: Any = controls  # a RemoteControl, which has counts
-    return found, (await server.stats())["requests"] - len(found) if where.server else 0
-
-
-async def _named(controls: "Controls") -> list[dict[str, Any]]:
-    """Return the requests. Questions of one-shot calls get the id of their handle, by which they are answered."""
-    found: list[dict[str, Any]] = await controls.requests()
-    for request in found:
+async def _listed(looking: "Looking", as_json: bool) -> tuple[list[dict[str, Any]], int, str]:
+    """Return the requests, how many more there are, and the name of the store. To be shown, questions of one-shot calls
+    get the id of their handle, by which they are answered."""
+    found, more = await looking.requests()
+    for request in () if as_json else found:
         if request["question"] is not None and request["handle_id"] is None and request["handle"] is not None:
             with suppress(KeepholdError):  # it has stopped meanwhile
-                (fact,) = await controls.find((request["handle"],), None)
+                (fact,) = await looking.find((request["handle"],), None)
                 request["handle_id"] = fact["id"]
-    return found
+    return found, more, looking.place
 
 
 @click.command()
@@ -98,11 +93,9 @@ def _decide(id: str, said: dict[str, Any], done: str, where: Where, as_json: boo
             raise KeepholdError(f"request `{one_line(id)}`: {answer['problem']}", code=code)
         return request
 
-    request = ask(where, decided, acting=True)
-    if as_json:
-        print_json({"id": id, "decision": said["decision"], "digest": request["digest"], "request": request})
-    else:
-        click.echo(f"{one_line(id)}: {done}")
+    request = act(where, decided)
+    facts = {"id": id, "decision": said["decision"], "digest": request["digest"], "request": request}
+    tell(facts, f"{one_line(id)}: {done}", as_json=as_json)
 
 
 @click.command()
@@ -116,22 +109,19 @@ def permissions(revoked: str | None, where: Where, as_json: bool) -> None:
     until its turn ends. Without a turn, as over MCP, it holds until it is revoked or its process ends.
     """
     if revoked is None:
-        for each in ask(where, lambda controls: controls.permissions()):
+        for each in look(where, lambda looking: looking.permissions()):
             if as_json:
                 print_json(each)
             else:
                 _show_permission(each)
         return
-    answer = ask(where, lambda controls: controls.revoke_permission(revoked), acting=True)
+    answer = act(where, lambda controls: controls.revoke_permission(revoked))
     if not answer["revoked"]:
         raise KeepholdError(
             f"there is no standing permission `{one_line(revoked)}`; `keephold permissions` lists them",
             code="request_gone",
         )
-    if as_json:
-        print_json({"id": revoked, "revoked": True})
-    else:
-        click.echo(f"{one_line(revoked)}: revoked")
+    tell({"id": revoked, "revoked": True}, f"{one_line(revoked)}: revoked", as_json=as_json)
 
 
 def _show(request: dict[str, Any]) -> None:
@@ -170,4 +160,4 @@ def _show_permission(each: dict[str, Any]) -> None:
 
 def _json(value: Any) -> str:
     """Return JSON to read, in which everything is visible."""
-    return isolated_json(exact_json(json.dumps(value, indent=2, ensure_ascii=False)))
+    return isolated_json(readable_json(value))

@@ -11,12 +11,12 @@ import msgspec
 
 from keephold.cli.parameters import conversation_option, json_option, text_of_stdin
 from keephold.cli.printing import one_line, print_json, printable
-from keephold.cli.store import Where, ask, where_options
+from keephold.cli.store import Where, look, where_options
 from keephold.errors import KeepholdError
 from keephold.limits import Limits
 
 if TYPE_CHECKING:
-    from keephold.control.base import Controls
+    from keephold.control.base import Looking
 
 _NO_HANDLE = (
     "handle_not_found",
@@ -67,7 +67,7 @@ def send(
     if given is not None or close:
         sent["input"] = given
     try:
-        reply = ask(where, lambda controls: _send(controls, id, conversation, sent))
+        reply = look(where, lambda looking: _send(looking, id, conversation, sent))
     except KeepholdError as error:
         if error.code in _NO_HANDLE:
             raise
@@ -87,15 +87,15 @@ def _secret() -> str:
     return sys.stdin.readline().removesuffix("\n")
 
 
-async def _send(controls: "Controls", id: str, conversation: str | None, sent: dict[str, Any]) -> dict[str, Any]:
+async def _send(looking: "Looking", id: str, conversation: str | None, sent: dict[str, Any]) -> dict[str, Any]:
     from keephold.turn import attach_protocol as frames
 
     try:
-        (fact,) = await controls.find((id,), conversation)
+        (fact,) = await looking.find((id,), conversation)
     except KeepholdError as error:
         if error.code != "handle_not_found":
             raise
-        fact, sent = await _of_request(controls, id, sent, error)
+        fact, sent = await _of_request(looking, id, sent, error)
     for each in fact.get("held_up", ()):
         if each["by"] == "permission":
             raise KeepholdError(
@@ -103,7 +103,7 @@ async def _send(controls: "Controls", id: str, conversation: str | None, sent: d
                 f"{one_line(each['name'] or 'ID')}` starts it, `keephold deny` refuses it; nothing was sent",
                 code="not_running",
             )
-    async with controls.talk(fact, frames.Want(uid=fact["uid"], want="send", **sent)) as talk:
+    async with looking.talk(fact, frames.Want(uid=fact["uid"], want="send", **sent)) as talk:
         while True:
             kind, payload = await talk.receive()
             if kind == frames.REPLY and isinstance(payload, bytes):
@@ -111,11 +111,11 @@ async def _send(controls: "Controls", id: str, conversation: str | None, sent: d
 
 
 async def _of_request(
-    controls: "Controls", id: str, sent: dict[str, Any], unknown: KeepholdError
+    looking: "Looking", id: str, sent: dict[str, Any], unknown: KeepholdError
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the handle of an open request, and the input as the answer to its question alone."""
     try:
-        request = await controls.request(id)
+        request = await looking.request(id)
     except KeepholdError:
         raise unknown from None
     question = request.get("question")
@@ -124,7 +124,7 @@ async def _of_request(
             f"`{one_line(id)}` is not a question; decide it with `keephold allow` or `keephold deny`",
             code=unknown.code,
         )
-    (fact,) = await controls.find((request["handle"],), None)
+    (fact,) = await looking.find((request["handle"],), None)
     return fact, {**sent, "answers": question["key"] or question["id"]}
 
 

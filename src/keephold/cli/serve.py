@@ -13,8 +13,8 @@ from urllib.parse import quote, urlsplit
 
 import click
 
+from keephold.cli.access import owner_token, token_file
 from keephold.cli.mcp import settings_of
-from keephold.cli.owner_token import owner_token, token_file
 from keephold.cli.parameters import (
     ADDRESS,
     CLIENT_PROMPTS,
@@ -31,13 +31,13 @@ from keephold.cli.parameters import (
 )
 from keephold.cli.process import log_to_stderr, own_children
 from keephold.cli.store import store_of, store_option
-from keephold.cli.trust import trusted_config
+from keephold.cli.trust import restart_for, trusted_config
 from keephold.config import Config, load_config
 from keephold.config.trust import examine
 from keephold.errors import ConfigError, KeepholdError
 from keephold.platforms import ENDS, machine
-from keephold.store.sockets import HANDOVER, STREAM
-from keephold.store.urls import open_store
+from keephold.private_file import HANDOVER, STREAM
+from keephold.store import open_store
 from keephold.tools.environment import take
 from keephold.tools.remote.server import need_mcp
 
@@ -169,15 +169,14 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
     """Return the exit code. A signal before it serves cancels it, and `ended` has the signal's number."""
     _cancel_on_signals(ended)
     from keephold.control.control import Control
-    from keephold.control.open_requests import OpenRequests
     from keephold.mcp.http import ANY, LOOPBACK, check_bind, is_loopback
     from keephold.mcp.server import Server
     from keephold.runtime import Runtime
     from keephold.serve.app import App
     from keephold.serve.metrics import Prometheus
     from keephold.serve.server import serve
-    from keephold.serve.session_places import place_of
-    from keephold.serve.sessions import Sessions
+    from keephold.serve.sessions import Sessions, place_of
+    from keephold.turn.prompt_queue import FromList
 
     host, url, principals = wanted.host, wanted.url, wanted.principals.tokens
     check_own_token(wanted.token)
@@ -185,19 +184,17 @@ async def _serve(wanted: _Wanted, ended: list[int]) -> int:
         raise ConfigError(["`owner` is the holder of the owner's token; give the principal of --tokens another name"])
     check_bind(host, principals if wanted.token is None else {**principals, "owner": wanted.token})
     store = open_store(wanted.store)
-    requests = OpenRequests() if wanted.config.serve.person else None
     metrics = Prometheus()
     own_children()
-    runtime = Runtime(store=store, config=wanted.config, prompter=requests, metrics=metrics)
-    if requests is not None:
-        runtime.people.beside = requests.beside
+    prompter = FromList() if wanted.config.serve.person else None
+    runtime = Runtime(store=store, config=wanted.config, prompter=prompter, metrics=metrics)
     server = Server(
         runtime,
         conversation=wanted.conversation,
         client_prompts=wanted.principals.client_prompts,
         **settings_of(wanted.config, wanted.builtins),
     )
-    control = Control(runtime, requests, snapshot=metrics.snapshot, served=server.calls.served)
+    control = Control(runtime, snapshot=metrics.snapshot, served=server.calls.served)
     app = App(server, control, metrics)
     with contextlib.ExitStack() as stack:
         listening, predecessor = await _listening(wanted, store)
@@ -243,6 +240,7 @@ class _Here:
         self, runtime: "Runtime", server: "Server", app: "App", wanted: _Wanted, predecessor: "Predecessor | None"
     ) -> None:
         from keephold.mcp.other_servers import OtherServers
+        from keephold.store.base import file_of
         from keephold.turn.owner_connection import socket_of
 
         self._runtime = runtime
@@ -253,7 +251,7 @@ class _Here:
         self.predecessor = predecessor
         self._others = OtherServers(runtime, cast("Sessions", server.session_manager))
         store = runtime.registry.store
-        at = None if getattr(store, "path", None) is None else socket_of(store, store.owner)
+        at = None if file_of(store) is None else socket_of(store, store.owner)
         self.path = None if at is None else at.removesuffix(STREAM) + HANDOVER
 
     async def begin(self) -> None:
@@ -290,8 +288,9 @@ async def _listening(wanted: _Wanted, store: "Store") -> "tuple[list[socket.sock
     """Return the listening sockets: new ones, or those of the server to be replaced."""
     from keephold.serve.handover import predecessor
     from keephold.serve.server import CannotListen, address_of, bound_to_both
+    from keephold.store.base import file_of
 
-    path: Path | None = getattr(store, "path", None)
+    path = file_of(store)
     if wanted.drain is not None and path is None:
         raise ConfigError(["--replace needs a store that two servers can open: --store sqlite:///FILE"])
     try:
@@ -342,10 +341,7 @@ def _reload(runtime: "Runtime", wanted: _Wanted) -> None:
         return
     if any(tool.source == "python" for tool in config.conversation.tools.values()):
         left.append("the code of Python tools, if that has changed")
-    click.echo(
-        f"{config.source.path} was read again" + (f"; a restart is needed for {', '.join(left)}" if left else ""),
-        err=True,
-    )
+    click.echo(f"{config.source.path} was read again{restart_for(left)}", err=True)
 
 
 def _said(address: str, owner: str, file: Path | None, *, quiet: bool) -> str:

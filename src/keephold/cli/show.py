@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keephold.characters import isolated
 from keephold.cli.parameters import conversation_option, json_option
 from keephold.cli.printing import (
     one_line,
@@ -14,15 +13,16 @@ from keephold.cli.printing import (
     printable,
     relative,
     state_words,
-    table,
+    table_lines,
     terminal_width,
     time_of_day,
 )
-from keephold.cli.store import Where, ask, where_options
+from keephold.cli.store import Where, look, where_options
 from keephold.handles.form import described_fields
+from keephold.text import isolated
 
 if TYPE_CHECKING:
-    from keephold.control.base import Controls
+    from keephold.control.base import Looking
 
 _TAIL_LINES = 20
 _VALUE = 200
@@ -39,11 +39,11 @@ _INDENT = 16
 def show(id: str, conversation: str | None, where: Where, keys: bool, as_json: bool) -> None:
     """Show the newest handle of an ID, or the one of a uid."""
 
-    async def read(controls: "Controls") -> dict[str, Any]:
-        (fact,) = await controls.find((id,), conversation)
-        return await controls.handle(fact["uid"], keys=keys)
+    async def read(looking: "Looking") -> dict[str, Any]:
+        (fact,) = await looking.find((id,), conversation)
+        return await looking.handle(fact["uid"], keys=keys)
 
-    found = ask(where, read)
+    found = look(where, read)
     if as_json:
         print_json(found)
     else:
@@ -76,8 +76,7 @@ def _lines(found: dict[str, Any], now: float) -> Iterator[str]:
 def _section(title: str, rows: list[tuple[str, ...]]) -> Iterator[str]:
     if rows:
         yield title
-        for row in table([("", *row) for row in rows], shrinking=range(1, len(rows[0]) + 1)):
-            yield "  ".join(row).rstrip()
+        yield from table_lines([("", *row) for row in rows], shrinking=range(1, len(rows[0]) + 1))
 
 
 def _wait_cells(wait: dict[str, Any]) -> tuple[str, ...]:
@@ -120,8 +119,9 @@ def _facts(found: dict[str, Any], now: float) -> Iterator[tuple[str, Any]]:
         yield "deaths", f"{found['deaths']}, of the processes that ran it{turn}"
     if found["holds_up"]:
         yield "holds up", ", ".join(each["id"] for each in found["holds_up"])
-    if found["retry_of"] is not None:
-        yield "retry of", found["retry_of"]
+    for title in ("retry_of", "retried_by"):
+        if found[title] is not None:
+            yield title.replace("_", " "), found[title]
     yield "arguments", found["arguments"]
     if found["question"] is not None:
         yield from _question(found["question"])

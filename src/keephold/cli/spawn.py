@@ -12,7 +12,7 @@ import click
 
 from keephold.cli.parameters import config_option, json_option, the_config
 from keephold.cli.printing import one_line, print_json, printable
-from keephold.cli.store import Where, ask, store_of, store_option
+from keephold.cli.store import Where, act, look, store_of, store_option
 from keephold.errors import KeepholdError
 from keephold.tools.remote.server import need_mcp
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import io
     import socket
 
-    from keephold.control.base import Controls
+    from keephold.control.base import Controls, Looking
 
 
 @click.command()
@@ -95,21 +95,21 @@ def run(context: click.Context, tool: str, values: tuple[str, ...], config: Path
         click.echo(f"{one_line(id)} has not started; `keephold requests` shows whether it waits for you.", err=True)
     where = Where(store=place)
     try:
-        failed = ask(where, lambda controls: _followed(controls, id))
+        failed = look(where, lambda looking: _followed(looking, id))
     except KeyboardInterrupt:
-        ask(where, lambda controls: _aborted(controls, id), acting=True)
+        act(where, lambda controls: _aborted(controls, id))
         click.echo(f"{one_line(id)}: aborted", err=True)
         context.exit(130)
     context.exit(int(failed))
 
 
-async def _followed(controls: "Controls", id: str) -> bool:
+async def _followed(looking: "Looking", id: str) -> bool:
     """Print the output of a handle until it has stopped, then its result; return whether it failed."""
     from keephold.cli.logs import Printer, print_output
 
-    await print_output(controls, id, None, Printer(), follow=True)
-    (fact,) = await controls.find((id,), None)
-    outcome = (await controls.handle(fact["uid"]))["outcome"] or {}
+    await print_output(looking, id, None, Printer(), follow=True)
+    (fact,) = await looking.find((id,), None)
+    outcome = (await looking.handle(fact["uid"]))["outcome"] or {}
     if fact["ok"] is False:
         click.echo(f"{one_line(id)}: {one_line(fact['message'] or fact['code'] or 'failed')}", err=True)
     elif outcome.get("type") == "ok" and outcome.get("value") is not None:
@@ -168,11 +168,7 @@ def _pairs(arguments: Iterable[str]) -> dict[str, str]:
 
 def _stateful(session: "_Session") -> dict[str, dict[str, Any]]:
     """Return the tools that can be spawned, each with its properties."""
-    return {
-        each["name"]: known
-        for each in session.tools()
-        if (known := each["inputSchema"].get("properties", {})).keys() & {"spawn", "action"}
-    }
+    return {name: known for name, known in session.tools().items() if known.keys() & {"spawn", "action"}}
 
 
 def _spawned(session: "_Session", tool: str, given: Mapping[str, str], id: str) -> dict[str, Any]:
@@ -186,9 +182,7 @@ def _spawned(session: "_Session", tool: str, given: Mapping[str, str], id: str) 
             "changed file only after SIGHUP",
             code="invalid_arguments",
         )
-    known = stateful[tool]
-    arguments = {name: _value(text, known.get(name)) for name, text in given.items()}
-    text, failed = session.call(tool, {**arguments, "spawn": id})
+    text, failed = session.call(tool, {**_arguments(stateful[tool], given), "spawn": id})
     if failed:
         raise KeepholdError(text.partition("\nTry: ")[0], code="tool_error")  # that line is a call, for a model
     parsed: dict[str, Any] = json.loads(text)
@@ -197,11 +191,15 @@ def _spawned(session: "_Session", tool: str, given: Mapping[str, str], id: str) 
 
 def _called(session: "_Session", tool: str, given: Mapping[str, str]) -> tuple[str, bool]:
     """Return the answer of a one-shot call, and whether it failed. Raise `KeepholdError` if there is no such tool."""
-    schemas = {each["name"]: each["inputSchema"].get("properties", {}) for each in session.tools()}
-    if tool not in schemas:
-        listed = ", ".join(f"`{name}`" for name in schemas)
+    tools = session.tools()
+    if tool not in tools:
+        listed = ", ".join(f"`{name}`" for name in tools)
         raise KeepholdError(f"there is no tool `{tool}` on this server; it has {listed}", code="unknown_tool")
-    return session.call(tool, {name: _value(text, schemas[tool].get(name)) for name, text in given.items()})
+    return session.call(tool, _arguments(tools[tool], given))
+
+
+def _arguments(known: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+    return {name: _value(text, known.get(name)) for name, text in given.items()}
 
 
 _ME = {"name": "keephold-spawn", "version": version("keephold")}
@@ -254,10 +252,9 @@ class _Session:
             code="server_unreachable",
         )
 
-    def tools(self) -> list[dict[str, Any]]:
-        """Return the tools of the server."""
-        listed: list[dict[str, Any]] = self.ask("tools/list")["tools"]
-        return listed
+    def tools(self) -> dict[str, dict[str, Any]]:
+        """Return the tools of the server, each with its properties."""
+        return {each["name"]: each["inputSchema"].get("properties", {}) for each in self.ask("tools/list")["tools"]}
 
     def call(self, tool: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         """Return the answer of a tool, and whether it is an error. Further blocks are notifications of earlier

@@ -19,9 +19,11 @@ from keephold.errors import ConfigError, KeepholdError
 from keephold.extras import need
 
 if TYPE_CHECKING:
+    from keephold.cli.store_control import Acting, Stored
     from keephold.config import Config
     from keephold.config.trust import Found
-    from keephold.control.base import Controls
+    from keephold.control.base import Controls, Looking
+    from keephold.control.remote import RemoteControl
     from keephold.handles.registry import Registry
     from keephold.runtime import Runtime
     from keephold.store.base import Store
@@ -39,7 +41,7 @@ def _store_url(context: click.Context, parameter: click.Parameter, value: str | 
     """Refuse a URL that names no store, by the name of the option or the variable that has it."""
     if not value or context.resilient_parsing:
         return value
-    from keephold.store.urls import open_store, sqlite_file
+    from keephold.store import open_store, sqlite_file
 
     try:
         if sqlite_file(value) is None:
@@ -106,23 +108,24 @@ def place_of(url: str | None, *, acting: bool, make: bool = False) -> str:
 
 def _existing(url: str | None, *, acting: bool = False) -> "Store":
     """Return the store that is named, else the one that `keephold turn` would use here. Refuse one that is missing."""
-    from keephold.store.urls import open_store
+    from keephold.store import open_store
 
     return _there(open_store(place_of(url, acting=acting)))
 
 
 def _to_read(url: str | None) -> "Store":
     """Return the same store, to be opened read-only. The part that writes is not even imported."""
-    from keephold.store.urls import sqlite_file
+    from keephold.store import sqlite_file
+    from keephold.store.base import address_of
 
     place = place_of(url, acting=False)
     file = sqlite_file(place)
     if file is not None:
-        from keephold.store.sqlite.read_only import ReadOnlyStore
+        from keephold.store.sqlite.reads import ReadOnlyStore
 
         return _there(ReadOnlyStore(file))
     store = _existing(place)
-    if (address := getattr(store, "address", None)) is not None:
+    if (address := address_of(store)) is not None:
         from keephold.store.postgres.store import ReadOnlyPostgres
 
         return ReadOnlyPostgres(address)
@@ -131,12 +134,14 @@ def _to_read(url: str | None) -> "Store":
 
 def _there(store: "Store") -> "Store":
     """Refuse a store that is missing."""
+    from keephold.store.base import file_of
+
     if not store.durable:
         raise KeepholdError(
             "a `memory:` store is seen by no process but its own; name a file by --store", code="unsupported_store"
         )
-    path = getattr(store, "path", None)  # of a file
-    if isinstance(path, Path) and not path.exists() and not Path(f"{path}-wal").exists():  # else it is damaged
+    path = file_of(store)
+    if path is not None and not path.exists() and not Path(f"{path}-wal").exists():  # else it is damaged
         raise KeepholdError(
             f"there is no store `{path}`; `keephold serve` makes one, or name another by --store", code="store_unusable"
         )
@@ -146,8 +151,8 @@ def _there(store: "Store") -> "Store":
 def to_look_after(url: str | None, *, acting: bool = False, missing: bool = False) -> "Housekeeping":
     """Return the housekeeping of the store that is named, as the commands of `keephold store` need it. `missing`: the
     store need not exist, and the user's directory for it is made."""
+    from keephold.store import open_store
     from keephold.store.housekeeping import housekeeping_of
-    from keephold.store.urls import open_store
 
     store = open_store(place_of(url, acting=acting, make=True)) if missing else _existing(url, acting=acting)
     return housekeeping_of(store)
@@ -190,10 +195,11 @@ def keep_as_configured(registry: "Registry") -> None:
     """Set the retention of a runtime without tools: from the configuration found here, if that names the same store,
     else the default (S5, W8)."""
     from keephold.cli.trust import trusted_config
-    from keephold.config.archives import archive_of
+    from keephold.config.build import archive_of
     from keephold.config.load import load_config
     from keephold.config.trust import find
-    from keephold.store.urls import open_store
+    from keephold.store import open_store
+    from keephold.store.base import address_of, file_of
 
     registry.retention = _RETENTION_SECS
     found = find(Path.cwd())
@@ -204,8 +210,8 @@ def keep_as_configured(registry: "Registry") -> None:
     config = load_config(found.path, found.data)
     if not (config.store.model_fields_set or config.wait_handles.model_fields_set):
         return
-    configured = open_store(config.store_url or default_store())
-    if any(getattr(configured, name, None) != getattr(registry.store, name, None) for name in ("path", "address")):
+    configured, store = open_store(config.store_url or default_store()), registry.store
+    if (file_of(configured), address_of(configured)) != (file_of(store), address_of(store)):
         return
     trusted_config(found)
     registry.retention = config.store.retention_secs or _RETENTION_SECS
@@ -251,8 +257,10 @@ def _sendable(token: str, source: str) -> str:
 
 def _stored_token(url: str | None) -> str | None:
     """Return the token that `keephold serve` keeps beside its store."""
+    from keephold.store.base import file_of
+
     try:
-        path = getattr(_existing(url), "path", None)
+        path = file_of(_existing(url))
         token = "" if path is None else Path(f"{path}-token").read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError, KeepholdError):
         return None
@@ -262,45 +270,55 @@ def _stored_token(url: str | None) -> str | None:
 # Opening it
 
 
-@asynccontextmanager
-async def opened(where: Where, *, acting: bool = False) -> "AsyncIterator[Controls]":
-    """Open the server or the store. Without `acting`, nothing can be changed."""
-    if where.server:
-        need("serve", "--server", "httpx2")
-        from keephold.control.remote import RemoteControl
+def served(where: Where) -> "RemoteControl | None":
+    """Return the control of the server that is named, to be opened; None if none is."""
+    if not where.server:
+        return None
+    need("serve", "--server", "httpx2")
+    from keephold.control.remote import RemoteControl
 
-        async with RemoteControl(where.server, _token(where, where.server)) as remote:
-            yield remote
-        return
-    from keephold.cli.store_control import Stored
-
-    if acting:
-        async with without_tools(where.store) as runtime:
-            yield Stored(runtime.registry.store, runtime)
-    else:
-        async with reading(where.store) as store:
-            yield Stored(store, url=where.store)
+    return RemoteControl(where.server, _token(where, where.server))
 
 
-def ask(where: Where, operation: "Callable[[Controls], Awaitable[T]]", *, acting: bool = False) -> T:
-    """Return the result of one operation on the server or the store."""
+def look(where: Where, operation: "Callable[[Looking], Awaitable[T]]") -> T:
+    """Return the result of an operation on the server or the store that needs no runtime."""
 
-    async def asked() -> T:
-        async with opened(where, acting=acting) as controls:
+    async def looked() -> T:
+        async with served(where) or _reading(where.store) as looking:
+            return await operation(looking)
+
+    return asyncio.run(looked())
+
+
+def act(where: Where, operation: "Callable[[Controls], Awaitable[T]]") -> T:
+    """Return the result of an operation on the server or, by a runtime without tools, on the store."""
+
+    async def acted() -> T:
+        async with served(where) or _acting(where.store) as controls:
             return await operation(controls)
 
-    return asyncio.run(asked())
+    return asyncio.run(acted())
 
 
 @asynccontextmanager
-async def reading(url: str | None) -> "AsyncIterator[Store]":
+async def _reading(url: str | None) -> "AsyncIterator[Stored]":
     """Open the store read-only: nothing is recovered, ended or collected."""
+    from keephold.cli.store_control import Stored
+
     store = _to_read(url)
     await store.open(lambda _: None)
     try:
-        yield store
+        yield Stored(store, url=url)
     finally:
         await store.close()
+
+
+@asynccontextmanager
+async def _acting(url: str | None) -> "AsyncIterator[Acting]":
+    from keephold.cli.store_control import Acting
+
+    async with without_tools(url) as runtime:
+        yield Acting(runtime)
 
 
 @asynccontextmanager

@@ -3,8 +3,9 @@
 Looking needs no runtime, which takes a while to import: it is there for commands that act.
 """
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Iterable
+from contextlib import asynccontextmanager
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from keephold.control.handle_json import OutputSize, as_json
@@ -18,7 +19,7 @@ from keephold.store.base import Record, Store
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from keephold.control.control import Control
+    from keephold.control.open_requests import PostedRequests
     from keephold.runtime import Runtime
     from keephold.turn import attach_protocol as frames
     from keephold.turn.relay import Relay
@@ -27,22 +28,14 @@ _TAIL_BYTES = 4096
 
 
 class Stored:
-    """Performs the commands' operations on an open store; those that act need a `runtime`, which has no tools."""
+    """Looks into an open store."""
 
-    def __init__(self, store: Store, runtime: "Runtime | None" = None, *, url: str | None = None) -> None:
-        self._store = store
-        self._url = url
-        self.store_view = StoreView(store, longest_page=2**53)  # the command decides how long a page is
-        self._acting = runtime
-
-    @property
-    def place(self) -> str:
-        return place_of(self._store)
-
-    @property
-    def _runtime(self) -> "Runtime":
-        assert self._acting is not None, "opened for looking"
-        return self._acting
+    def __init__(self, store: Store, *, url: str | None = None, relay: "Relay | None" = None) -> None:
+        """`relay` reaches processes through the store; without it, a runtime is opened at `url` if that is needed."""
+        self._store, self._url, self._through = store, url, relay
+        self._view = StoreView(store, longest_page=2**53)  # the command decides how long a page is
+        self.handles, self.conversations = self._view.handles, self._view.conversations
+        self.place = place_of(store)
 
     async def _record(self, uid: str) -> Record:
         record = await self._store.handle(uid)
@@ -50,48 +43,36 @@ class Stored:
             raise KeepholdError(f"Handle `{uid}` expired while it was looked at", code="handle_expired")
         return record
 
-    # Looking
-
     async def find(self, ids: Iterable[str], conversation: str | None) -> list[dict[str, Any]]:
-        return [as_json(each) for each in await self.store_view.glances(await find(self._store, ids, conversation))]
+        return [as_json(each) for each in await self._view.glances(await find(self._store, ids, conversation))]
 
     async def handle(self, uid: str, *, keys: bool = False) -> dict[str, Any]:
         record = await self._record(uid)
         shown = {"keys": await _keys(self._store, record)} if keys else {}
-        return await self.store_view.described(record, output=_output(self._store, record), **shown)
+        return await self._view.described(record, output=_output(self._store, record), **shown)
 
-    async def handles(self, **wanted: Any) -> dict[str, Any]:
-        return await self.store_view.handles(**wanted)
+    @cached_property
+    def _posted(self) -> "PostedRequests":
+        from keephold.control.open_requests import PostedRequests  # most commands do not need it
 
-    async def conversations(self, *, after: str | None = None, limit: int = 50) -> dict[str, Any]:
-        return await self.store_view.conversations(after=after, limit=limit)
+        return PostedRequests(self._store)
 
-    async def requests(self) -> list[dict[str, Any]]:
-        from keephold.control.posted_requests import PostedRequests
-
-        return await PostedRequests(self._store, own=False).page(limit=2**53)
+    async def requests(self) -> tuple[list[dict[str, Any]], int]:
+        return await self._posted.page(limit=2**53), 0
 
     async def request(self, id: str) -> dict[str, Any]:
-        from keephold.control.posted_requests import PostedRequests, gone
+        from keephold.control.open_requests import still_open
 
-        found = await PostedRequests(self._store, own=False).get(id)
-        if found is None:
-            raise gone(id)
-        return found
+        return still_open(id, await self._posted.get(id))
 
     async def permissions(self) -> list[dict[str, Any]]:
-        from keephold.control.posted_requests import PostedRequests
-
-        return await PostedRequests(self._store, own=False).permissions()
-
-    def talk(self, fact: dict[str, Any], want: "frames.Want") -> "AbstractAsyncContextManager[frames.Talk]":
-        return self._talk(fact["uid"], want)
+        return await self._posted.permissions()
 
     @asynccontextmanager
-    async def _talk(self, uid: str, want: "frames.Want") -> "AsyncIterator[frames.Talk]":
+    async def talk(self, fact: dict[str, Any], want: "frames.Want") -> "AsyncIterator[frames.Talk]":
         from keephold.control.stored_output import talking
 
-        record = await self._record(uid)
+        record = await self._record(fact["uid"])
         async with self._relay(record) as relay, talking(self._store, record, want, relay) as talk:
             yield talk
 
@@ -102,58 +83,30 @@ class Stored:
         from keephold.turn.owner_connection import running
 
         to = running(self._store, record)
-        if self._acting is not None:
-            yield self._acting.relay
-        elif to is None or to.path is not None:
-            yield None
+        if self._through is not None or to is None or to.path is not None:
+            yield self._through
         else:
             async with without_tools(self._url) as runtime:
                 yield runtime.relay
 
-    # Acting
 
-    @property
-    def _control(self) -> "Control":
+class Acting(Stored):
+    """Acts on a store as well, by a runtime that has no tools."""
+
+    def __init__(self, runtime: "Runtime") -> None:
         from keephold.control.control import Control
 
-        return Control(self._runtime)
-
-    async def abort(self, uid: str) -> dict[str, Any]:
-        return await self._control.abort(uid)
-
-    async def decide(self, id: str, said: dict[str, Any]) -> dict[str, Any]:
-        return dict(await self._control.decide(id, said, by="the command line"))
-
-    async def revoke_permission(self, id: str) -> dict[str, Any]:
-        return dict(await self._control.revoke_permission(id))
-
-    async def retry(self, uid: str) -> dict[str, Any]:
-        return dict(await self._control.retry(uid))
-
-    async def wait_for(
-        self,
-        *,
-        all: Sequence[str] = (),
-        any: Sequence[str] = (),
-        output: Sequence[dict[str, str]] = (),
-        ready: Sequence[str] = (),
-        timeout: float | None = None,
-    ) -> dict[str, Any]:
-        return dict(await self._control.wait(all=all, any=any, output=output, ready=ready, timeout=timeout))
-
-    async def complete(self, key: str, resolution: dict[str, Any]) -> dict[str, Any]:
-        return await self._control.complete(key, resolution)
-
-    async def revoke(self, conversation: str) -> dict[str, Any]:
-        return dict(await self._control.revoke(conversation))
-
-    async def forget(self, conversation: str) -> dict[str, Any]:
-        return dict(await self._control.forget(conversation))
+        super().__init__(runtime.registry.store, relay=runtime.relay)
+        self._control = control = Control(runtime)
+        self.abort, self.retry, self.wait = control.abort, control.retry, control.wait
+        self.complete, self.revoke, self.forget = control.complete, control.revoke, control.forget
+        self.decide = partial(control.decide, by="the command line")
+        self.revoke_permission = control.revoke_permission
 
     async def collect(self, *, older_than: float | None, dry_run: bool, vacuum: bool) -> dict[str, Any]:
         from keephold.cli.store import keep_as_configured
 
-        keep_as_configured(self._runtime.registry)
+        keep_as_configured(self._control.runtime.registry)
         return await self._control.collect(older_than=older_than, dry_run=dry_run, vacuum=vacuum)
 
 

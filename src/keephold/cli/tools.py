@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from keephold.cli.parameters import config_option, no_config, the_config
-from keephold.cli.printing import printable
+from keephold.cli.printing import printable, table_lines
 from keephold.schema.dialects import DIALECTS, Dialect
 
 if TYPE_CHECKING:
-    from keephold import Runtime
+    from keephold.runtime import Runtime
 
 CONNECT_SECS = 30.0
 
@@ -22,7 +22,7 @@ CONNECT_SECS = 30.0
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def tools(config: Path | None, dialect: Dialect | None, as_json: bool) -> None:
     """List the tools of a configuration, as a model sees them. MCP servers are started to ask for theirs."""
-    from keephold import Runtime
+    from keephold.runtime import Runtime
 
     loaded = the_config(config)
     if loaded.source is None:
@@ -37,23 +37,14 @@ def tools(config: Path | None, dialect: Dialect | None, as_json: bool) -> None:
         click.echo(json.dumps(listed, indent=2, ensure_ascii=False))
     else:
         actions = {tool.name: " ".join(tool.actions) for tool in runtime.toolbox}
-        rows = [(tool["name"], actions.get(tool["name"]), _first_line(tool["description"])) for tool in listed]
-        _table([(name, has or "-", text) for name, has, text in rows])
+        rows = [
+            (tool["name"], actions.get(tool["name"]) or "-", printable(tool["description"]).strip().partition("\n")[0])
+            for tool in listed
+        ]
+        click.echo("\n".join(table_lines([("NAME", "ACTIONS", "DESCRIPTION"), *rows])))
 
 
 async def _connected(runtime: "Runtime") -> None:
     async with runtime:
         if not await runtime.connected(CONNECT_SECS):
             click.echo("some MCP servers could not be reached; their tools are not listed", err=True)
-
-
-def _table(rows: list[tuple[str, str, str]]) -> None:
-    head = ("NAME", "ACTIONS", "DESCRIPTION")
-    name, actions = (max(len(row[column]) for row in [head, *rows]) for column in (0, 1))
-    for row in [head, *rows]:
-        click.echo(f"{row[0]:<{name}}  {row[1]:<{actions}}  {row[2]}".rstrip())
-
-
-def _first_line(description: str) -> str:
-    """Return the first line, without what the terminal would obey or not show (K4)."""
-    return printable(description).strip().partition("\n")[0]

@@ -1,4 +1,5 @@
-"""The screen of `keephold top`: a live table of handles, and keys that act on the one under the cursor.
+"""The screens of `keephold top`: a live table of handles with keys that act on the one under the cursor, and the page
+of one handle with its output.
 
 One task listens for changes, one reads and draws. However much happens, it draws a few times a second, and reading
 never takes more than a part of the time.
@@ -7,7 +8,8 @@ never takes more than a part of the time.
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -16,16 +18,17 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.coordinate import Coordinate
 from textual.events import Resize
-from textual.widgets import DataTable, Footer, Static
+from textual.screen import Screen
+from textual.widgets import DataTable, Footer, Log, Static
 
-from keephold.characters import isolated
-from keephold.cli.printing import one_line, printable
-from keephold.cli.top_detail import Detail, LastLines
+from keephold.cli.printing import duration, one_line, printable, state_words, time_of_day
 from keephold.cli.top_dialogs import KeysScreen, TextScreen, YesNoScreen, answer_text, question_screen, request_screen
-from keephold.cli.top_rows import HEAD, SORTS, Fact, Row, widths
-from keephold.cli.top_source import Model, Source
+from keephold.cli.top_source import HEAD, SORTS, Fact, Model, Row, Source, latest, widths
 from keephold.errors import KeepholdError
+from keephold.text import isolated
 
+_LINES = 10_000
+"""Lines of output to scroll back to; `keephold logs` has all of it."""
 _PAUSE = 0.2
 """Seconds between two drawings."""
 _AGAIN_SECS = 1.0
@@ -42,6 +45,121 @@ _KEYS = (
     ("q", "quit"),
 )
 _OF_TABLE = ("filter", "sort", "group", "over", "keys", "quit")
+
+
+class Detail(Screen[None]):
+    """A handle's page. The table below keeps running, and calls `changed`."""
+
+    CSS = """
+    #facts { height: auto; max-height: 10; padding: 0 1; border-bottom: solid $accent; }
+    Log { height: 1fr; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "app.pop_screen", "Back"),
+        Binding("q", "app.pop_screen", "Back", show=False),
+        Binding("a", "app.abort", "Abort"),
+        Binding("r", "app.answer", "Answer"),
+        Binding("t", "app.attach", "Attach"),
+    ]
+
+    def __init__(self, source: Source, fact: Fact) -> None:
+        super().__init__()
+        self._source = source
+        self.fact = fact
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="facts")
+        yield Log(max_lines=_LINES, auto_scroll=True)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.tick()
+        self.set_interval(1.0, self.tick)
+        self.follow()
+
+    def changed(self, fact: Fact) -> None:
+        self.fact = fact
+        self.tick()
+
+    def tick(self) -> None:
+        text = Text()
+        for title, said in _lines(self.fact, time.time()):
+            text.append(f"{title:<13}", style="bold")
+            text.append(f"{one_line(said)}\n")
+        self.query_one("#facts", Static).update(text)
+
+    @work(exclusive=True)
+    async def follow(self) -> None:
+        log = self.query_one(Log)
+        try:
+            self.changed(await self._source.fact(self.fact["uid"]) or self.fact)
+            async for text in self._source.printed(self.fact):
+                log.write(text)
+        except KeepholdError as error:
+            log.write_line(f"({one_line(error.message)})")
+
+
+def _lines(fact: Fact, now: float) -> Iterator[tuple[str, Any]]:
+    yield "handle", f"{fact['id']}, of {fact['tool']}, in {fact['conversation']}"
+    spent = (fact["stopped"] or now) - (fact["started"] or fact["created"])
+    yield (
+        "state",
+        f"{state_words(fact, now)}, {duration(spent)} since {time_of_day(fact['started'] or fact['created'])}",
+    )
+    yield "uid", fact["uid"]
+    if fact.get("arguments") is not None:
+        yield "arguments", fact["arguments"]
+    if fact["deadline"]:
+        yield "deadline", time_of_day(fact["deadline"])
+    if fact["owner"] == "gone" and not fact.get("kept"):
+        yield "owner", "gone, and no other process has resumed it"
+    said = latest(fact, "")
+    if said:
+        yield "asks" if fact.get("question") else "last", said
+    outcome = fact.get("outcome")
+    if outcome is not None and outcome.get("value") is not None:
+        yield "result", outcome["value"]
+
+
+def _keys(rows: Sequence[Row]) -> list[str]:
+    return [row.key for row in rows]
+
+
+class LastLines:
+    """Calls `on_line(uid, line)` with every new last line of the followed handles."""
+
+    def __init__(self, source: Source, on_line: Callable[[str, str], None]) -> None:
+        self._source = source
+        self._on_line = on_line
+        self._following: dict[str, asyncio.Task[None]] = {}
+        self._silent: set[str] = set()  # have no output: not asked again before `retry`
+
+    def follow(self, facts: Iterable[Fact]) -> None:
+        """Follow these handles, and no others."""
+        seen = {fact["uid"]: fact for fact in facts if fact["state"] == "running" and not fact["parked"]}
+        for uid in [uid for uid in self._following if uid not in seen]:
+            self._following.pop(uid).cancel()
+        for uid, fact in seen.items():
+            if uid not in self._following and uid not in self._silent:
+                self._following[uid] = asyncio.ensure_future(self._follow(fact))
+
+    def retry(self, uids: Iterable[str] | None) -> None:
+        """Allow these handles, or all, to be asked again: they have changed."""
+        self._silent.difference_update(self._silent.copy() if uids is None else uids)
+
+    async def close(self) -> None:
+        tasks = list(self._following.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, fact: Fact) -> None:
+        uid = fact["uid"]
+        with suppress(KeepholdError):  # no process runs it any more, or its process cannot be reached
+            async for line in self._source.last_lines(fact):
+                self._on_line(uid, line)
+        self._silent.add(uid)
+        self._following.pop(uid, None)
 
 
 class Table(DataTable[Text]):
@@ -87,7 +205,6 @@ class Top(App[None]):
         self._changed: set[str] | None = set()  # handles to be read again; None: all
         self._woken = asyncio.Event()
         self._trouble = ""
-        self._keys: list[str] = []
         self._shown: list[Row] = []
         self._widths: list[int] = []
 
@@ -155,15 +272,14 @@ class Top(App[None]):
         if self.paused or not self.is_running:
             return
         rows = self.model.rows()
-        keys = [row.key for row in rows]
         wanted = widths(rows, self.table.size.width or self.size.width)
         grown = any(new > old for new, old in zip(wanted, self._widths, strict=bool(self._widths)))
-        if keys != self._keys or grown or sum(wanted) != sum(self._widths):
+        if _keys(rows) != _keys(self._shown) or grown or sum(wanted) != sum(self._widths):
             self._widths = wanted
             self._rebuild(rows)
         else:
             self._update(rows)
-        self._keys, self._shown = keys, rows
+        self._shown = rows
         self._status()
         self._follow_visible(rows)
         top = self.screen
@@ -182,7 +298,7 @@ class Top(App[None]):
             for row in rows:
                 table.add_row(*self._cells(row), key=row.key)
             if rows:
-                keys = [row.key for row in rows]
+                keys = _keys(rows)
                 table.move_cursor(row=keys.index(before) if before in keys else min(at, len(rows) - 1), animate=False)
 
     def _update(self, rows: list[Row]) -> None:
@@ -198,7 +314,7 @@ class Top(App[None]):
         ]
 
     def _status(self) -> None:
-        text = Text(f"{self.model.summary()} · {self.source.place}", no_wrap=True, overflow="ellipsis")
+        text = Text(f"{self.model.summary()} · {self.source.controls.place}", no_wrap=True, overflow="ellipsis")
         if self._trouble:
             text = Text(f"! {one_line(self._trouble)}", style="bold red", no_wrap=True, overflow="ellipsis")
         self.screen_stack[0].query_one("#status", Static).update(text)
@@ -215,7 +331,7 @@ class Top(App[None]):
 
     def _under_cursor(self) -> str:
         at = self.table.cursor_row
-        return self._keys[at] if 0 <= at < len(self._keys) else ""
+        return self._shown[at].key if 0 <= at < len(self._shown) else ""
 
     @property
     def chosen(self) -> Fact | None:
@@ -225,7 +341,7 @@ class Top(App[None]):
         return self.model.get(self._under_cursor())
 
     def on_data_table_row_highlighted(self, event: "DataTable.RowHighlighted") -> None:
-        if self.model.more and event.cursor_row >= len(self._keys) - 1 > 0:
+        if self.model.more and event.cursor_row >= len(self._shown) - 1 > 0:
             self.load_more()
 
     def on_data_table_row_selected(self, event: "DataTable.RowSelected") -> None:
@@ -291,7 +407,7 @@ class Top(App[None]):
         asked = f"Abort {id} of {tool}, in {place}?"
         if await self.push_screen_wait(YesNoScreen(asked)):
             try:
-                await self.source.abort(fact["uid"])
+                await self.source.controls.abort(fact["uid"])
                 self.say(f"aborted {one_line(fact['id'])}")
             except KeepholdError as error:
                 self.say(error.message, bad=True)

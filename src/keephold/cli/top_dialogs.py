@@ -18,10 +18,10 @@ from textual.screen import ModalScreen
 from textual.timer import Timer
 from textual.widgets import Input, OptionList, Static
 
-from keephold.characters import exact, exact_json, isolated, isolated_json
 from keephold.cli import prompter
 from keephold.cli.printing import one_line, printable
 from keephold.handles.form import expected_form
+from keephold.text import exact, isolated, isolated_json, readable_json
 
 
 class AskScreen(ModalScreen[Any]):
@@ -206,7 +206,7 @@ class TextScreen(AskScreen):
 def question_screen(fact: dict[str, Any], problem: str = "") -> AskScreen:
     """Return the screen for a handle's question; `answer_text` takes its result."""
     question = fact["question"]
-    asked = f"{_named(fact['tool'], fact['id'])} asks:\n"
+    asked = f"{prompter.named(fact['tool'], fact['id'])} asks:\n"
     if question["pre_amble"]:
         asked += f"{isolated(printable(question['pre_amble']))}\n"
     asked += isolated(printable(question["text"]))
@@ -235,12 +235,8 @@ def answer_text(question: dict[str, Any], said: Any) -> str:
 
 def request_screen(request: dict[str, Any]) -> AskScreen:
     """Return the screen that asks whether a call may run, or its result be shown."""
-    who = _named(request["tool"], request["handle_id"])
+    who = prompter.named(request["tool"], request["handle_id"])
     if request["kind"] == "permission":
-        given = exact_json(json.dumps(request["arguments"], indent=2, ensure_ascii=False))
-        return ApproveScreen(f"May {who} {one_line(request['action'] or 'run')}?\n{isolated_json(given)}")
+        given = isolated_json(readable_json(request["arguments"]))
+        return ApproveScreen(f"May {who} {one_line(request['action'] or 'run')}?\n{given}")
     return ApproveScreen(f"May the result of {who} be shown to the model?\n{isolated(exact(request['result']))}")
-
-
-def _named(*names: str | None) -> str:
-    return " ".join(isolated(one_line(name)) for name in names if name)

@@ -1,9 +1,12 @@
 """`keephold trust` and `keephold untrust`: which configuration files that are found may act (K7).
 
 Commands that act by a found file ask `trusted_config` for it, which asks the user at a terminal and raises elsewhere.
+`keephold mcp` cannot ask, because a client has its input and output. It starts as if there were no file, and says so in
+every session until the file is trusted (`LookAgain`).
 """
 
 import difflib
+import logging
 import os
 import shlex
 import sys
@@ -15,15 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from keephold.characters import exact, exact_line
-from keephold.cli.parameters import json_option
-from keephold.cli.printing import print_json
+from keephold.cli.parameters import config_unasked, json_option
+from keephold.cli.printing import print_json, tell
 from keephold.config.trust import FILE_NAME, Found, Record, examine, find_config
-from keephold.errors import ConfigError
-from keephold.text import time_of_day
+from keephold.errors import ConfigError, KeepholdError
+from keephold.text import exact, exact_line, time_of_day
 
 if TYPE_CHECKING:
     from keephold.config import Config
+    from keephold.runtime import Runtime
+
+_log = logging.getLogger("keephold.trust")
 
 _QUIET_SECS = 0.7
 """How long keys are ignored after the question has appeared, as for other prompts (`prompter`, slow to import)."""
@@ -205,12 +210,8 @@ def untrust(path: Path | None, as_json: bool) -> None:
     named = _named(path)
     file = named.parent.resolve() / named.name
     was = Record().remove(file)
-    if as_json:
-        print_json({"path": str(file), "untrusted": was})
-    else:
-        click.echo(
-            f"{exact_line(str(file))} is {'not trusted any more' if was else 'not in the record of trusted files'}"
-        )
+    text = f"{exact_line(str(file))} is {'not trusted any more' if was else 'not in the record of trusted files'}"
+    tell({"path": str(file), "untrusted": was}, text, as_json=as_json)
 
 
 def _named(path: Path | None) -> Path:
@@ -247,3 +248,33 @@ def _state(path: Path) -> str:
     if not path.is_file():
         return "gone"
     return "refused" if found.refused else "trusted" if found.trusted else "changed"
+
+
+# For servers that cannot ask
+
+
+class LookAgain:
+    """Call it when a session begins: it returns why the file is ignored, empty if none is."""
+
+    def __init__(self, runtime: "Runtime", ignored: str) -> None:
+        self._runtime = runtime
+        self._ignored = ignored
+
+    async def __call__(self) -> str:
+        if self._ignored:
+            try:
+                config, self._ignored = config_unasked(None)
+                if not self._ignored:
+                    left = self._runtime.reload(config)
+                    for server in config.mcp_servers():
+                        await self._runtime.add_server(server)
+                    needed = [table for table in left if table != "mcp" or config.mcp.model_fields_set - {"servers"}]
+                    _log.warning("the configuration is trusted now%s", restart_for(needed))
+            except KeepholdError as error:  # the file has mistakes
+                self._ignored = error.message
+        return self._ignored
+
+
+def restart_for(tables: list[str]) -> str:
+    """Return the end of a sentence that says for which tables a restart is needed."""
+    return f"; a restart is needed for {', '.join(tables)}" if tables else ""

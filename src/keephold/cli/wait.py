@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import click
 
 from keephold.cli.parameters import conversation_option, json_option
 from keephold.cli.printing import one_line, print_above_progress, print_json, progress, terminal_width
-from keephold.cli.store import Where, ask, where_options
+from keephold.cli.store import Where, act, where_options
 from keephold.errors import KeepholdError
 
 if TYPE_CHECKING:
@@ -78,14 +78,14 @@ def wait(
     if not named:
         raise click.UsageError("Name a handle: ID, --output ID=REGEX or --ready ID.")
 
-    async def wait(controls: "Controls") -> dict[str, Any]:
+    async def wait(controls: "Controls") -> Mapping[str, Any]:
         facts = await controls.find(named, conversation)
         uids = {each: fact["uid"] for each, fact in zip(named, facts, strict=True)}
         stops = [uids[each] for each in dict.fromkeys(id)]
         live = [fact for fact in facts if fact["state"] != "stopped"]
         async with _reporting_lost_owners(controls, live):
             with progress(f"waiting for {_named(live)}"):
-                waited = await controls.wait_for(
+                waited = await controls.wait(
                     all=() if any_of_them else stops,
                     any=stops if any_of_them else (),
                     output=[{"id": uids[each], "pattern": pattern} for each, pattern in output],
@@ -96,7 +96,7 @@ def wait(
             await _add_output(controls, facts, waited["completed"])
         return waited
 
-    waited = ask(where, wait, acting=True)
+    waited = act(where, wait)
     if as_json:
         print_json(waited)
     else:

@@ -1,6 +1,7 @@
 """`keephold worker`: run tools of a configuration for an engine."""
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -44,8 +45,7 @@ def worker(config: Path | None, engine: str, max_running: int | None, drain: flo
 
 
 async def _work(config: Config, max_running: int | None, drain: float, metrics: str | None) -> int:
-    from keephold.config.build import build_tools
-    from keephold.config.engines import temporal_place
+    from keephold.config.build import build_tools, temporal_place
     from keephold.tools.guard import Guard
 
     if "temporal" not in config.engines:
@@ -70,15 +70,22 @@ async def _work(config: Config, max_running: int | None, drain: float, metrics: 
     tell_source(config)
     click.echo(f"Taking calls of {names} from Temporal at {place.address} (task queue {place.task_queue}).", err=True)
     await working.run(stop)
+    if working.abandoned:  # the loop would not end before a tool that swallows its cancellation
+        click.echo("Some calls did not end when they were cancelled; they end with this process.", err=True)
+        os._exit(signals.code)
     return signals.code
 
 
 def _measure(working: object, address: str) -> None:
     from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
-    host, _, port = address.rpartition(":")
     registry = CollectorRegistry()
     for name, text in (("running", "Attempts that run now."), ("finished", "Attempts that have ended.")):
         gauge = Gauge(f"keephold_worker_attempts_{name}", text, registry=registry)
         gauge.set_function(lambda name=name: float(getattr(working, name)))  # type: ignore[misc]
-    start_http_server(int(port), host or "127.0.0.1", registry=registry)
+    host, _, port = address.rpartition(":")
+    try:
+        start_http_server(int(port), host or "127.0.0.1", registry=registry)
+    except (ValueError, OverflowError, OSError) as error:
+        why = f"--metrics {address}: {error}; give HOST:PORT of this machine, such as 127.0.0.1:9100"
+        raise KeepholdError(why, code="config_invalid") from None

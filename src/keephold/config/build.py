@@ -1,8 +1,8 @@
-"""Builds the tools of a configuration.
+"""Builds what a configuration names: tools, MCP servers (M6), engines and archives (W8).
 
 A local tool is a command, a terminal a command with its own terminal. A Python tool is a function or a `Tool` of a
 module found from the file's directory; the file overrides its settings. Built-ins are only adjusted here. Tools of MCP
-servers are built when their servers have listed them (`servers`).
+servers are built when their servers have listed them.
 """
 
 import difflib
@@ -10,27 +10,39 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from importlib.machinery import PathFinder
 from itertools import accumulate
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keephold.config.commands import unknown_names
-from keephold.config.model import Config, ToolSettings
+from keephold.config.model import Config, McpServerSettings, ToolSettings
 from keephold.config.rules import no_engine, terminal_questions
-from keephold.config.source import TOOLS, dotted
+from keephold.config.source import DEFAULTS, TOOLS, dotted
+from keephold.config.trust import state_directory
 from keephold.errors import ConfigError
+from keephold.extras import need
 from keephold.schema.canonical import check_parameters, property_names
-from keephold.tools.base import RetryPolicy, SpawnPolicy, Tool, ToolRuntime, Window, engine_problem
+from keephold.store.archive import Archive
+from keephold.store.base import Record
+from keephold.tools.base import ACTIONS, RetryPolicy, SpawnPolicy, Tool, ToolRuntime, Window, engine_problem, guarded
 from keephold.tools.command import Command
 from keephold.tools.function import tool as make_tool
 from keephold.tools.guard import Guard
 from keephold.tools.program import ACTION_PARAMETERS, QUESTIONS
+from keephold.tools.remote.login import LoginFile
+from keephold.tools.remote.server import McpServer, pattern
 from keephold.tools.template import CommandLine
 from keephold.tools.waiting import NAMES as WAITING
 from keephold.tools.waiting import need_packages
+from keephold.tools.waiting.cleanup import WaitArchive
+
+if TYPE_CHECKING:
+    from keephold.engines.base import Engine
+    from keephold.engines.temporal.client import Place
 
 
 def build_tools(config: Config, guard: Guard) -> list[Tool]:
@@ -44,7 +56,7 @@ def build_tools(config: Config, guard: Guard) -> list[Tool]:
             elif settings.source == "terminal":
                 tools.append(_terminal_tool(config, name, guard))
             elif settings.source == "python":
-                tools.append(_guarded(python_tool(config, name), guard))
+                tools.append(guarded(python_tool(config, name), guard))
             elif settings.source == "builtin":
                 need_packages([name])
         except ConfigError as error:
@@ -63,12 +75,6 @@ def configure_builtin(tool: Tool, config: Config) -> Tool:
     written: dict[str, Any] = {"run": settings.run, "result": settings.result, "output": settings.output.policy("head")}
     changes = {key: value for key, value in written.items() if key in settings.model_fields_set}
     return replace(tool, offered=tool.offered or tool.name in WAITING, **changes)
-
-
-def _guarded(tool: Tool, guard: Guard) -> Tool:
-    """Return the tool with this guard, if it starts processes: one made in Python has none yet."""
-    guarded = getattr(tool.runtime, "guarded", None)
-    return tool if guarded is None else replace(tool, runtime=guarded(guard))
 
 
 def python_tool(config: Config, name: str) -> Tool:
@@ -285,3 +291,105 @@ def _check_origin(config: Config, module: ModuleType, name: str, where: str) -> 
 def _at(config: Config, name: str, *key: str | int) -> str:
     path = (*TOOLS, name, *key)
     return dotted(path) if config.source is None else config.source.at(path)
+
+
+# MCP servers
+
+
+def mcp_servers(config: Config) -> list[McpServer]:
+    """Return the enabled servers, in order."""
+    return [_mcp_server(config, name, table) for name, table in config.mcp.servers.items() if table.enabled]
+
+
+def login_file(url: str) -> LoginFile:
+    """Return the file of the user's login at a server."""
+    state = state_directory()
+    return LoginFile(url, None if state is None else state / "mcp-logins")
+
+
+def _mcp_server(config: Config, name: str, table: McpServerSettings) -> McpServer:
+    words = [table.command] if isinstance(table.command, str) else table.command or []
+    named = {
+        own: (settings.tool or own, _mcp_like(own, settings, table.stateful))
+        for own, settings in config.conversation.tools.items()
+        if settings.source == "mcp" and settings.server == name
+    }
+    return McpServer(
+        name=name,
+        command=(*words, *table.args),
+        env=table.env,
+        pass_env=tuple(table.pass_env),
+        cwd=os.path.normpath(config.root / table.cwd) if words else None,
+        url=table.url,
+        headers=table.headers,
+        login=login_file(table.url) if table.oauth and table.url is not None else None,
+        timeout_secs=table.timeout_secs,
+        tools=None if table.tools is None else tuple(table.tools),
+        prefix=table.prefix,
+        like=_mcp_like("", _mcp_defaults(config), table.stateful),
+        named=named,
+    )
+
+
+def _mcp_defaults(config: Config) -> ToolSettings:
+    written = {} if config.source is None else config.source.tool(DEFAULTS)
+    return ToolSettings.model_validate({**written, "source": "mcp"})
+
+
+def _mcp_like(name: str, settings: ToolSettings, stateful: bool) -> Tool:
+    """Return the policies of a tool; `stateful` is the server's setting, for tools that have none of their own."""
+    fields = policy_fields(settings, "head")
+    written = settings.spawn.actions is not None or settings.spawn.stateful is not None
+    actions = settings.actions if written or not stateful else ACTIONS
+    if "on_crash" not in settings.model_fields_set:
+        del fields["on_crash"]
+    return replace(pattern(), name=name, actions=actions, spawn=spawn_policy(settings, SpawnPolicy()), **fields)
+
+
+# Engines
+
+
+def engines_of(config: Config) -> "dict[str, Engine]":
+    """Return the engines by name. Raises `KeepholdError` if the package of one is not installed."""
+    if "temporal" not in config.engines:
+        return {}
+    place = temporal_place(config)
+    from keephold.engines.temporal.client import Temporal
+
+    return {"temporal": Temporal(place)}
+
+
+def temporal_place(config: Config) -> "Place":
+    """Return where `[engines.temporal]` is."""
+    need("temporal", "[engines.temporal]", "temporalio")
+    from keephold.engines.temporal.client import Place
+
+    settings = config.engines["temporal"]
+    tls = {} if settings.tls is None else settings.tls.model_dump(exclude_none=True)
+    files = {name: config.root / file for name, file in tls.items()}
+    return Place(**settings.model_dump(exclude={"tls"}), tls=settings.tls is not None, **files)
+
+
+# Archives
+
+
+def archive_directory(config: Config) -> Path | None:
+    """Return the directory of `[store] archive`; None: there is none."""
+    named = config.store.archive
+    return None if named is None else config.root / Path(named).expanduser()
+
+
+def archive_of(config: Config) -> Callable[[Sequence[Record]], Awaitable[None]] | None:
+    """Return what archives records before they are deleted; None: nothing does."""
+    places, directory, file = config.archive_places, archive_directory(config), config.wait_handles.archive
+    archives: list[Archive | WaitArchive] = []
+    if directory is not None:
+        archives.append(Archive(directory, places))
+    if file is not None:
+        archives.append(WaitArchive(config.root / Path(file).expanduser(), places))
+
+    async def archive(records: Sequence[Record]) -> None:
+        for each in archives:
+            await each(records)
+
+    return archive if archives else None

@@ -529,7 +529,7 @@ class Config(Table):
         """Return the MCP servers whose tools are used."""
         if not self.mcp.servers:
             return []
-        from keephold.config.servers import mcp_servers
+        from keephold.config.build import mcp_servers
 
         return mcp_servers(self)
 

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 
 from keephold.errors import ConfigError
 from keephold.platforms import machine
-from keephold.platforms.flags import O_NOCTTY, O_NONBLOCK
+from keephold.platforms.unix import O_NOCTTY, O_NONBLOCK
 from keephold.private_file import NotPrivateError, read_private, replace_private
 
 T = TypeVar("T")

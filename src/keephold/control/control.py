@@ -11,22 +11,18 @@ from typing import Annotated, Any, NotRequired, TypedDict, cast
 import msgspec
 
 from keephold.control import output
-from keephold.control.open_requests import OpenRequests, RequestsView
-from keephold.control.posted_requests import gone, permission_json
+from keephold.control.open_requests import OpenRequests, permission_json, still_open
 from keephold.control.runtime_view import RuntimeView
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
 from keephold.handles.question import question_key, requested_question
 from keephold.handles.state import Reply, Waiting
-from keephold.handles.view import Conditions, Handles, conditions
+from keephold.handles.view import Conditions, Handles, WaitQuery, conditions
 from keephold.handles.waits import groups_of
 from keephold.runtime import Runtime
 from keephold.store.base import Forgotten
-from keephold.tools.base import Action, Tool
-from keephold.turn import send_input
-from keephold.turn.decisions import GONE, Decided
-from keephold.turn.prompts import RunTool
-from keephold.turn.tool_call import ParsedCall, ToolCall, checked_again
+from keephold.tools.base import Tool
+from keephold.turn.prompts import GONE, Decided
 
 ReplyJson = Annotated[dict[str, Any], msgspec.Meta(description="A handle's state, as a model's reply shows it.")]
 
@@ -72,16 +68,15 @@ class Control:
     def __init__(
         self,
         runtime: Runtime,
-        requests: OpenRequests | None = None,
         *,
         snapshot: Callable[[], dict[str, Any]] | None = None,
         served: Iterable[Tool] | None = None,
     ) -> None:
-        """`requests` is the prompter whose requests are decided here; `snapshot` returns this process's counters;
-        `served` are the tools of MCP clients, if they are not the usual ones."""
+        """`snapshot` returns this process's counters; `served` are the tools of MCP clients, if they are not the usual
+        ones."""
         self.runtime = runtime
         self._store = runtime.registry.store
-        self.requests = RequestsView(runtime, requests)
+        self.requests = OpenRequests(runtime)
         self.runtime_view = RuntimeView(runtime, self.requests.count, snapshot, served)
         self.store_view = self.runtime_view.store_view
 
@@ -123,7 +118,7 @@ class Control:
 
         With `answers`, send it only as the answer to that question (`turn/tool_call.py`). Returns the reply of C3."""
         handle = await self._known(uid)
-        reply = await send_input.send(self.runtime.actions, handle, input, keys, secret=secret, answers=answers)
+        reply = await self.runtime.actions.send(handle, input, keys, secret=secret, answers=answers)
         return _decoded(reply)
 
     async def abort(self, uid: str) -> dict[str, Any]:
@@ -166,57 +161,42 @@ class Control:
         groups = groups_of(handles, all, any, patterns, ready)
         everyone = {handle.uid for handle in handles.values()}  # a question to the model does not end this wait
         where = conversation or next(iter(records.values())).conversation
-        waited = await Handles(registry, where, everyone).wait_for(
-            groups, timeout, tuple(dict.fromkeys(handles.values()))
-        )
+        query = WaitQuery(groups, tuple(dict.fromkeys(handles.values())), timeout)
+        waited = await Handles(registry, where, everyone).wait_for(query)
         return cast(WaitResult, self.runtime.replies.values(waited))
 
     # Open requests
 
     async def request(self, id: str) -> dict[str, Any]:
         """Return one open request. Raises `KeepholdError` if it is not open any more."""
-        found = await self.requests.get(id)
-        if found is None:
-            raise gone(id)
-        return found
+        return still_open(id, await self.requests.get(id))
 
     async def decide(self, id: str, said: Mapping[str, Any], by: str | None = None) -> Decided:
         """Decide an open request of any process: `{"status": "taken" | "again" | "gone", "problem"}`.
 
         `by` says who decides, for the record."""
-        open_here = self.requests.here
-        if open_here is None or not open_here.has(id):
-            question = requested_question(id)
-            if question is not None:
-                return await self._answer_elsewhere(*question, said)
-            return await self._decide_elsewhere(id, dict(said), by)
-        self._check_writable()
-        answer = open_here.decide(id, said, self._check_edited, by)
-        if answer["status"] == "taken":  # a decision counts once it is written (R4)
-            await open_here.passed_on(id)
-            await self._written()
-        return answer
+        approvals, question = self.runtime.approvals, requested_question(id)
+        if id in approvals.open:
+            self._check_writable()
+            decided = approvals.decide(id, said, by)
+            if decided["status"] == "taken":  # a decision counts once it is written (R4)
+                await self._written()
+            return decided
+        if question is not None:
+            return await self._answer_elsewhere(*question, said)
+        return await self._decide_elsewhere(id, dict(said), by)
 
     async def _decide_elsewhere(self, id: str, said: dict[str, Any] | None, by: str | None) -> Decided:
         """Have the process that asks take the decision (P6); None revokes a standing permission."""
         for post in await self.requests.elsewhere.posts("prompt" if said is not None else "standing"):
-            if post.id != id:
-                continue
-            if post.owner != self._store.owner:
+            if post.id == id:
                 return await self.runtime.relay.decide(id, post.owner, said, by)
-            if said is not None:
-                self._check_writable()
-                decided = self.runtime.approvals.decide(id, said, by)
-                await self._written()
-                return decided
         return GONE
 
     async def permissions(self) -> list[dict[str, Any]]:
         """List the standing permissions of all processes, oldest first."""
         here = [permission_json(each) for each in self.runtime.approvals.permissions()]
-        known = {each["id"] for each in here}
-        found = here + [each for each in await self.requests.elsewhere.permissions() if each["id"] not in known]
-        return sorted(found, key=lambda each: each["at"])
+        return sorted(here + await self.requests.elsewhere.permissions(), key=lambda each: each["at"])
 
     async def revoke_permission(self, id: str) -> RevokedPermission:
         """End a standing permission of any process: the next call asks again."""
@@ -224,15 +204,6 @@ class Control:
         if here:
             await self._written()
         return {"revoked": here or (await self._decide_elsewhere(id, None, None))["status"] == "taken"}
-
-    def _check_edited(self, prompt: RunTool, edited: Any) -> None:
-        """Check edited arguments while the user still sees them (P5); those of a turn's own tool are checked later."""
-        toolbox = self.runtime.toolbox.of(prompt.conversation)
-        tool = toolbox.get(prompt.tool)
-        if tool is not None:
-            action = cast(Action | None, prompt.action) if tool.launching is None else None
-            parsed = ParsedCall(call=ToolCall("", prompt.tool), action=action, handle_id=prompt.id)
-            checked_again(parsed, tool, edited, toolbox, self.runtime.limits)
 
     async def _written(self) -> None:
         """Wait until the decision is on the disk."""

@@ -18,7 +18,7 @@ import msgspec
 from keephold.durable.keys import masked
 from keephold.errors import KeepholdError
 from keephold.runtime import Runtime
-from keephold.store.base import StoredEvent, browsable
+from keephold.store.base import EventQuery, StoredEvent, browsable
 
 PAUSE = 0.02
 """Seconds between two groups."""
@@ -112,7 +112,7 @@ class Feed:
             if newest - self._last > _RING:  # nobody has listened for long: skip what the ring cannot hold
                 self._last = newest - _RING
                 self._ring.clear()
-            while events := await self._store.events(self._last, _PAGE):
+            while events := await self._store.events(EventQuery(after=self._last, limit=_PAGE)):
                 if events[0].seq != self._last + 1:  # events between were not read: the ring must not have a gap
                     self._ring.clear()
                 self._ring.extend(map(_item, events))
@@ -165,7 +165,9 @@ class Feed:
             return [each for each in found if _is_wanted(each.event, conversation, uid)], found[-1].event.seq, True
         # A handle's events have an index; a conversation's are searched for, some at a time.
         end = self._last if uid is not None else min(place + _PAGE, self._last)
-        events = await self._store.events(place, _PAGE, uid=uid, conversation=conversation, before=end + 1)
+        events = await self._store.events(
+            EventQuery(after=place, before=end + 1, uid=uid, conversation=conversation, limit=_PAGE)
+        )
         if len(events) == _PAGE:
             end = events[-1].seq
         first, _ = await self._store.events_range()

@@ -1,10 +1,10 @@
-"""A handle as JSON: `ps`, `show`, `/api` and the dashboard use the same words.
+"""A handle as JSON, and why it has not started: `ps`, `show`, `/api` and the dashboard use the same words.
 
 The API's OpenAPI schemas are derived from the structs. Text of tools, models and users may contain keys; here each key
 is replaced by its id (K5).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -12,10 +12,11 @@ from msgspec import UNSET, UnsetType
 
 from keephold.durable.keys import masked
 from keephold.handles.facts import NOTHING, Fact
+from keephold.handles.gate import LANE_POST, RESOURCE
 from keephold.handles.handle import Handle, HandleInfo, info_in
 from keephold.handles.question import Question, question_key
-from keephold.handles.state import Failure, Outcome, Progress, Running, Stopped, Waiting
-from keephold.store.base import Allowed, Entry, Kind, ProcessEvent, Record, Store, WaitRow
+from keephold.handles.state import Failure, Outcome, PendingState, Progress, Running, Stopped, Waiting
+from keephold.store.base import Allowed, Entry, HandleQuery, Kind, ProcessEvent, Record, Store, WaitRow
 from keephold.text import as_text, plain, printable, time_of_day
 from keephold.tools.keeper.record import read_record
 
@@ -205,6 +206,9 @@ class HandleDetails(HandleGlance, kw_only=True):
         str | None, msgspec.Meta(description="`queued`: resumed calls start one at a time, and it is not its turn yet.")
     ]
     retry_of: Annotated[str | None, msgspec.Meta(description="The uid of the call that it repeats.")]
+    retried_by: Annotated[
+        str | None, msgspec.Meta(description="The uid of its newest retry, if no later handle has the id.")
+    ]
     ui: Annotated[
         str | None, msgspec.Meta(description="The address of the page about it in the engine that runs it.")
     ] = None
@@ -257,18 +261,8 @@ def kept_by(store: Store, record: Record) -> KeptBy | None:
 def info_of(record: Record) -> HandleInfo:
     """Describe a stored handle as `Handle.info` describes one that runs."""
     return info_in(
-        record.state,
-        id=record.id,
-        uid=record.uid,
+        record,
         tool=record.tool,
-        kind=record.kind,
-        conversation=record.conversation,
-        turn=record.turn,
-        progress=record.progress,
-        metadata=record.metadata or {},
-        priority=record.priority,
-        attempt=record.attempt,
-        next_attempt_at=record.next_attempt_at,
         parked=is_parked(record),
         ready=record.ready == record.attempt and not isinstance(record.state, Stopped),
         deadline=record.parking.deadline if record.parking is not None and is_parked(record) else None,
@@ -469,3 +463,72 @@ def progress_json(progress: Progress | None) -> dict[str, Any] | None:
 
 def _short(message: str) -> str:
     return message if len(message) <= _MESSAGE else f"{message[: _MESSAGE - 1]}…"
+
+
+# Why a pending handle has not started, and which handles wait behind one. The process of a handle knows its position in
+# each queue. Other processes know what it has posted: its open prompt, and the names that it queues for. The lane's
+# holder is a post, too, and the holders of a resource are in the store; who has the slots of another process is not
+# known.
+
+_SHOWN = 20
+"""The most handles in front of another, or behind it, that are named."""
+_LANES = ("serial:", "call:")
+
+
+def obstacle(name: str, behind: Iterable[Handle | Record], count: int) -> HeldUp:
+    """Describe what a handle queues for, by the name that its queue has."""
+    handles = [HandleRef(each.id, each.uid) for _, each in zip(range(_SHOWN), behind, strict=False)]
+    if name.startswith(_LANES):
+        return HeldUp("lane", None, handles, count)
+    if name.startswith(RESOURCE):
+        return HeldUp("resource", masked(name.removeprefix(RESOURCE)), handles, count)
+    return HeldUp("slot", name, handles, count)
+
+
+def held_up_here(handle: Handle) -> list[HeldUp]:
+    """Return what holds up a handle of this process."""
+    return [obstacle(name, behind, len(behind)) for name, behind in handle.waits_for()]
+
+
+def waiting_behind(handle: Handle) -> list[HandleRef]:
+    """Return the handles of this process that wait behind one of it, the next first."""
+    return [HandleRef(each.id, each.uid) for each in handle.in_front_of()[:_SHOWN]]
+
+
+async def prompts_of(store: Store) -> dict[str, str]:
+    """Return the posted prompts for permission to start a call: their ids by the uid of its handle."""
+    from keephold.turn.prompts import DeliverResult, RunTool, begins  # not for every `keephold ps`
+
+    posts = [post for post in await store.posts("prompt") if store.alive(post.owner)]
+    prompts = {post.id: msgspec.json.decode(post.body, type=RunTool | DeliverResult) for post in posts}
+    return {uid: id for id, each in prompts.items() if (uid := begins(each)) is not None}
+
+
+async def held_up_elsewhere(
+    store: Store, records: Sequence[Record], facts: Mapping[str, Fact]
+) -> dict[str, list[HeldUp]]:
+    """Return what holds up these pending handles, by uid, as their processes have posted it."""
+    queues = {each.uid: facts[each.uid].queue for each in records if facts.get(each.uid, NOTHING).queue}
+    if not queues:
+        return {}
+    holders = await _holders(store, {name for queue in queues.values() for name in queue})
+    return {
+        uid: [obstacle(name, holders.get(name, ()), len(holders.get(name, ()))) for name in queue]
+        for uid, queue in queues.items()
+    }
+
+
+async def _holders(store: Store, names: set[str]) -> dict[str, list[Record]]:
+    found: dict[str, list[Record]] = {}
+    if any(name.startswith(_LANES) for name in names):
+        for post in await store.posts("lane"):
+            lane = post.id.removeprefix(LANE_POST)
+            holder = await store.handle(post.body.decode()) if lane in names and store.alive(post.owner) else None
+            if holder is not None and not isinstance(holder.state, Stopped):
+                found[lane] = [holder]
+    if any(name.startswith(RESOURCE) for name in names):
+        for record in await store.handles(HandleQuery(live=True, stateful=None)):
+            if not isinstance(record.state, PendingState):
+                for name in names.intersection(record.resources):
+                    found.setdefault(name, []).append(record)
+    return found

@@ -1,211 +1,256 @@
-"""Open requests to the user: permissions, questions, results to approve, passwords.
+"""Open requests to the user, and standing permissions, of this process and of others, as JSON (P6).
 
-`OpenRequests` is a prompter (`turn/prompts.py`) that keeps all its prompts open at once. A prompt is open until it is
-decided, here or elsewhere, or until its call no longer needs the decision. It never times out.
-
-`RequestsView` adds the requests of other processes (`posted_requests.py`).
+A prompt of this process is in `turn/approvals.py`. Another process posts its prompts for permission and of results, and
+its standing permissions, in the store. A question is the state of its handle. Nothing of a dead process is listed.
 """
 
 import asyncio
-import logging
-import secrets
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from keephold.control.posted_requests import PostedRequests, described
+import msgspec
+from msgspec.structs import replace
+
+from keephold.control.handle_json import OpenQuestion, Seconds, Shape, as_json, open_question
 from keephold.control.store_view import PAGE
+from keephold.durable.keys import masked
 from keephold.errors import KeepholdError
-from keephold.listeners import Listeners
-from keephold.runtime import Runtime
-from keephold.turn.decisions import GONE, TAKEN, Decided, read_decision
-from keephold.turn.prompt_queue import LeftOpen
-from keephold.turn.prompts import AskQuestion, Decision, Dismissed, Edited, Prompt, Prompter, RunTool
+from keephold.handles.question import question_request, requested_question
+from keephold.handles.state import Waiting
+from keephold.store.base import HandleQuery, Post, PostKind, Record, Store, browsable
+from keephold.turn.prompts import AskQuestion, DeliverResult, Prompt, RunTool, StandingPermission, digest
 
-_log = logging.getLogger("keephold.control")
-
-_PASSING_SECS = 5.0
-"""How long a decision may take to reach its asker; normally one or two iterations of the loop."""
+if TYPE_CHECKING:
+    from keephold.runtime import Runtime
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
-    prompt: Prompt
-    since: float
-    decided: "asyncio.Future[Decision]"
-    passed: "asyncio.Future[None]"
-    """Done when the asker has the decision."""
+class OpenRequest(Shape, kw_only=True):
+    """An open request; fields that do not concern its kind are null or false.
+
+    `until` says how long a remembered decision lasts: until the turn ends, or until it is revoked or the process ends.
+    `digest` identifies what is asked: send it with the decision, and a decision about anything else is refused.
+    """
+
+    id: str
+    kind: Literal["permission", "question", "result", "secret"]
+    conversation: str
+    tool: str
+    handle: str | None
+    handle_id: str | None
+    since: Seconds
+    action: str | None = None
+    arguments: dict[str, Any] | None = None
+    result: str | None = None
+    is_error: bool | None = None
+    question: OpenQuestion | None = None
+    may_remember: bool = False
+    until: Literal["turn", "revoked", None] = None
+    digest: str | None = None
+    edit: bool = False
+    problem: str | None = None
+
+
+def described(id: str, prompt: Prompt, since: float) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    match prompt:
+        case RunTool():
+            fields = {
+                "kind": "permission",
+                "action": prompt.action,
+                "arguments": masked(prompt.arguments),
+                "edit": prompt.edit,
+                "may_remember": True,
+                "until": prompt.until,
+                "digest": prompt.digest,
+                "problem": prompt.problem,
+            }
+        case DeliverResult():
+            fields = {
+                "kind": "result",
+                "result": masked(prompt.result),
+                "is_error": prompt.is_error,
+                "edit": prompt.edit,
+                "digest": prompt.digest,
+            }
+        case AskQuestion():
+            fields = {
+                "kind": "secret" if prompt.question.secret else "question",
+                "question": open_question(prompt.question),
+                "may_remember": prompt.may_remember,
+                "until": prompt.until if prompt.may_remember else None,
+                "problem": prompt.problem,
+            }
+    request = OpenRequest(
+        id=id,
+        conversation=prompt.conversation,
+        tool=prompt.tool,
+        handle=prompt.uid,
+        handle_id=prompt.id,
+        since=since,
+        **fields,
+    )
+    return as_json(request)
+
+
+class ListedPermission(Shape):
+    """A standing permission, or a standing answer to a question: a decision that holds for later calls, too.
+
+    It holds for one tool in one conversation: until the turn ends, or until it is revoked or the process ends.
+    `arguments` are those of the call about which the user was asked.
+    """
+
+    id: str
+    kind: Literal["permission", "answer"]
+    conversation: str
+    tool: str
+    question: str | None
+    value: Any
+    by: str
+    at: Seconds
+    until: Literal["turn", "revoked"]
+    arguments: dict[str, Any] | None
+
+
+def permission_json(permission: StandingPermission) -> dict[str, Any]:
+    """Describe a standing permission."""
+    shown = ListedPermission(
+        id=permission.id,
+        kind="permission" if permission.question is None else "answer",
+        conversation=permission.conversation,
+        tool=permission.tool,
+        question=permission.question,
+        value=masked(permission.value),
+        by=permission.by,
+        at=permission.at,
+        until=permission.until,
+        arguments=masked(permission.arguments),
+    )
+    return as_json(shown)
+
+
+def still_open(id: str, request: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the request of that id. Raises `KeepholdError` if it is not open any more."""
+    if request is None:
+        raise KeepholdError(
+            f"request `{id}` is not open: it was decided, or its call has stopped. `keephold requests` lists the "
+            "open ones",
+            code="request_gone",
+        )
+    return request
+
+
+class PostedRequests:
+    """The requests and standing permissions of other processes."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def posts(self, kind: PostKind) -> list[Post]:
+        """Return the posts of other live processes, oldest first."""
+        store = self._store
+        return [post for post in await store.posts(kind) if post.owner != store.owner and store.alive(post.owner)]
+
+    async def permissions(self) -> list[dict[str, Any]]:
+        """List the standing permissions, oldest first."""
+        posts = await self.posts("standing")
+        return [permission_json(msgspec.json.decode(post.body, type=StandingPermission)) for post in posts]
+
+    async def page(self, *, handle: str | None = None, limit: int = PAGE) -> list[dict[str, Any]]:
+        """List the oldest requests; with `handle`, those that concern the handle of that uid."""
+        prompts = [_of_post(post) for post in await self.posts("prompt")]
+        if handle is None:
+            asking = [_of_record(record) for record in await self._asking(limit)]
+        else:
+            prompts = [each for each in prompts if each["handle"] == handle]
+            asked = await self._asked(handle)
+            asking = [] if asked is None else [asked]
+        return sorted(prompts + asking, key=lambda request: request["since"])[:limit]
+
+    async def get(self, id: str) -> dict[str, Any] | None:
+        """Return one request; None if it is not open any more."""
+        elsewhere = requested_question(id)
+        if elsewhere is None:
+            return next((_of_post(post) for post in await self.posts("prompt") if post.id == id), None)
+        request = await self._asked(elsewhere[0])
+        return request if request is not None and request["id"] == id else None
+
+    async def count(self) -> int:
+        """Count the requests."""
+        return len(await self.posts("prompt")) + sum((await self._others()).values())
+
+    async def _others(self) -> dict[str, int]:
+        """Count the open questions of each other live process."""
+        store = self._store
+        asking = await browsable(store).asking()
+        return {each: count for each, count in asking.items() if each != store.owner and store.alive(each)}
+
+    async def _asking(self, most: int) -> list[Record]:
+        """Return the oldest handles of other processes that have an open question."""
+        others, after = await self._others(), None
+        found: list[Record] = []
+        while len(found) < min(most, sum(others.values())):
+            page = await self._store.handles(HandleQuery(state="waiting", stateful=None, after=after, limit=PAGE))
+            if not page:
+                break
+            found += [each for each in page if each.owner in others]
+            after = page[-1].uid
+            await asyncio.sleep(0)  # reading the store does not yield to the loop
+        return found[:most]
+
+    async def _asked(self, uid: str) -> dict[str, Any] | None:
+        record = await self._store.handle(uid)
+        if record is None or not isinstance(record.state, Waiting) or record.owner in (None, self._store.owner):
+            return None
+        return _of_record(record) if self._store.alive(str(record.owner)) else None
 
 
 class OpenRequests:
-    """A prompter that lists its open prompts and takes decisions by their ids."""
+    """All open requests: those of this process, and those of others."""
 
-    at_once = True
-    who = "the dashboard"
-
-    def __init__(self) -> None:
-        self._open: dict[str, _Open] = {}
-        self._ids = secrets.token_hex(4)
-        """Makes the ids of this process differ from those of the process before it."""
-        self._count = 0
-        self._passing: dict[str, _Open] = {}
-        """Decided requests whose asker has not yet got the decision."""
-        self.on_changed: Listeners[[]] = Listeners()
-        """Called when a request was opened or is no longer open."""
-
-    async def __call__(self, prompt: Prompt) -> Decision:
-        id = prompt.request
-        if not id:
-            self._count += 1
-            id = f"{self._ids}-{self._count}"
-        loop = asyncio.get_running_loop()
-        decided: asyncio.Future[Decision] = loop.create_future()
-        self._open[id] = _Open(prompt, time.time(), decided, loop.create_future())
-        self.on_changed()
-        try:
-            return await decided
-        except asyncio.CancelledError:  # withdrawn; a decision made in the same iteration reaches nobody
-            if self._open.pop(id, None) is not None:
-                self.on_changed()
-            self._reached(id)
-            raise
-
-    def beside(self, other: Prompter) -> Prompter:
-        """Ask here and there; the first answer wins. Secrets are asked for only here."""
-
-        async def both(prompt: Prompt) -> Decision:
-            if isinstance(prompt, AskQuestion) and prompt.question.secret:
-                return await self(prompt)
-            here, there = asyncio.ensure_future(self(prompt)), asyncio.ensure_future(_unless_gone(other, prompt))
-            try:
-                await asyncio.wait((here, there), return_when=asyncio.FIRST_COMPLETED)
-                if there.done() and there.result() is None:  # the other prompter could not ask
-                    return await here
-                return here.result() if here.done() else there.result() or Dismissed()
-            finally:
-                here.cancel()
-                there.cancel()
-
-        return both
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def listed(
-        self, limit: int | None = None, wanted: Callable[[Prompt], bool] = lambda prompt: True
-    ) -> list[dict[str, Any]]:
-        """List the first `limit` open requests that `wanted` accepts, oldest first."""
-        chosen = (id for id, opened in self._open.items() if not opened.decided.done() and wanted(opened.prompt))
-        return [self._described(id) for id in islice(chosen, limit)]
-
-    def has(self, id: str) -> bool:
-        """Whether the request is open here, or was just decided and its asker does not know yet."""
-        return id in self._open or id in self._passing
-
-    def described(self, id: str) -> dict[str, Any] | None:
-        """Describe the open request of that id, or return None."""
-        return self._described(id) if id in self._open else None
-
-    def _described(self, id: str) -> dict[str, Any]:
-        return described(id, self._open[id].prompt, self._open[id].since)
-
-    def decide(
-        self,
-        id: str,
-        said: Mapping[str, Any],
-        check: Callable[[RunTool, Any], object] | None = None,
-        by: str | None = None,
-    ) -> Decided:
-        """Decide an open request: `taken`, `gone`, or `again` with the problem if the decision is invalid.
-
-        `check` raises `KeepholdError` for invalid edited arguments. The asker checks them too, and would ask again.
-        """
-        opened = self._open.get(id)
-        if opened is None or opened.decided.done():  # or its asker was cancelled in this iteration
-            return GONE
-        try:
-            decision = read_decision(opened.prompt, said, by)
-            if check is not None and isinstance(decision, Edited) and isinstance(opened.prompt, RunTool):
-                check(opened.prompt, decision.value)
-        except KeepholdError as error:
-            return {"status": "again", "problem": error.message}
-        opened.decided.set_result(decision)
-        self._passing[id] = self._open.pop(id)
-        self.on_changed()
-        return TAKEN
-
-    async def passed_on(self, id: str) -> None:
-        """Wait until the asker has the decision; after that the decision can be written (R4)."""
-        opened = self._passing.get(id)
-        if opened is not None:
-            await asyncio.wait([opened.passed], timeout=_PASSING_SECS)
-            self._passing.pop(id, None)
-
-    def passed(self, prompt: Prompt) -> None:
-        """Note that the asker has the decision; the prompt queue calls this."""
-        for id in [id for id, opened in self._passing.items() if opened.prompt is prompt]:
-            self._reached(id)
-
-    def _reached(self, id: str) -> None:
-        opened = self._passing.pop(id, None)
-        if opened is not None and not opened.passed.done():
-            opened.passed.set_result(None)
-
-
-async def _unless_gone(prompter: Prompter, prompt: Prompt) -> Decision | None:
-    """Return the prompter's decision; None if it cannot ask."""
-    try:
-        said = await prompter(prompt)
-    except LeftOpen:
-        return None
-    except Exception as error:
-        _log.error("the prompter failed", exc_info=error)
-        return None
-    return None if isinstance(said, Dismissed) and said.reason is not None else said
-
-
-class RequestsView:
-    """Lists all open requests: those of this process, and those of others."""
-
-    def __init__(self, runtime: Runtime, here: OpenRequests | None) -> None:
-        self.here = here
-        self._registry = runtime.registry
-        self.elsewhere = PostedRequests(runtime.registry.store, own=here is None)
-        if here is not None:
-            runtime.people.on_settled.add(here.passed)
+    def __init__(self, runtime: "Runtime") -> None:
+        self._open = runtime.approvals.open
+        self.elsewhere = PostedRequests(runtime.registry.store)
 
     async def page(self, *, handle: str | None = None, limit: int = PAGE) -> list[dict[str, Any]]:
-        """List the oldest open requests; with `handle`, those that concern the handle of that uid."""
-        size, listed = max(1, min(limit, PAGE)), []
-        if self.here is not None:
-            listed = self.here.listed(size) if handle is None else self.here.listed(size, self._is_about(handle))
-            self._name_handles(listed)
+        """List the oldest requests; with `handle`, those that concern the handle of that uid."""
+        size = max(1, min(limit, PAGE))
+        here = (id for id, asking in self._open.items() if handle in (None, asking.prompt.uid))
+        listed = [self._described(id) for id in islice(here, size)]
         listed += await self.elsewhere.page(handle=handle, limit=size)
         return sorted(listed, key=lambda request: request["since"])[:size]
 
     async def get(self, id: str) -> dict[str, Any] | None:
         """Return one request; None if it is not open any more."""
-        found = self.here.described(id) if self.here is not None else None
-        return found if found is not None else await self.elsewhere.get(id)
+        return self._described(id) if id in self._open else await self.elsewhere.get(id)
+
+    def _described(self, id: str) -> dict[str, Any]:
+        return described(id, self._open[id].prompt, self._open[id].since)
 
     async def count(self) -> int:
-        """Count the open requests."""
-        here = len(self.here) if self.here is not None else 0
-        return here + await self.elsewhere.count()
+        """Count the requests."""
+        return len(self._open) + await self.elsewhere.count()
 
-    def _is_about(self, uid: str) -> Callable[[Prompt], bool]:
-        handle = self._registry.loaded(uid)
-        named = None if handle is None else (handle.conversation, handle.id)
-        return lambda prompt: prompt.uid == uid or (prompt.uid is None and (prompt.conversation, prompt.id) == named)
 
-    def _name_handles(self, requests: list[dict[str, Any]]) -> None:
-        """Add the uid to permissions to send something to a handle: they know the handle by its id alone."""
-        known: dict[str, dict[str, str]] = {}
-        for request in requests:
-            if request["handle"] is None and request["handle_id"] is not None:
-                place = request["conversation"]
-                if place not in known:
-                    known[place] = {handle.id: handle.uid for handle in self._registry.live(place)}
-                request["handle"] = known[place].get(request["handle_id"])
+def _of_post(post: Post) -> dict[str, Any]:
+    prompt: RunTool | DeliverResult = msgspec.json.decode(post.body, type=RunTool | DeliverResult)
+    # Of what is shown, so that a row that somebody has changed is not approved as what its process asks (P5).
+    shown = prompt.arguments if isinstance(prompt, RunTool) else {"result": prompt.result}
+    action = prompt.action if isinstance(prompt, RunTool) else None
+    prompt = replace(prompt, digest=digest(prompt.tool, action, prompt.id, shown))
+    return described(post.id, prompt, post.at)
+
+
+def _of_record(record: Record) -> dict[str, Any]:
+    state = record.state
+    assert isinstance(state, Waiting)
+    request = OpenRequest(
+        id=question_request(record.uid, state.number),
+        kind="secret" if state.question.secret else "question",
+        conversation=record.conversation,
+        tool=record.tool,
+        handle=record.uid,
+        handle_id=record.id if record.stateful else None,
+        since=state.asked,
+        question=open_question(state.question, state.number),
+    )
+    return as_json(request)

@@ -22,9 +22,9 @@ from keephold.handles.spool import Spool
 from keephold.runtime import Runtime
 from keephold.store.base import Record
 from keephold.text import plain, printable
-from keephold.tools.builtin.read_output import Kept, matches_in, piece_of
+from keephold.tools.builtin.read_output import KeptBytes, matches_in, piece_of
 from keephold.turn import attach_protocol as frames
-from keephold.turn.output_follower import Following
+from keephold.turn.attached import HandleFollower
 from keephold.turn.owner_connection import running
 
 PIECE = 65_536
@@ -84,7 +84,7 @@ def _keyless(source: "_Printed", found: dict[str, Any]) -> str:
     return masked_part(before, printable(found["content"]), after)
 
 
-class _Printed(Kept):
+class _Printed(KeptBytes):
     """A handle's output, without its result."""
 
     def __init__(self, output: Output | None) -> None:
@@ -239,6 +239,6 @@ async def follow_frames(runtime: Runtime, record: Record, since: int) -> AsyncGe
             async for frame in frames.all_frames(talk):
                 yield frame
         return
-    async with aclosing(Following(handle, since).until_stopped()) as following:
+    async with aclosing(HandleFollower(handle, since).until_stopped()) as following:
         async for frame in following:
             yield frame

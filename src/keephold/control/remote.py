@@ -7,29 +7,33 @@ A refusal of the server is the same `KeepholdError` as in this process. An unrea
 import asyncio
 import ipaddress
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 from urllib.parse import SplitResult, quote, urlsplit
 
 import httpx2
 import msgspec
 
-from keephold.characters import without_isolates
+from keephold.control.base import HandleFilter, WaitGroups
 from keephold.control.remote_talk import PATIENT, RemoteTalk
 from keephold.control.resolve_handle import choose
 from keephold.errors import KeepholdError
-from keephold.text import to_json
+from keephold.text import to_json, without_isolates
 from keephold.turn import attach_protocol as frames
 
 _TIMEOUT = httpx2.Timeout(30.0, connect=10.0)
 _AGAIN_SECS = 0.2
 """When a stream that ended without an event is asked for again."""
+_PAGE = 200
+_WAIT_SECS = 50.0
+"""How long one request waits: short enough that proxies and firewalls keep the connection."""
+_TAIL_BYTES = 4096
 
 
-class Requests:
-    """An HTTP client of one server. Use it as an async context manager."""
+class RemoteControl:
+    """The operations, through a server. Use it as an async context manager."""
 
     def __init__(
         self, url: str, token: str | None = None, *, transport: httpx2.AsyncBaseTransport | None = None
@@ -45,6 +49,7 @@ class Requests:
         path = parts.path.rstrip("/")
         self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}"
         """The URL for messages: without a password."""
+        self.place = f"the server {self.url}"
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self._has_token = bool(token)
         # The environment's proxies are for other hosts; they do not reach a loopback address.
@@ -52,10 +57,6 @@ class Requests:
             base_url=f"{parts.scheme}://{parts.netloc}{path}", headers=headers, timeout=_TIMEOUT, transport=transport,
             trust_env=not is_local(url),
         )  # fmt: skip
-
-    @property
-    def place(self) -> str:
-        return f"the server {self.url}"
 
     async def __aenter__(self) -> Self:
         return self
@@ -71,7 +72,8 @@ class Requests:
         response = await self.sent(request)
         try:
             async for event in httpx2.EventSource(response):
-                yield event
+                if event.data:  # a frame without data only says when to reconnect
+                    yield event
         except httpx2.TransportError as error:
             raise self._lost(error) from error
         finally:
@@ -132,54 +134,6 @@ class Requests:
             code="server_unreachable",
         )
 
-
-def address(url: str) -> SplitResult | None:
-    """Return the parts of a server's URL; None unless it has http or https, a host and a valid port."""
-    try:
-        parts = urlsplit(url)
-        httpx2.URL(url).copy_with(port=parts.port)  # each parser finds errors that the other misses
-    except (ValueError, httpx2.InvalidURL):
-        return None
-    return parts if parts.scheme in ("http", "https") and parts.hostname else None
-
-
-def is_local(url: str) -> bool:
-    """Whether the server is on this machine: no proxy leads there, and it takes this machine's token."""
-    parts = address(url)
-    host = "" if parts is None else (parts.hostname or "").lower()
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in asked.items() if value is not None}
-
-
-def refused(response: httpx2.Response, answered: Any) -> KeepholdError:
-    """Return the error of a response, normally `{"error": {"code", "message"}}`; a proxy may answer something else."""
-    error = answered.get("error") if isinstance(answered, dict) else None
-    if isinstance(error, dict) and isinstance(error.get("message"), str):
-        return KeepholdError(error["message"], code=str(error.get("code") or "tool_error"))
-    if isinstance(error, str):
-        return KeepholdError(error, code=str(answered.get("code") or "server_refused"))
-    return KeepholdError(
-        f"{response.url} answered {response.status_code} {response.reason_phrase}, and not as a keephold server does; "
-        "is the address right?",
-        code="server_refused",
-    )
-
-
-_PAGE = 200
-_WAIT_SECS = 50.0
-"""How long one request waits: short enough that proxies and firewalls keep the connection."""
-_TAIL_BYTES = 4096
-
-
-class RemoteControl(Requests):
-    """The operations, through a server. Use it as an async context manager."""
-
     # Handles
 
     async def find(self, ids: Iterable[str], conversation: str | None) -> list[dict[str, Any]]:
@@ -221,32 +175,8 @@ class RemoteControl(Requests):
             if error.code in ("handle_expired", "server_unreachable"):
                 raise
 
-    async def handles(
-        self,
-        *,
-        conversation: str | None = None,
-        state: str | None = None,
-        kind: str | None = None,
-        tool: str | None = None,
-        search: str | None = None,
-        since: float | None = None,
-        sort: str = "newest",
-        after: str | None = None,
-        limit: int = 50,
-        oneshot: bool = False,
-    ) -> dict[str, Any]:
-        """Return a page of facts, in as many requests as the server's page size needs."""
-        asked = {
-            "conversation": conversation, "state": state, "kind": kind, "tool": tool, "search": search, "sort": sort,
-            "since": since, "oneshot": "true" if oneshot else None,
-        }  # fmt: skip
-        listed: list[dict[str, Any]] = []
-        while True:
-            page = await self.get("/api/handles", **asked, after=after, limit=min(_PAGE, limit - len(listed)))
-            listed += page["handles"]
-            after = page["next"]
-            if after is None or len(listed) >= limit:
-                return {"handles": listed, "next": after}
+    async def handles(self, **wanted: Unpack[HandleFilter]) -> dict[str, Any]:
+        return await self._listed("handles", **wanted)
 
     async def handle(self, ref: str, conversation: str | None = None, *, keys: bool = False) -> dict[str, Any]:
         if keys:
@@ -268,11 +198,8 @@ class RemoteControl(Requests):
         where = f"/api/handles/{_part(uid)}/output"
         return await self.get(where, offset=offset, limit=limit, from_end=from_end, pattern=pattern)
 
-    def talk(self, fact: Mapping[str, Any], want: frames.Want) -> AbstractAsyncContextManager[frames.Talk]:
-        return self._talk(want)
-
     @asynccontextmanager
-    async def _talk(self, want: frames.Want) -> AsyncIterator[frames.Talk]:
+    async def talk(self, fact: Mapping[str, Any], want: frames.Want) -> AsyncIterator[frames.Talk]:
         """Yield the exchange of frames with the handle's process."""
         talk = RemoteTalk(self, want)
         await talk.open()
@@ -287,75 +214,54 @@ class RemoteControl(Requests):
     async def retry(self, uid: str) -> Any:
         return await self.post(f"/api/handles/{_part(uid)}/retry", {})
 
-    async def wait_for(
-        self,
-        *,
-        all: Sequence[str] = (),
-        any: Sequence[str] = (),
-        output: Sequence[dict[str, str]] = (),
-        ready: Sequence[str] = (),
-        timeout: float | None = None,
-    ) -> dict[str, Any]:
+    async def wait(self, *, timeout: float | None = None, **groups: Unpack[WaitGroups]) -> dict[str, Any]:
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _WAIT_SECS if until is None else min(_WAIT_SECS, max(0.0, until - time.monotonic()))
-            waited = await self.wait(all=all, any=any, output=output, ready=ready, timeout=left)
+            waited: dict[str, Any] = await self.post("/api/wait", {**groups, "timeout": left}, timeout=None)
             if "timed_out" not in waited or (until is not None and time.monotonic() >= until):
                 return waited
 
-    async def wait(
-        self,
-        *,
-        all: Sequence[str] = (),
-        any: Sequence[str] = (),
-        output: Sequence[dict[str, str]] = (),
-        ready: Sequence[str] = (),
-        timeout: float | None = None,
-        conversation: str | None = None,
-    ) -> dict[str, Any]:
-        ids = {"all": list(all), "any": list(any), "output": list(output), "ready": list(ready)}
-        body = {**ids, "timeout": timeout, "conversation": conversation}
-        given = {name: value for name, value in body.items() if value not in (None, [])}
-        waited: dict[str, Any] = await self.post("/api/wait", given, timeout=None)
-        return waited
-
     # Open requests
 
-    async def requests(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = await self.get("/api/requests", limit=_PAGE)
-        return found
+    async def requests(self) -> tuple[list[dict[str, Any]], int]:
+        found = await self.get("/api/requests", limit=_PAGE)
+        return found, 0 if len(found) < _PAGE else (await self.stats())["requests"] - len(found)
 
-    async def request(self, id: str) -> dict[str, Any]:
-        found: dict[str, Any] = await self.get(f"/api/requests/{_part(id)}")
-        return found
+    async def request(self, id: str) -> Any:
+        return await self.get(f"/api/requests/{_part(id)}")
 
-    async def decide(self, id: str, said: Mapping[str, Any]) -> dict[str, Any]:
-        decided: dict[str, Any] = await self.post(f"/api/requests/{_part(id)}", dict(said))
-        return decided
+    async def decide(self, id: str, said: Mapping[str, Any]) -> Any:
+        return await self.post(f"/api/requests/{_part(id)}", dict(said))
 
-    async def permissions(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = await self.get("/api/permissions")
-        return found
+    async def permissions(self) -> Any:
+        return await self.get("/api/permissions")
 
-    async def revoke_permission(self, id: str) -> dict[str, Any]:
-        revoked: dict[str, Any] = await self.post(f"/api/permissions/{_part(id)}/revoke", {})
-        return revoked
+    async def revoke_permission(self, id: str) -> Any:
+        return await self.post(f"/api/permissions/{_part(id)}/revoke", {})
 
     # Conversations
 
     async def conversations(self, *, after: str | None = None, limit: int = 50) -> dict[str, Any]:
-        found: dict[str, Any] = await self.get("/api/conversations", after=after, limit=limit)
-        return found
+        return await self._listed("conversations", after=after, limit=limit)
 
-    async def forget(self, conversation: str) -> dict[str, Any]:
-        forgotten: dict[str, Any] = await self.post("/api/forget", {"conversation": conversation})
-        return forgotten
+    async def _listed(self, what: str, *, after: str | None = None, limit: int = 50, **wanted: Any) -> dict[str, Any]:
+        """Return a page, in as many requests as the server's page size needs."""
+        listed: list[dict[str, Any]] = []
+        while True:
+            page = await self.get(f"/api/{what}", **wanted, after=after, limit=min(_PAGE, limit - len(listed)))
+            listed += page[what]
+            after = page["next"]
+            if after is None or len(listed) >= limit:
+                return {what: listed, "next": after}
+
+    async def forget(self, conversation: str) -> Any:
+        return await self.post("/api/forget", {"conversation": conversation})
 
     # Keys, notifications, and the rest
 
-    async def revoke(self, conversation: str) -> dict[str, Any]:
-        revoked: dict[str, Any] = await self.post("/api/keys/revoke", {"conversation": conversation})
-        return revoked
+    async def revoke(self, conversation: str) -> Any:
+        return await self.post("/api/keys/revoke", {"conversation": conversation})
 
     async def complete(self, key: str, resolution: Mapping[str, Any]) -> dict[str, Any]:
         response = await self.sent(
@@ -369,10 +275,9 @@ class RemoteControl(Requests):
     async def stats(self) -> Any:
         return await self.get("/api/stats")
 
-    async def collect(self, *, older_than: float | None, dry_run: bool, vacuum: bool) -> dict[str, Any]:
+    async def collect(self, *, older_than: float | None, dry_run: bool, vacuum: bool) -> Any:
         body = {"older_than": older_than, "dry_run": dry_run, "vacuum": vacuum}
-        collected: dict[str, Any] = await self.post("/api/collect", body, timeout=None)
-        return collected
+        return await self.post("/api/collect", body, timeout=None)
 
     async def events(
         self, after: int | None = None, *, conversation: str | None = None, uid: str | None = None
@@ -391,3 +296,41 @@ class RemoteControl(Requests):
 
 def _part(text: str) -> str:
     return quote(text, safe="")
+
+
+def address(url: str) -> SplitResult | None:
+    """Return the parts of a server's URL; None unless it has http or https, a host and a valid port."""
+    try:
+        parts = urlsplit(url)
+        httpx2.URL(url).copy_with(port=parts.port)  # each parser finds errors that the other misses
+    except (ValueError, httpx2.InvalidURL):
+        return None
+    return parts if parts.scheme in ("http", "https") and parts.hostname else None
+
+
+def is_local(url: str) -> bool:
+    """Whether the server is on this machine: no proxy leads there, and it takes this machine's token."""
+    parts = address(url)
+    host = "" if parts is None else (parts.hostname or "").lower()
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def refused(response: httpx2.Response, answered: Any) -> KeepholdError:
+    """Return the error of a response, normally `{"error": {"code", "message"}}`; a proxy may answer something else."""
+    error = answered.get("error") if isinstance(answered, dict) else None
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
+        return KeepholdError(error["message"], code=str(error.get("code") or "tool_error"))
+    if isinstance(error, str):
+        return KeepholdError(error, code=str(answered.get("code") or "server_refused"))
+    return KeepholdError(
+        f"{response.url} answered {response.status_code} {response.reason_phrase}, and not as a keephold server does; "
+        "is the address right?",
+        code="server_refused",
+    )

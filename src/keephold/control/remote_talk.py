@@ -18,13 +18,11 @@ from keephold.text import to_json
 from keephold.turn import attach_protocol as frames
 
 if TYPE_CHECKING:
-    from keephold.control.remote import Requests
+    from keephold.control.remote import RemoteControl
 
 PATIENT = httpx2.Timeout(None, connect=10.0)
 """For operations without a time limit."""
 TALK = "Keephold-Talk"
-HEAD = 5
-"""Bytes of a frame before its payload."""
 _TRIES, _TRY_SECS = 50, 0.1
 """How often a talk is opened again before it is lost, and the time between two tries."""
 _PATIENCE = 20
@@ -41,7 +39,7 @@ class RemoteTalk:
     """An exchange of frames with a handle's process, through a server. If the server is replaced, the new one carries
     it on."""
 
-    def __init__(self, server: "Requests", want: frames.Want) -> None:
+    def __init__(self, server: "RemoteControl", want: frames.Want) -> None:
         self._server = server
         self._want = want
         self._held = bytearray()
@@ -62,20 +60,14 @@ class RemoteTalk:
 
     async def receive(self) -> frames.Frame:
         while True:
-            if len(self._held) >= HEAD:
-                size = int.from_bytes(self._held[1:HEAD])
-                if len(self._held) >= HEAD + size:
-                    kind, payload = chr(self._held[0]), bytes(self._held[HEAD : HEAD + size])
-                    del self._held[: HEAD + size]
-                    try:
-                        return self._noted(frames.decoded(kind, payload))
-                    except KeepholdError as error:
-                        if error.code not in _MOVED:
-                            raise
-                        await self._open_again(error)
-                    continue
             try:
+                if (found := frames.take(self._held)) is not None:
+                    return self._noted(frames.decoded(*found))
                 self._held += await anext(self._pieces)
+            except KeepholdError as error:
+                if error.code not in _MOVED:
+                    raise
+                await self._open_again(error)
             except StopAsyncIteration:  # in good order, before the last frame: the server was replaced
                 await self._open_again(self._lost())
             except httpx2.TransportError:

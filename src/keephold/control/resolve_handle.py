@@ -7,10 +7,10 @@ conversations have had one, an error lists them: keephold never guesses.
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from keephold.characters import without_isolates
 from keephold.errors import KeepholdError
 from keephold.handles.state import Stopped
-from keephold.store.base import Browse, Expired, HandleQuery, Record, Store, browsable
+from keephold.store.base import Browse, Expired, HandleQuery, Record, Store, browsable, file_of
+from keephold.text import without_isolates
 
 T = TypeVar("T", Record, dict[str, Any])
 
@@ -19,7 +19,7 @@ _PAGE = 1000
 
 def place_of(store: Store) -> str:
     """Return the store's place for messages: the most common mistake is to look in another store."""
-    return f"the store {getattr(store, 'path', '')}".strip()
+    return f"the store {file_of(store) or ''}".strip()
 
 
 async def find(store: Store, ids: Iterable[str], conversation: str | None) -> list[Record]:

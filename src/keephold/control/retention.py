@@ -15,9 +15,9 @@ from msgspec import to_builtins
 from msgspec.structs import astuple, replace
 
 from keephold.errors import KeepholdError
-from keephold.handles.disk import in_a_file, in_the_store
 from keephold.handles.registry import Registry
-from keephold.store.base import EVENTS_LIMIT, WAIT_KINDS, Browse, Collected, Record, Store, browsable
+from keephold.handles.spool import in_a_file, in_the_store
+from keephold.store.base import EVENTS_LIMIT, WAIT_KINDS, Browse, Collected, EventQuery, Record, Store, browsable
 from keephold.store.housekeeping import SupportsVacuum, SupportsWeighing, Weight
 
 _MANY = 100_000
@@ -127,7 +127,7 @@ async def _first_after(store: Browse, before: float) -> int:
     low = max(low, high - EVENTS_LIMIT + 1)
     while low < high:
         middle = (low + high) // 2
-        found = await store.events(after=middle - 1, limit=1)
+        found = await store.events(EventQuery(after=middle - 1, limit=1))
         if found and found[0].at < before:
             low = found[0].seq + 1
         else:

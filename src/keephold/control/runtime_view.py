@@ -11,18 +11,28 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
-from keephold.control.handle_json import CallGlance, HandleGlance, HeldUp, Seconds, Shape, as_json, glance, live_fields
-from keephold.control.held_up import here, waiting_behind
+from keephold.control.handle_json import (
+    CallGlance,
+    HandleGlance,
+    HeldUp,
+    Seconds,
+    Shape,
+    as_json,
+    glance,
+    held_up_here,
+    live_fields,
+    waiting_behind,
+)
 from keephold.control.store_view import PAGE, StoreView
 from keephold.durable.keys import masked
 from keephold.errors import KeepholdError
 from keephold.handles.facts import Fact
 from keephold.handles.output import Output
-from keephold.handles.state import Pending, Stopped
+from keephold.handles.state import PendingState, Stopped
 from keephold.handles.timeline import of_terminal
 from keephold.runtime import Runtime
 from keephold.schema.canonical import canonical
-from keephold.store.base import HandleQuery, Record, browsable
+from keephold.store.base import HandleQuery, Record, browsable, file_of
 from keephold.tools.base import Tool
 from keephold.tools.toolbox import ServedTools, is_builtin
 from keephold.tools.waiting import WAITING
@@ -108,9 +118,9 @@ class RuntimeView:
         if handle is not None and handle.owner not in (self._store.owner, None):
             handle = None
         live = live_fields(handle, fact)
-        if handle is not None and isinstance(handle.state, Pending):
+        if handle is not None and isinstance(handle.state, PendingState):
             request = self._runtime.approvals.about(handle.uid)
-            live["held_up"] = here(handle) if request is None else [HeldUp("permission", request, [], 0)]
+            live["held_up"] = held_up_here(handle) if request is None else [HeldUp("permission", request, [], 0)]
         tool, output = self._runtime.toolbox.of(record.conversation).get(record.tool), record.output
         if (tool is not None and tool.source == "terminal") or (output is not None and of_terminal(output.times)):
             live["terminal"] = True
@@ -148,8 +158,9 @@ class RuntimeView:
         if record.kind != "workflow":
             raise KeepholdError(f"Handle `{record.id}` is not a workflow but a {record.kind}", code="invalid_arguments")
         arguments, journal = masked(record.arguments), await self.store_view.whole_journal(record.uid)
-        active, now = not isinstance(record.state, Stopped), time.time()
-        return dict(await workflow_json(arguments, journal, self._runtime.expressions, active=active, now=now))
+        state = record.state
+        active, now = (False, state.stopped) if isinstance(state, Stopped) else (True, time.time())
+        return dict(await asyncio.to_thread(workflow_json, arguments, journal, active=active, now=now))
 
     async def waiters(self, uid: str) -> list[dict[str, Any]]:
         """List the calls that wait for a handle now, in any process."""
@@ -223,7 +234,7 @@ class RuntimeView:
     async def stats(self) -> dict[str, Any]:
         """Return the numbers of the store, and of this process since its start."""
         first, last = await self._store.events_range()
-        path, disk = getattr(self._store, "path", None), self._runtime.registry.spool.disk
+        path, disk = file_of(self._store), self._runtime.registry.spool.disk
         stats = Stats(
             handles=await self._store.count(),
             requests=await self._count_requests(),

@@ -5,10 +5,9 @@ import codecs
 import re
 from typing import Protocol
 
-from keephold.characters import ends_within_emoji, readable
 from keephold.durable.keys import masked, unfinished_key
 from keephold.handles.rendering import on_alternate, render
-from keephold.text import SEQUENCE, SEQUENCE_SIZE, has_controls, printable, strip_controls
+from keephold.text import SEQUENCE, SEQUENCE_SIZE, ends_within_emoji, has_controls, printable, readable, strip_controls
 
 _LONGEST_LINE = 1 << 20
 """Bytes of a terminal's line that are held back. A longer line is shown in parts."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from keephold.platforms import machine
-from keephold.platforms.flags import O_CLOEXEC, O_NOFOLLOW, O_NONBLOCK
+from keephold.platforms.unix import O_CLOEXEC, O_NOFOLLOW, O_NONBLOCK
 from keephold.private_file import is_ours
 
 _PIECE = 1 << 16

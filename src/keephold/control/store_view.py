@@ -24,15 +24,29 @@ from keephold.control.handle_json import (
     details,
     emitted_event,
     glance,
+    held_up_elsewhere,
     journal_entry,
+    prompts_of,
 )
 from keephold.control.resolve_handle import bearing, check_expired, expired
 from keephold.durable.keys import masked
-from keephold.durable.lineage import parent_of
 from keephold.errors import KeepholdError
 from keephold.handles.facts import NOTHING, Fact, facts_of
-from keephold.handles.state import EndedBy, Pending
-from keephold.store.base import End, Expired, HandleQuery, Kind, Record, Status, Store, StoredEvent, WaitRow, browsable
+from keephold.handles.state import Failure, PendingState, Stopped
+from keephold.ids import parent_of
+from keephold.store.base import (
+    End,
+    EventQuery,
+    Expired,
+    HandleQuery,
+    Kind,
+    Record,
+    Store,
+    StoredEvent,
+    WaitRow,
+    browsable,
+    newest_retry,
+)
 
 if TYPE_CHECKING:
     from keephold.handles.output import Output
@@ -171,7 +185,7 @@ class StoreView:
     ) -> None:
         """`glance_of` describes a handle for lists; a runtime's includes what only its process knows. `output_here`
         returns the output of a handle that this process has in memory."""
-        self._store = browsable(store)
+        self.store = browsable(store)
         self._glance = glance_of or partial(glance, store)
         self._output_here = output_here
         self._longest_page = longest_page
@@ -183,13 +197,11 @@ class StoreView:
 
     async def glances(self, records: Sequence[Record]) -> list[HandleGlance]:
         """Describe handles for a list, with what the processes that run them have posted about them."""
-        facts = await facts_of(self._store, records)
+        facts = await facts_of(self.store, records)
         shown = [self._glance(record, facts.get(record.uid, NOTHING)) for record in records]
-        pending = [record for record in records if isinstance(record.state, Pending) and record.owner is not None]
+        pending = [record for record in records if isinstance(record.state, PendingState) and record.owner is not None]
         if pending:
-            from keephold.control.held_up import elsewhere, prompts_of
-
-            prompts, queues = await prompts_of(self._store), await elsewhere(self._store, pending, facts)
+            prompts, queues = await prompts_of(self.store), await held_up_elsewhere(self.store, pending, facts)
             for each in shown:
                 if each.uid in prompts and not each.held_up:
                     each.held_up = [HeldUp("permission", prompts[each.uid], [], 0)]
@@ -237,44 +249,47 @@ class StoreView:
             limit=size + 1,
         )
         if text:
-            from keephold.control.searching import containing  # takes a while
+            from keephold.control.stored_output import containing  # takes a while
 
             query = msgspec.structs.replace(query, limit=size)
-            records, following = await containing(self._store, query, text, self._output_here)
+            records, following = await containing(self.store, query, text, self._output_here)
         else:
-            records = await self._store.handles(query)
+            records = await self.store.handles(query)
             following = records[size - 1].uid if len(records) > size else None
         page = HandlesPage(await self.glances(records[:size]), following)
         if totals and not text:
-            page.totals = await self._store.totals(msgspec.structs.replace(query, limit=COUNTED))
+            page.totals = await self.store.totals(msgspec.structs.replace(query, limit=COUNTED))
         return as_json(page)
 
     async def record(self, ref: str, conversation: str | None = None) -> Record:
         """Return the handle of a uid, or the newest of an id in a conversation. Raises `KeepholdError` if there is
         none."""
-        record: Record | Expired | None = await self._store.handle(ref)
+        record: Record | Expired | None = await self.store.handle(ref)
         if record is None and conversation is not None:
-            record = await self._store.named(conversation, ref)
+            record = await self.store.named(conversation, ref)
         if isinstance(record, Expired):
             raise expired(ref)
         if record is None:
-            if conversation is not None or not await bearing(self._store, ref, None):
-                await check_expired(self._store, ref, conversation)
+            if conversation is not None or not await bearing(self.store, ref, None):
+                await check_expired(self.store, ref, conversation)
             where = "" if conversation is None else f" in conversation `{conversation}`"
             raise KeepholdError(f"Handle `{ref}` not found{where}; name it by its uid", code="handle_not_found")
         return record
 
     async def described(self, record: Record, **more: Any) -> dict[str, Any]:
         """Describe a handle in full, with the end of its journal; `more` are further fields of `HandleDetails`."""
-        entries, count = await self._store.journal_end(record.uid, limit=PAGE)
-        waits, (shown,) = await self._store.waits(record.uid), await self.glances((record,))
+        entries, count = await self.store.journal_end(record.uid, limit=PAGE)
+        waits, (shown,) = await self.store.waits(record.uid), await self.glances((record,))
         resumed = shown.owner == "gone" and await self._waits_for_resume(record)
-        events = await self._store.process_events(record.uid, limit=PAGE, newest=True)
+        events = await self.store.process_events(record.uid, limit=PAGE, newest=True)
+        failed = isinstance(record.state, Stopped) and isinstance(record.state.outcome, Failure)
+        retry = await newest_retry(self.store, record) if failed else None
+        more |= {"retried_by": None if retry is None else retry.uid}
         more |= {"waits_for_resume": resumed, "process_events": [emitted_event(event) for event in events]}
         return as_json(details(shown, record, waits, entries[::-1], count, **more))
 
     async def _waits_for_resume(self, record: Record) -> bool:
-        turn = await self._store.turn(record.conversation)
+        turn = await self.store.turn(record.conversation)
         if turn is None or not turn.waits_for(record):
             return False
         from keephold.tools.builtin import source_of  # takes a while
@@ -285,26 +300,22 @@ class StoreView:
     async def journal(self, uid: str, *, before: int | None = None, limit: int = PAGE) -> dict[str, Any]:
         """Return a page of a call's journal, newest first; `next` is the `before` of earlier entries."""
         size = self._size(limit)
-        entries, count = await self._store.journal_end(uid, before=before, limit=size)
+        entries, count = await self.store.journal_end(uid, before=before, limit=size)
         end = count if before is None else min(before, count)
         # Entries of failed attempts are deleted and their events are not, so that some more events may be needed.
-        times = await self._store.step_times(uid, after=max(0, count - end - size), limit=3 * size)
+        times = await self.store.step_times(uid, after=max(0, count - end - size), limit=3 * size)
         shown = [journal_entry(entry, times.get((entry.kind, entry.name))) for entry in entries]
         return as_json(JournalPage(shown, count, max(0, end - size) or None))
 
     async def timeline(self, uid: str) -> list[dict[str, Any]]:
         """Return a handle's events, oldest first; if there are very many, the newest of them."""
-        newest = await self._store.events(uid=uid, newest=True, limit=_EVENTS)
+        newest = await self.store.events(EventQuery(uid=uid, newest=True, limit=_EVENTS))
         return [as_json(_event(event)) for event in reversed(newest)]
-
-    async def ended(self, since: float) -> dict[tuple[str, Status, EndedBy], int]:
-        """Count the spawned handles that have stopped since then, by tool, status and what ended them."""
-        return await self._store.ended(since)
 
     async def whole_journal(self, uid: str) -> list[dict[str, Any]]:
         """Return a call's journal, oldest first, without traces."""
         found = []
-        for number, entry in enumerate(await self._store.journal(uid), 1):
+        for number, entry in enumerate(await self.store.journal(uid), 1):
             if entry.kind != "trace":
                 found.append(as_json(journal_entry(entry)))
             if not number % PAGE:
@@ -316,10 +327,10 @@ class StoreView:
     async def conversations(self, *, after: str | None = None, limit: int = 50) -> dict[str, Any]:
         """Return a page of conversations by name: all that have handles, turns or a transcript."""
         size = self._size(limit)
-        places = await self._store.summaries(after=after or "", limit=size + 1)
+        places = await self.store.summaries(after=after or "", limit=size + 1)
         listed = []
         for place in places[:size]:
-            turn = await self._store.turn(place.id)
+            turn = await self.store.turn(place.id)
             listed.append(
                 ConversationGlance(
                     id=place.id,
@@ -337,12 +348,12 @@ class StoreView:
     async def conversation(self, id: str, *, before: int | None = None, limit: int = 20) -> dict[str, Any]:
         """Return a conversation and its turns, newest first; `before` is the number of the previous page's last
         turn."""
-        described, size = await self._store.conversation(id), self._size(limit)
-        turns = await self._store.turns(id, before=before, limit=size + 1)
+        described, size = await self.store.conversation(id), self._size(limit)
+        turns = await self.store.turns(id, before=before, limit=size + 1)
         if (
             described is None
             and not turns
-            and not await self._store.handles(HandleQuery(conversation=id, stateful=None, limit=1))
+            and not await self.store.handles(HandleQuery(conversation=id, stateful=None, limit=1))
         ):
             raise KeepholdError(f"there is no conversation `{id}`", code="conversation_not_found")
         found = ConversationDetails(
@@ -368,17 +379,17 @@ class StoreView:
         return as_json(found)
 
     def _owner(self, owner: str | None) -> Owner:
-        return None if owner is None else "alive" if self._store.alive(owner) else "gone"
+        return None if owner is None else "alive" if self.store.alive(owner) else "gone"
 
     async def inquiries(self, conversation: str, limit: int = 20) -> list[dict[str, Any]]:
         """Return the inquiries of a conversation and their answers (Q6), newest first."""
-        rows = await self._store.inquiries(conversation, newest=True, limit=self._size(limit))
+        rows = await self.store.inquiries(conversation, newest=True, limit=self._size(limit))
         return [masked(msgspec.to_builtins(row)) for row in rows]
 
     async def transcript(self, conversation: str, after: int = 0, limit: int = 100) -> dict[str, Any]:
         """Return a page of a conversation's transcript after that line."""
         size = self._size(limit)
-        lines = await self._store.transcript(conversation, after, size + 1)
+        lines = await self.store.transcript(conversation, after, size + 1)
         shown = [
             TranscriptLine(each.number, each.turn, each.kind, each.at, masked(msgspec.json.decode(each.body)))
             for each in lines[:size]
@@ -390,13 +401,9 @@ class StoreView:
     async def keys(self, conversation: str | None = None, after: str | None = None, limit: int = 50) -> dict[str, Any]:
         """Return a page of open keys by their ids, grouped by conversation. Keys themselves are never shown (D3)."""
         size = self._size(limit)
-        found = await self._store.open_waits(conversation=conversation, after=after or None, limit=size + 1)
+        found = await self.store.open_waits(conversation=conversation, after=after or None, limit=size + 1)
         listed = [_key(row, record) for row, record in found[:size]]
         return as_json(KeysPage(listed, listed[-1].key_id if len(found) > size else None))
-
-    async def count_keys(self, conversations: Sequence[str]) -> dict[str, int]:
-        """Count the open keys of each of these conversations."""
-        return await self._store.count_open_waits(conversations)
 
     async def notifications(
         self, conversation: str | None = None, before: int | None = None, limit: int = 50
@@ -408,17 +415,17 @@ class StoreView:
         queued = [
             {**msgspec.to_builtins(notification), "message": masked(notification.message)}
             for name in names
-            for notification in await self._store.notifications(name, _QUEUED)
+            for notification in await self.store.notifications(name, _QUEUED)
         ]
-        past = await self._store.events(
-            notifications=True, conversation=conversation, newest=True, before=before, limit=size + 1
+        past = await self.store.events(
+            EventQuery(notifications=True, conversation=conversation, newest=True, before=before, limit=size + 1)
         )
         history = [_event(event) for event in past[:size]]
         return as_json(NotificationsPage(queued[:_QUEUED], history, past[size - 1].seq if len(past) > size else None))
 
     async def _with_notifications(self) -> list[str]:
         """Return conversations that may have notifications, latest first; most conversations never had any."""
-        events = await self._store.events(notifications=True, newest=True, limit=_EVENTS)
+        events = await self.store.events(EventQuery(notifications=True, newest=True, limit=_EVENTS))
         return list(dict.fromkeys(event.conversation for event in events))
 
 

@@ -1,25 +1,28 @@
-"""A handle's output from the process that runs it, or from the store in the same frames.
+"""A handle's output from the process that runs it, or from the store in the same frames; and handles found by text.
 
 If no process runs a handle, its output is complete, so following it only reads it. A kept process may print more, for
 the runtime that takes it back.
 """
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import msgspec
+from msgspec.structs import replace
 
 from keephold.control.handle_json import info_of, owner_of
 from keephold.errors import KeepholdError
 from keephold.handles.output import Output
 from keephold.handles.spool import Spool
 from keephold.handles.state import Stopped, name
-from keephold.handles.timeline import asciicast
-from keephold.store.base import Record, Store
+from keephold.store.base import HandleQuery, Record, Store
+from keephold.store.rules import folded
+from keephold.text import to_json, to_utf8
 from keephold.tools.keeper.record import read_record
 from keephold.tools.keeping import kept_output
 from keephold.turn import attach_protocol as frames
-from keephold.turn.output_follower import Pieces
+from keephold.turn.attached import Pieces, recorded
 from keephold.turn.owner_connection import gone, linked, running
 from keephold.turn.relayed_streams import Polls
 
@@ -60,11 +63,8 @@ class StoredOutput:
             raise _not_run(store, record)
         self._record = record
         self._output = output
-        if want.want == "cast" and (output is None or not output.terminal):
-            raise KeepholdError(
-                f"Handle `{record.id}` is not a terminal, or nothing is stored of its session", code="invalid_arguments"
-            )
-        self._frames = self._cast() if want.want == "cast" else self._read(Pieces(want.since, times=want.times))
+        cast = want.want == "cast"
+        self._frames = recorded(output, self._status(0)) if cast else self._read(Pieces(want.since, times=want.times))
 
     async def receive(self) -> frames.Frame:
         return next(self._frames)
@@ -79,12 +79,6 @@ class StoredOutput:
             yield from pieces.read(output, output.total)
         yield frames.END, self._status(pieces.offset)
 
-    def _cast(self) -> Iterator[frames.Frame]:
-        assert self._output is not None and self._output.timeline is not None
-        for line in asciicast(self._output.timeline, self._output):
-            yield frames.OUTPUT, f"{line}\n".encode()
-        yield frames.END, self._status(0)
-
     def _status(self, offset: int) -> frames.HandleStatus:
         timeline = None if self._output is None else self._output.timeline
         cols = 0 if timeline is None else timeline.started.cols
@@ -96,3 +90,66 @@ def _not_run(store: Store, record: Record) -> KeepholdError:
         return gone(record.id, record.tool)
     how = name(record.state) if isinstance(record.state, Stopped) else "waiting for its completion from outside"
     return KeepholdError(f"Handle `{record.id}` is {how}: no process runs it", code="not_running")
+
+
+# Finding handles by a text: no store has an index for that, so handles are read in the order of a list and looked at
+# one after the other, the newest first. One search looks at a bounded number, and says where the next one continues.
+
+EXAMINED = 5000
+"""The most handles that one search looks at."""
+_PAGE = 100
+_PIECE = 1 << 20
+"""Bytes of an output that are looked at before the event loop runs."""
+
+
+async def containing(
+    store: Store, query: HandleQuery, text: str, output_here: Callable[[Record], Output | None]
+) -> tuple[list[Record], str | None]:
+    """Return handles of the query, at most `query.limit`, that contain the text; ASCII letters match in either case.
+
+    `output_here` returns the output of a handle that this process has in memory. The other value is the `after` of the
+    next search; None if there are no more handles."""
+    needle, quoted = to_utf8(folded(text)), folded(to_json(text)[1:-1].decode())
+    found: list[Record] = []
+    after = query.after
+    for _ in range(EXAMINED // _PAGE):
+        page = await store.handles(replace(query, after=after, limit=_PAGE))
+        for record in page:
+            after = record.uid
+            given = folded(to_json(record.arguments).decode())
+            if quoted in given or await _has_printed(store, record, needle, output_here(record)):
+                found.append(record)
+                if len(found) == query.limit:
+                    return found, after
+        if len(page) < _PAGE:
+            return found, None
+        await asyncio.sleep(0)
+    return found, after
+
+
+async def _has_printed(store: Store, record: Record, needle: bytes, here: Output | None) -> bool:
+    if here is not None:
+        return await _contains(here, needle)
+    kept = record.output
+    if kept is not None and kept.total == len(kept.data):  # the usual case: all of it is in the row
+        return needle in kept.data.lower()
+    output = stored_output(store, record)
+    if output is None:
+        return False
+    try:
+        return await _contains(output, needle)
+    finally:
+        output.close()
+
+
+async def _contains(output: Output, needle: bytes) -> bool:
+    start, tail = 0, b""
+    while start < output.total:
+        piece = output.read(start, start + _PIECE)
+        data = (b"" if piece.missing else tail) + piece.data.lower()
+        if needle in data:
+            return True
+        start, tail = piece.end, data[-len(needle) :]
+        if start < output.total:
+            await asyncio.sleep(0)
+    return False

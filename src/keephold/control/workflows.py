@@ -1,31 +1,22 @@
 """The progress of a workflow (W10): its definition with the state of each step.
 
-The engine replays the workflow from its journal, as after a crash, and stops where the journal ends. `_Replay` folds
-the begins and ends of visits that the engine passes on the way.
+`_Fold` follows the definition through the journal. The journal has the end of each visit of a step. For a step with
+lists, it has the begin instead, with the list that was chosen or the number of lists. So nothing is evaluated. In each
+list, the step after the last one that has ended is current.
 
 A step is `done`, `failed`, `skipped` (by its condition, or because its list was not entered), `current` or `to come`.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any, TypedDict, cast
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any, TypedDict
 
-from keephold.errors import ToolError
-from keephold.tools.workflow import read_workflow
-from keephold.tools.workflow.definition import Loop, Parallel, Step
-from keephold.tools.workflow.definition import Workflow as Definition
-from keephold.tools.workflow.engine import WorkflowRun
-from keephold.tools.workflow.expressions import Evaluated, Expression, Expressions, Values
-from keephold.tools.workflow.frame import Frame, StepEnded
-from keephold.tools.workflow.shape import EACH, nested_lists, steps_of, text_of
-
-_YIELD = 100
-"""Entries after which a replay yields to the loop."""
-_QUIET = 10
-"""Iterations of the loop without a new entry after which a replay has stopped."""
+from keephold.tools.workflow.definition import EACH, END, Retry, config_of, nested_lists, steps_of, text_of
+from keephold.tools.workflow.engine import ENDED_AT, STOPPED
+from keephold.tools.workflow.frame import timed_out
 
 
 class Workflow(TypedDict):
@@ -37,40 +28,30 @@ class Workflow(TypedDict):
     current: list[str]
 
 
-async def workflow_json(
-    arguments: Mapping[str, Any],
-    journal: list[dict[str, Any]],
-    expressions: Expressions,
-    *,
-    active: bool,
-    now: float,
+def workflow_json(
+    arguments: Mapping[str, Any], journal: Iterable[dict[str, Any]], *, active: bool, now: float
 ) -> Workflow:
     """Describe a workflow.
 
     A step is `{"id", "type", "state", "began", "ended", "visits", "attempt", "error", "on_success", "on_error",
     "condition", "skip_if", "lists"}`; a list in it `{"name", "steps", "times"}`, `times`: how often it was entered.
-    `arguments` and `journal` are the handle's, as JSON; `active`: it has not stopped.
+    `arguments` and `journal` are the handle's, as JSON; `active`: it has not stopped. If it has, `now` is when.
     """
-    entries = {entry["name"]: entry for entry in journal if entry["kind"] == "step"}
-    seen: dict[str, _Seen] = {}
-    with suppress(ToolError):  # a call with invalid arguments has a handle, too
-        replay = _Replay(await read_workflow(arguments, expressions), entries, expressions, now)
-        await replay.to_its_end()
-        seen = replay.seen
-    for each in seen.values():
-        if each.state == "current" and not active:
-            each.state = "failed"
+    fold, steps = _Fold(journal, now), steps_of(arguments.get("steps"))
+    if "start" in fold.values:
+        began = fold.values["start"]["at"]
+        fold.follow(steps, "", began, began + (arguments.get("timeoutMs") or math.inf) / 1000)
     return {
         "id": text_of(arguments.get("workflowId")),
         "name": text_of(arguments.get("name")),
-        "steps": [_shown(step, seen, over=not active) for step in steps_of(arguments.get("steps"))],
-        "current": [id for id, each in seen.items() if each.state == "current"],
+        "steps": [fold.shown(step, over=not active) for step in steps],
+        "current": fold.current,
     }
 
 
 @dataclass
-class _Seen:
-    """A step, over all its visits."""
+class _Visit:
+    """The last visit of a step, as it is shown."""
 
     state: str = "to come"
     began: float | None = None
@@ -78,155 +59,137 @@ class _Seen:
     visits: int = 0
     attempt: int = 1
     error: str | None = None
-    entered: dict[str, int] = field(default_factory=dict)
-    """How often each list in it was entered, by the list's key."""
 
 
-class _Replay(WorkflowRun):
-    """Replays a workflow as far as its journal goes. It is its own effects, and has no host: no step does anything."""
+class _Fold:
+    """Follows the steps of a definition as far as their journal goes."""
 
-    def __init__(
-        self,
-        definition: Definition,
-        entries: Mapping[str, dict[str, Any]],
-        expressions: Expressions,
-        now: float,
-    ) -> None:
-        self.seen: dict[str, _Seen] = {}
-        self._entries = entries
-        self._read = 0
-        self._visits: dict[str, tuple[Step, float | None]] = {}
-        """By the name of a visit: its step, and when it began."""
-        self._latest: dict[str, float | None] = {}
-        """By the name of a visit, or the prefix of a list: the latest end in it."""
-        self._expressions = expressions
-        self._evaluating = 0
-        self._evaluated = asyncio.Event()
-        me = cast(Any, self)
-        values = (entry["value"] for entry in entries.values())
-        ends = (value["at"] for value in values if isinstance(value, dict) and "at" in value)
-        time = max(now, *ends, now)  # the process that runs it may have another clock
-        super().__init__(definition, me, me, cast(Any, None), me, lambda: time, max_steps=2**31)
-
-    async def to_its_end(self) -> None:
-        """Replay until every branch has ended, or waits for an entry that the journal does not have."""
-        running = asyncio.ensure_future(self.whole())
-        quiet, read = 0, -1
-        while quiet < _QUIET and not running.done():
-            if self._evaluating:
-                self._evaluated.clear()
-                await self._evaluated.wait()
-                quiet = 0
+    def __init__(self, journal: Iterable[dict[str, Any]], now: float) -> None:
+        self.values: dict[str, dict[str, Any]] = {}
+        """Values of the journal, by name."""
+        self._now = now
+        self.current: list[str] = []
+        self._visits: dict[str, _Visit] = {}
+        self._entered: Counter[tuple[str, str]] = Counter()
+        """How often each list was entered, by the id of its step and its key."""
+        self._lists: dict[str, dict[str, None]] = {}
+        """By the name of a visit: the keys of its lists with entries. Journals of earlier versions have no begins."""
+        for entry in journal:
+            if entry["kind"] != "step":
                 continue
-            quiet, read = (quiet + 1 if read == self._read else 0), self._read
-            await asyncio.sleep(0)
-        running.cancel()
-        with suppress(asyncio.CancelledError, ToolError):  # an error is that of a step
-            await running
+            name, value = entry["name"], entry["value"]
+            if not entry["ok"]:  # it ended the run
+                value = {"at": float(value["trace"][0].removeprefix(ENDED_AT)), "error": {**value, "transient": False}}
+            elif not isinstance(value, dict):  # an earlier version: the end of a step that was skipped or has lists
+                value = {"at": value, "skipped": None}
+            self.values[name] = value
+            self._now = max(self._now, value.get("at", now))  # the process that runs it may have another clock
+            while "/" in name:
+                name, _, key = name.rpartition("/")[0].rpartition("/")
+                self._lists.setdefault(name, {})[key] = None
 
-    # The engine's visits
+    def follow(
+        self, steps: list[dict[str, Any]], prefix: str, began: float, due: float
+    ) -> tuple[float, str | None] | None:
+        """Follow the steps of a list, until the deadline `due`. Return when it ended and its error, or None."""
+        places = {step["id"]: at for at, step in enumerate(steps)}
+        visits: Counter[str] = Counter()
+        position = 0
+        while position < len(steps):
+            step = steps[position]
+            id = step["id"]
+            visits[id] += 1
+            visit = self._visits[id] = _Visit("current", began, visits=self._visits.get(id, _Visit()).visits + 1)
+            self._visit(step, f"{prefix}{id}:{visits[id]}", visit, began, due)
+            if visit.ended is None:
+                if due <= self._now:
+                    visit.state, visit.ended, visit.error = "failed", due, STOPPED
+                return None
+            began, target = visit.ended, step.get({"done": "onSuccess", "failed": "onError"}.get(visit.state, ""))
+            if visit.error is not None and not target and config_of(step).get("continueOnError") is not True:
+                return began, f"step `{id}` failed: {visit.error}"
+            position = len(steps) if target == END else places[target] if target else position + 1
+        return began, None
 
-    async def visit(self, step: Step, name: str, frame: Frame) -> str | None:
-        if frame.prefix not in self._latest:
-            self._latest[frame.prefix] = self._enter(frame.prefix)
-        began = self._latest[frame.prefix]
-        self._visits[name] = step, began
-        self._latest[name] = began
-        seen = self.seen.setdefault(step.id, _Seen())
-        seen.state, seen.began, seen.ended, seen.error = "current", began, None, None
-        seen.visits, seen.attempt = seen.visits + 1, 1
-        return await super().visit(step, name, frame)
+    def _visit(self, step: dict[str, Any], name: str, visit: _Visit, began: float, due: float) -> None:
+        value = self.values.get(name, {})
+        count = value.get("lists")
+        keys = list(self._lists.get(name, ())) if count is None else [str(at) for at in range(count)]
+        if "list" in value:
+            keys = [value["list"]]
+        if not keys:
+            self._leaf(step, name, visit, due)
+            return
+        asked, ms, loop = self.values.get(f"{name}?"), config_of(step).get("timeoutMs") or 0, step["type"] == "loop"
+        own = math.inf if asked is None else asked["at"] + ms / 1000
+        lists = {inner.key: inner.steps for inner in nested_lists(step)}
+        free = [began] * value.get("at_once", len(keys))  # since when each task that runs lists is free
+        ends, error = [], None
+        for key in keys:
+            if not free:
+                break
+            of = EACH if loop else key
+            self._entered[step["id"], of] += 1
+            end = self.follow(lists[of], f"{name}/{key}/", heappop(free), min(own, due))
+            ends.append(end)
+            if end is None:
+                continue
+            if end[1] and key == "try":
+                keys[1:] = ["catch"]
+            elif step["type"] != "parallel":
+                error = error or (f"item {key}: {end[1]}" if loop and end[1] else end[1])
+            if not (error and loop and value.get("at_once") == 1):
+                heappush(free, end[0])
+        if value and None not in ends:
+            visit.ended, visit.error = max(end[0] for end in ends if end), error
+        elif own < due and own <= self._now:
+            visit.ended, visit.error = own, timed_out(ms / 1000).message
+        else:
+            return
+        visit.state = "done" if visit.error is None else "failed"
 
-    def _enter(self, prefix: str) -> float | None:
-        """Count that a list was entered, and return when."""
-        if not prefix:
-            return self.began
-        name, _, key = prefix[:-1].rpartition("/")
-        step, began = self._visits[name]
-        key = EACH if isinstance(step.kind, Loop) else key
-        entered = self.seen[step.id].entered
-        entered[key] = entered.get(key, 0) + 1
-        return began if isinstance(step.kind, Parallel) else self._latest[name]
+    def _leaf(self, step: dict[str, Any], name: str, visit: _Visit, due: float) -> None:
+        config, value = config_of(step), self.values.get(name)
+        retry, limit = config.get("retry"), config.get("timeoutMs") or math.inf
+        most = (retry.get("maxAttempts") or Retry().max_attempts) if isinstance(retry, Mapping) else 1
+        while value and value.get("error", {}).get("transient") and visit.attempt < most:
+            visit.attempt += 1
+            value = self.values.get(f"{name}~{visit.attempt}")
+        if value is None:
+            return
+        if value.get("cut", name) != name:
+            return  # the deadline of an enclosing step
+        delay = value.get("result", 0) if step["type"] == "delay" else 0
+        ended = value["at"] + min(delay, limit) / 1000
+        if delay and ended > min(due, self._now):
+            return
+        late = "cut" in value or delay > limit
+        visit.error = timed_out(limit / 1000).message if late else value.get("error", {}).get("message")
+        visit.state = "failed" if visit.error else "skipped" if "skipped" in value else "done"
+        visit.ended = ended
 
-    def record(self, step: Step, name: str, frame: Frame, ended: StepEnded) -> None:
-        seen = self.seen[step.id]
-        seen.state = "failed" if ended.error is not None else "skipped" if ended.skipped else "done"
-        seen.ended, seen.error = ended.at, None if ended.error is None else ended.error.message
-        self._latest[frame.prefix] = self._latest[frame.prefix[:-1].rpartition("/")[0]] = ended.at
-        super().record(step, name, frame, ended)
-
-    # Its expressions
-
-    async def evaluate(
-        self, expressions: Sequence[Expression], values: Values, guards: Sequence[bool] = ()
-    ) -> Evaluated:
-        """Evaluate in the worker, and tell `to_its_end` that the replay still runs."""
-        self._evaluating += 1
-        try:
-            return await self._expressions.evaluate(expressions, values, guards)
-        finally:
-            self._evaluating -= 1
-            self._evaluated.set()
-
-    # Its effects
-
-    def recorded(self, step_id: str) -> bool:
-        return step_id in self._entries
-
-    async def run_json(self, step_id: str, input: Any, function: Callable[[Any], Awaitable[Any]]) -> Any:
-        """Return what the journal has; without an entry, never return."""
-        entry = self._entries.get(step_id)
-        if entry is None:
-            await asyncio.get_running_loop().create_future()
-            raise AssertionError("never")
-        self._read += 1
-        if not self._read % _YIELD:
-            await asyncio.sleep(0)
-        value = entry["value"]
-        if not entry["ok"]:
-            raise ToolError(**{**value, "trace": tuple(value.get("trace") or ())})
-        if isinstance(value, dict) and value.get("error", {}).get("transient"):
-            self._failed(*step_id.partition("~")[::2])
-        return value
-
-    def _failed(self, name: str, attempt: str) -> None:
-        """Note the next attempt of a step that failed and is tried again."""
-        step, _ = self._visits[name]
-        self.seen[step.id].attempt = min(int(attempt or 1) + 1, step.retry.max_attempts)
-
-    tool = agent = None  # never called: only steps without an entry would call them
-
-    async def external_event_key(self, name: str) -> Any:
-        return SimpleNamespace(key_id="")
-
-    async def emit_process_event(self, type: str, payload: Any = None) -> None: ...
-
-    def progress(self, done: float, total: float | None, message: str | None) -> None: ...
-
-
-def _shown(step: dict[str, Any], found: Mapping[str, _Seen], *, over: bool) -> dict[str, Any]:
-    """Describe a step. `over`: the enclosing step or run has ended, so a step that was not run is skipped."""
-    seen = found.get(step["id"], _Seen("skipped" if over else "to come"))
-    below = over or seen.state in ("done", "failed", "skipped")
-    return {
-        "id": step["id"],
-        "type": step["type"],
-        "state": seen.state,
-        "began": seen.began,
-        "ended": seen.ended,
-        "visits": seen.visits,
-        "attempt": seen.attempt,
-        "error": seen.error,
-        "on_success": step.get("onSuccess"),
-        "on_error": step.get("onError"),
-        "condition": text_of(step.get("condition")) or None,
-        "skip_if": text_of(step.get("skipIf")) or None,
-        "lists": [
-            {
-                "name": inner.name,
-                "times": seen.entered.get(inner.key, 0),
-                "steps": [_shown(each, found, over=below) for each in inner.steps],
-            }
-            for inner in nested_lists(step)
-        ],
-    }
+    def shown(self, step: dict[str, Any], *, over: bool) -> dict[str, Any]:
+        """Describe a step. `over`: the enclosing step or run has ended."""
+        visit = self._visits.get(step["id"], _Visit())
+        if over:
+            visit.state = {"to come": "skipped", "current": "failed"}.get(visit.state, visit.state)
+        elif visit.state == "current":
+            self.current.append(step["id"])
+        below = over or visit.state in ("done", "failed", "skipped")
+        return {
+            "id": step["id"],
+            "type": step["type"],
+            **vars(visit),
+            "on_success": step.get("onSuccess"),
+            "on_error": step.get("onError"),
+            "condition": text_of(step.get("condition")) or None,
+            "skip_if": text_of(step.get("skipIf")) or None,
+            "lists": [
+                {
+                    "name": inner.name,
+                    "times": self._entered[step["id"], inner.key],
+                    "steps": [self.shown(each, over=below) for each in inner.steps],
+                }
+                for inner in nested_lists(step)
+            ],
+        }

@@ -7,10 +7,10 @@ from keephold.durable.effects import CallEffects, ProcessEvents
 from keephold.durable.host import Host, Keys
 from keephold.durable.journal import Journal
 from keephold.durable.keys import Key
-from keephold.durable.lineage import caller_of
 from keephold.durable.waits import Waits
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.registry import Registry
+from keephold.ids import caller_of
 from keephold.store.base import Entry, Parking
 from keephold.tools.base import Invocation
 

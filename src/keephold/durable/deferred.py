@@ -70,7 +70,7 @@ _shared = lru_cache(maxsize=64)(Parking)
 
 
 class ResolveOutcome(msgspec.Struct, frozen=True):
-    """The result of resolving a key. `str()` of it is the status; `terminal` says how the wait ended, as in D4."""
+    """The result of resolving a key. `str()` of it is the status; `terminal` says how the wait ended."""
 
     status: Literal["accepted", "already_resolved", "unknown_or_revoked"]
     terminal: dict[str, Any] | None = None

@@ -137,12 +137,12 @@ class CallEffects:
     def _check_open(self) -> None:
         if self._host.closing:
             raise KeepholdError(
-                "the runtime is being closed; this call goes on where it is in the next one", code="runtime_closing"
+                "the runtime is being closed; this call continues from here in the next one", code="runtime_closing"
             )
 
 
 class ProcessEvents:
-    """`call.process_events()`: appends without the journal, so at least once (E8)."""
+    """`call.process_events()`: appends without the journal, so at least once."""
 
     def __init__(self, host: Host, process: str | None) -> None:
         self._host = host

@@ -136,7 +136,8 @@ class Journal:
         """Wait until no step runs: one that outlives its attempt (a `gather` whose other step failed) is recorded
         first."""
         while self._running:
-            self._idle = asyncio.Event()
+            if self._idle is None or self._idle.is_set():
+                self._idle = asyncio.Event()
             await self._idle.wait()
 
     async def _do(self, step_id: str, given: bytes, digest: bytes, function: Any, argument: Any) -> Any:

@@ -6,10 +6,11 @@ died is replaced by any other that has the store.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from keephold.engines.wire import EngineCall, Line, Report
+from keephold.errors import KeepholdError
 
 _log = logging.getLogger("keephold.engines")
 
@@ -18,18 +19,20 @@ T = TypeVar("T")
 
 
 class EngineUnavailable(Exception):
-    """The engine does not answer now. The same request may be made again: it counts once."""
+    """The engine, or a front end, does not answer now. The same request may be made again: it counts once."""
 
 
 async def patiently(work: Callable[[], Awaitable[T]], who: str, check: Callable[[], None] = lambda: None) -> T:
-    """Repeat until the engine answers, or until `check` raises. If it takes long, the log says that `who` does not
-    answer."""
+    """Repeat until there is an answer, from the engine and from the store, or until `check` raises. If it takes long,
+    the log says that `who` does not answer."""
     delay, warned = _AGAIN_SECS, False
     while True:
         check()
         try:
             return await work()
-        except EngineUnavailable as error:
+        except (EngineUnavailable, KeepholdError) as error:
+            if isinstance(error, KeepholdError) and error.code != "store_unavailable":
+                raise
             if not warned and delay >= 1:
                 warned = True
                 _log.warning("%s does not answer: %s", who, error)
@@ -43,17 +46,14 @@ class Engine(Protocol):
     async def start(self, call: EngineCall) -> None:
         """Start a call. If it was started before, nothing happens."""
 
-    async def result(self, uid: str) -> Report:
-        """Wait until a call has ended or is parked, and return how."""
+    async def result(self, uid: str, *, wait: bool = True) -> Report | None:
+        """Wait until a call has ended or is parked, and return how. Without `wait`, return None if it runs."""
 
     async def resolve(self, uid: str, event: str, resolution: dict[str, Any]) -> None:
         """Deliver an event. The first resolution of an event counts; a call that has ended ignores it."""
 
     async def cancel(self, uid: str) -> None:
         """Let a call end: its tool gets its cancellation."""
-
-    async def closed(self, uids: Collection[str]) -> set[str]:
-        """Return those of these calls that do not run any more."""
 
     def link(self, uid: str) -> str | None:
         """Return the address of the engine's own page about a call, if it has one."""
@@ -70,7 +70,8 @@ class Recorder(Protocol):
         Raises `Lost` if the attempt is not the current one."""
 
     async def events(self, known: int) -> dict[str, Any]:
-        """Wait until there are more than `known` events, and return all by name. Raises `Lost`."""
+        """Wait until there are more than `known` events, and return some of these by name, the oldest first. Raises
+        `Lost`."""
 
     async def journal(self) -> Sequence[Line]:
-        """Return the journal that the attempt begins with."""
+        """Return the journal that the attempt begins with, and the events."""

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
-from types import CoroutineType
+from types import CoroutineType, SimpleNamespace
 from typing import Any, cast
 from weakref import WeakSet
 
@@ -20,54 +20,42 @@ import msgspec
 from keephold.durable.calls import Durability, DurableCall
 from keephold.durable.deferred import Pending, parking
 from keephold.durable.host import WaitKind
-from keephold.durable.keys import Key, genuine, key_id, make_key, present
+from keephold.durable.journal import Journal
+from keephold.durable.keys import Key, genuine, make_key, present
+from keephold.engines import wire
 from keephold.engines.base import Recorder
 from keephold.engines.channel import PIECE_BYTES, Channel
-from keephold.engines.wire import (
-    Again,
-    Emitting,
-    Ended,
-    EngineCall,
-    Given,
-    Line,
-    Lost,
-    Parked,
-    Printed,
-    Progressed,
-    Reading,
-    Report,
-    Showing,
-    Suspended,
-    Suspending,
-    Taking,
-    Withdrawn,
-)
 from keephold.errors import KeepholdError, ToolError
-from keephold.handles.clock import SystemClock
+from keephold.handles.clock import Clock, SystemClock
 from keephold.handles.question import Question
 from keephold.handles.state import Failure, Outcome, error_of
 from keephold.handles.view import Handles
-from keephold.store.base import Emitted, Entry, Journaled, Op, Parking, Resolution
+from keephold.store.base import Emitted, Entry, EntryKind, Journaled, Op, Parking, Resolution
 from keephold.text import to_json
+from keephold.tools.attempts import retry_delay
 from keephold.tools.base import Invocation, Live, Tool
 from keephold.tools.call import FileDiff
 from keephold.tools.guard import Guard
-from keephold.tools.run import retry_delay
 
 _log = logging.getLogger("keephold.engines")
 
 SUSPEND_SECS = 10.0
-"""How long every coroutine of a call has waited when the attempt is suspended."""
+"""How long every coroutine of a call has waited, in the same wait, when the attempt is suspended."""
 _LOOK_SECS = 0.5
 _FLUSH_SECS = 5.0
 INLINE_BYTES = 64 << 10
 """Larger values are kept in the store of the front end, and only their hash in the engine."""
 ENGINE_BYTES = 384 << 10
 """All values of a call that the engine keeps; further ones are kept in the store of the front end, too."""
-_IDLE_SECS = 30.0
+_IDLE_SECS = 3600.0
+"""How long a running step may hold up the suspension of its call."""
+_REPLAY_SECS = 5.0
+"""When a call that was aborted while it was suspended gets its cancellation, if its tool does not wait in effects."""
 _HASH_BYTES = 64
 
 _body: ContextVar["Body | None"] = ContextVar("keephold_body", default=None)
+_stepping: ContextVar[Sequence[bool]] = ContextVar("keephold_stepping", default=(False,))
+"""Whether the code belongs to a step that runs. A task that it has made shares the list, and learns of its end."""
 
 
 def task_factory(
@@ -87,91 +75,46 @@ class _Keeps:
     inline_output: int = 0
 
 
-class _EngineHost:
-    """Writes the records of one attempt to the engine (`durable/host.py`)."""
+class _Records(Journal):
+    """A journal in which nothing new begins while the attempt is being suspended."""
 
-    def __init__(self, body: "Body") -> None:
-        self._body = body
-        self.store = _Keeps()
-        self.clock = SystemClock()
-        self.traces = None
-        self.on_woken = None
-        self.closing = False
+    __slots__ = ("_may_begin",)
 
-    async def write(self, ops: Sequence[Op]) -> Sequence[Any]:
-        event = next((op for op in ops if isinstance(op, Emitted)), None)
-        name: str | None = None
-        for op in ops:
-            if isinstance(op, Journaled):
-                assert op.kind in ("step", "sleep", "event"), "questions and input are the front end's"
-                value = op.value if event is None else to_json([event.type, event.payload])
-                name = op.name
-                await self._body.record(op.kind, op.name, op.digest, value, op.ok)
-        if event is not None:
-            self._body.channel.say(Emitting(name, event.type, event.payload))
-        return [None] * len(ops)
+    def __init__(self, body: "Body", invocation: Invocation) -> None:
+        super().__init__(body, invocation.uid, invocation.fence, invocation.entries)
+        self._may_begin = body.may_begin
 
-    def commit(
-        self, ops: Sequence[Op], done: Callable[[Sequence[Any]], None], failed: Callable[[Exception], None], *,
-        keep: bool = False,
-    ) -> None:  # fmt: skip
-        done([None] * len(ops))  # input, which the front end has stored
+    async def run(self, step_id: str, given: bytes, function: Any, argument: Any) -> Any:
+        if self.recorded("step", step_id) is None:
+            await self._may_begin()
+        runs = [True]
+        token = _stepping.set(runs)
+        try:
+            return await super().run(step_id, given, function, argument)
+        finally:
+            runs[0] = False
+            _stepping.reset(token)
 
-    def printed(self, uid: str) -> None:
-        return None
+    async def record(self, kind: EntryKind, *args: Any, **options: Any) -> Sequence[Any]:
+        if kind != "step":  # a step that has failed is recorded in any case
+            await self._may_begin()
+        return await super().record(kind, *args, **options)
 
 
-class _EngineKeys:
-    """Keys that the worker signs itself, and events that the engine delivers (`durable/host.py`)."""
+class _Waits(dict[Any, Any]):
+    """The waits of a call. It calls back when one begins or ends."""
 
-    def __init__(self, body: "Body") -> None:
-        self._body = body
-        call = body.call
-        self._secret = bytes.fromhex(call.secret)
-        self._names: dict[str, str] = {}
+    def __init__(self, changed: Callable[[], None]) -> None:
+        super().__init__()
+        self._changed = changed
 
-    async def take(
-        self, uid: str, fence: int, conversation: str, kind: WaitKind, name: str = "", parking: Parking | None = None
-    ) -> Key:
-        wait = kind if kind == "completion" else f"{kind}:{name}"
-        self._names[key_id(conversation, uid, wait)] = name
-        self._body.channel.say(Taking(kind, name))
-        return make_key(conversation, uid, wait, self._body.call.secret_id, self._secret)
+    def __setitem__(self, task: Any, what: Any) -> None:
+        super().__setitem__(task, what)
+        self._changed()
 
-    def name(self, key: str) -> str:
-        """Return the event of a key of this call."""
-        presented = present(str(key))
-        names = presented.names()
-        if names is not None and names[1] != self._body.call.uid:
-            raise ToolError(
-                "a call on an engine can wait only for its own keys; wait for those of other calls in a tool without "
-                "`engine`",
-                code="engine_unsupported",
-            )
-        if not genuine(presented, self._secret) or names is None or not names[2].startswith("event:"):
-            raise ToolError("await-event key is invalid or revoked", code="await_event_unknown_or_revoked")
-        return names[2].removeprefix("event:")
-
-    async def wait(self, key: str) -> Resolution:
-        resolved = await self._body.event(self.name(key))
-        if "stored" in resolved:
-            resolved = {"status": resolved["status"], "payload": await self._body.channel.fetch(resolved["stored"])}
-        if resolved["status"] == "revoked":
-            raise ToolError("await-event key is invalid or revoked", code="await_event_unknown_or_revoked")
-        return msgspec.convert(resolved, Resolution)
-
-
-class _EngineDurability:
-    """Makes the durable side of the one call of an attempt (`durable/calls.py`)."""
-
-    def __init__(self, body: "Body", keys: _EngineKeys) -> None:
-        self._body = body
-        self._keys = keys
-
-    def call(self, invocation: Invocation) -> DurableCall:
-        made = DurableCall(self._body.host, self._keys, invocation, self._body.call.process)
-        self._body.began(made)
-        return made
+    def __delitem__(self, task: Any) -> None:
+        super().__delitem__(task)
+        self._changed()
 
 
 class _NoHandles:
@@ -184,45 +127,59 @@ class _NoHandles:
 
 
 class Body:
-    """One attempt. It is the sink of its tool (`tools/base.py`)."""
+    """One attempt. It is the host of its call's durable side, and its keys (`durable/host.py`); and the sink of its
+    tool (`tools/base.py`)."""
+
+    store = _Keeps()
+    clock: Clock = SystemClock()
+    traces = None
+    on_woken = None
 
     def __init__(
-        self, tool: Tool, call: EngineCall, given: Given, recorder: Recorder, channel: Channel, guard: Guard, *,
-        suspend_secs: float = SUSPEND_SECS,
+        self, tool: Tool, call: wire.EngineCall, given: wire.Given, recorder: Recorder, channel: Channel,
+        guard: Guard, *, suspend_secs: float = SUSPEND_SECS,
     ) -> None:  # fmt: skip
         self.call = call
         self.channel = channel
-        self.host = _EngineHost(self)
-        self.durable: DurableCall | None = None
+        self.closing = False
         self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._tool = tool
         self._given = given
         self._recorder = recorder
         self._guard = guard
         self._suspend_secs = suspend_secs
-        self._keys = _EngineKeys(self)
+        self._secret = bytes.fromhex(call.secret)
+        self._loop = asyncio.get_running_loop()
+        self._waits = _Waits(self._waits_changed)
+        self._wait_began = 0.0
+        """When a wait has last begun or ended."""
+        self._room = given.room
+        """How many records the engine takes before the attempt must be suspended."""
         self._inlined = 0
         """Bytes of values that the engine has."""
         self._events = dict(given.events)
-        self._looking: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[Any]] = []
+        """Its own, which are not the tool's."""
         self._following: asyncio.Task[None] | None = None
         self._arrived = asyncio.Event()
+        self._durable: DurableCall | None = None
         self._live: Live | None = None
-        self._over: asyncio.Future[Outcome | Pending] = asyncio.get_running_loop().create_future()
-        self._suspended: Suspended | None = None
-        self._lost = False
-        self._ending = False
+        self._over: asyncio.Future[Outcome | Pending] = self._loop.create_future()
+        self._left: asyncio.Future[None] = self._loop.create_future()
+        self._suspended: wire.Suspended | None = None
+        self._leaving = self._lost = self._ending = False
         channel.on_input = self._input
         channel.on_end = self.end
         channel.on_lost = self.lost
 
-    async def run(self) -> Report:
+    async def run(self) -> wire.Report:
         """Run the tool until the attempt is over. Raises `Lost`."""
         listens = self.call.stateful and "apply" in self._tool.actions
+        self.channel.carry(self._given.unsent)
         self.channel.open(listens=listens)
         if self._given.attempt > 1:
-            self.channel.say(Reading(False))  # so that the front end knows that it is not suspended any more
-        loading = asyncio.get_running_loop().create_task(self._load(), context=Context())
+            self.channel.say(wire.Reading(False))  # so that the front end knows that it is not suspended any more
+        loading = self._begin(self._load())
         try:
             await asyncio.wait((loading, self._over), return_when=asyncio.FIRST_COMPLETED)
             if not self._over.done():
@@ -230,17 +187,29 @@ class Body:
             outcome = await self._over
             settled = getattr(self._live, "settled", None)
             if settled is not None:
-                await settled()
+                await self._unless_left(settled())
             return await self._report(outcome)
         finally:
-            for task in (loading, self._looking, self._following):
-                if task is not None:
-                    task.cancel()
+            for task in self._tasks:
+                task.cancel()
             await self.channel.close()
+
+    def _begin(self, work: Any) -> "asyncio.Task[Any]":
+        """Begin a task that is not the tool's."""
+        task: asyncio.Task[Any] = self._loop.create_task(work, context=Context())
+        self._tasks.append(task)
+        return task
+
+    async def _unless_left(self, work: Any) -> Any:
+        """Wait for some work, but no longer than the worker stays. Return its result, or None."""
+        task = self._begin(work)
+        await asyncio.wait((task, self._left), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
 
     async def _load(self) -> Sequence[Entry]:
         lines = await self._recorder.journal() if self._given.lines is None else self._given.lines
-        return [await self._entry(line) for line in lines]
+        self._events |= {line.name: line.value for line in lines if line.kind == "resolved"}
+        return [await self._entry(line) for line in lines if line.kind != "resolved"]
 
     def _start(self, entries: Sequence[Entry]) -> None:
         call = self.call
@@ -253,51 +222,68 @@ class Body:
             turn=call.turn,
             stateful=call.stateful,
             handles=cast(Handles, _NoHandles()),
-            durability=cast(Durability, _EngineDurability(self, self._keys)),
+            durability=cast(Durability, SimpleNamespace(call=lambda _: self._durable)),
             attempt=self._given.attempt,
             retry_of=call.retry_of,
             entries=entries,
             guard=self._guard,
         )
+        self._durable = durable = DurableCall(self, self, invocation, call.process)
+        if durable.journal is not None:
+            durable.journal = _Records(self, invocation)
+            if call.call_id:
+                durable.effects().waits = self._waits
+            self._begin(self._look())
         token = _body.set(self)
         try:
             self._live = self._tool.runtime.start(invocation, self)
         except ToolError as error:
             self.stop(error_of(error))
+        except Exception as error:
+            _log.error("tool `%s` could not be started", call.tool, exc_info=error)
+            self.stop(Failure(f"The tool could not be started: {type(error).__name__}: {error}"))
         finally:
             _body.reset(token)
 
-    async def _report(self, outcome: Outcome | Pending) -> Report:
+    async def _report(self, outcome: Outcome | Pending) -> wire.Report:
         if self._lost:
-            raise Lost("another attempt runs this call")
-        if self._suspended is not None:
-            self.channel.say(Suspending())
-        await self.channel.flush(_FLUSH_SECS)
+            raise wire.Lost("another attempt runs this call")
+        await self._unless_left(self.channel.flush(_FLUSH_SECS))
         if self._lost:
-            raise Lost("the call has ended")
-        unsent = self.channel.unsent()
-        if self._suspended is not None:
-            return msgspec.structs.replace(self._suspended, unsent=unsent)
+            raise wire.Lost("the call has ended")
+        ended = None if self._suspended is not None else await self._end_report(outcome)
+        report = ended or self._suspended or self._at_once
+        return msgspec.structs.replace(report, unsent=self.channel.unsent())
+
+    async def _end_report(self, outcome: Outcome | Pending) -> wire.Report | None:
+        """Return how the tool has ended; None if its worker leaves before that is stored."""
         if isinstance(outcome, Pending):
-            terms = parking(outcome, self.host.clock.now(), self._tool)
-            return Parked(terms.deadline, terms.on_timeout, terms.on_cancel, unsent)
+            terms = parking(outcome, self.clock.now(), self._tool)
+            return wire.Parked(terms.deadline, terms.on_timeout, terms.on_cancel)
         retry, failures = self._tool.retry, self._given.failures + 1
-        taken = self.durable is not None and self.durable.taken
+        taken = self._durable is not None and self._durable.taken
         may = retry.policy != "never" and failures < retry.max_attempts and not (self._ending or taken)
         if may and isinstance(outcome, Failure) and outcome.transient:
-            return Again(retry_delay(retry, failures), outcome, unsent)
+            return wire.Again(retry_delay(retry, failures), outcome)
         size = len(msgspec.json.encode(outcome))
         if size > INLINE_BYTES and self.channel.connected:
-            stored = await self.channel.store(msgspec.to_builtins(outcome))
-            return Ended(Failure("The front end has lost the result.", "engine_failed"), unsent, stored)
+            stored = await self._unless_left(self.channel.store(msgspec.to_builtins(outcome)))
+            if stored is not None:
+                return wire.Ended(Failure("The front end has lost the result.", "engine_failed"), stored=stored)
+            if self.can_move:
+                return None
         if size > ENGINE_BYTES:
-            return Ended(Failure(_too_large("the result of the call", size), "limit_exceeded"), unsent)
-        return Ended(outcome, unsent)
+            return wire.Ended(Failure(_too_large("the result of the call", size), "limit_exceeded"))
+        return wire.Ended(outcome)
 
     # Its end
 
     def end(self, grace: float) -> None:
-        """End the tool (C7): its coroutine is cancelled."""
+        """End the tool (C7): its coroutine is cancelled. One that was suspended is cancelled where it waits again."""
+        if not self._given.cancelled:
+            self._cancel(grace)
+
+    def _cancel(self, grace: float) -> None:
         if not self._ending and not self._over.done():
             self._ending = True
             self._end(grace)
@@ -307,16 +293,32 @@ class Body:
         self._lost = True
         self._release()
 
-    async def suspend(self) -> None:
-        """Stop in order, so that another attempt continues: running steps are recorded first (R6)."""
-        if self._suspended is None and not self._over.done() and self.can_move:
-            self._suspended = Suspended([], self.host.clock.now())
-            self.host.closing = True
-            if self.durable is not None and self.durable.journal is not None:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_IDLE_SECS):
-                        await self.durable.journal.idle()
+    async def suspend(self, secs: float = _IDLE_SECS) -> None:
+        """Stop in order, so that another attempt continues: no step begins, and running ones are recorded first (R6).
+        After that many seconds they are cancelled."""
+        if (self._leaving and secs) or self._over.done() or not self.can_move:
+            return
+        self._leaving = True
+        if secs and self._durable is not None and self._durable.journal is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(secs):
+                    await self._durable.journal.idle()
+        if not self._over.done() and not self._ending and self._suspended is None:
+            self._suspended = self._at_once
             self._release()
+
+    def leave(self) -> None:
+        """The worker exits: report at once, even if the tool swallows its cancellation."""
+        if self.can_move and not self._over.done():
+            self._suspended = self._at_once
+        self.abandon()
+        if not self._left.done():
+            self._left.set_result(None)
+
+    @property
+    def _at_once(self) -> wire.Suspended:
+        """The next attempt begins at once."""
+        return wire.Suspended(due=self.clock.now())
 
     @property
     def can_move(self) -> bool:
@@ -324,7 +326,7 @@ class Body:
         return self._tool.on_crash == "replay"
 
     def _release(self) -> None:
-        self.host.closing = True
+        self.closing = True
         self._end(0)
 
     def _end(self, grace: float) -> None:
@@ -333,89 +335,163 @@ class Body:
         else:
             self._live.end(grace)
 
-    def began(self, durable: DurableCall) -> None:
-        """The tool uses its durable side: from now on it may wait there. A sync function calls this in its thread."""
-        self.durable = durable
-        self._over.get_loop().call_soon_threadsafe(self._begin_to_look)
+    def _waits_changed(self) -> None:
+        self._wait_began = self._loop.time()
+        self._loop.call_soon(self._tell_waiting)  # a replay finds most events at once
 
-    def _begin_to_look(self) -> None:
-        self._looking = self._over.get_loop().create_task(self._look(), context=Context())
+    def _tell_waiting(self) -> None:
+        if self.channel.waiting != bool(self._waits) and self._suspended is None:
+            self.channel.say(wire.Waiting(bool(self._waits)))
 
     async def _look(self) -> None:
-        """Suspend the attempt when all of it has waited long enough."""
-        since: float | None = None
-        loop = asyncio.get_running_loop()
+        """Suspend the attempt when all of it has waited long enough, and the front end has all frames."""
+        loop, began, since = self._loop, self._loop.time(), 0.0
         while not self._over.done():
             await asyncio.sleep(min(_LOOK_SECS, self._suspend_secs / 4))
-            waits = self._waits()
-            if not waits:
-                since = None
-            elif self._given.cancelled:
-                self.end(self._tool.spawn.abort_grace_ms / 1000)
-            else:
-                since = loop.time() if since is None else since
-                if loop.time() - since >= self._suspend_secs and not self._ending:
-                    self._suspended = waits
-                    self._release()
-                    return
+            waits = self._waits_for()
+            if self._given.cancelled and (waits is not None or loop.time() - began > _REPLAY_SECS):
+                self._cancel(self._grace)
+            since = 0.0 if waits is None else since or loop.time()
+            long = since and loop.time() - max(since, self._wait_began) >= self._suspend_secs
+            if long and self.channel.empty and not self._ending and not self._has_timer():
+                self._suspended = waits
+                self.channel.say(wire.Suspending())
+                self._release()
+                return
 
-    def _waits(self) -> Suspended | None:
+    @property
+    def _grace(self) -> float:
+        return self._tool.spawn.abort_grace_ms / 1000
+
+    def _waits_for(self) -> wire.Suspended | None:
         """Return what the call waits for, if all of its coroutines do nothing else."""
-        effects = self.durable._effects if self.durable is not None else None
-        if effects is None or not effects.waits:
+        waits = self._waits
+        if not waits or any(task not in waits and not _joins(task) for task in self.tasks if not task.done()):
             return None
-        if any(task not in effects.waits and not _joins(task) for task in self.tasks if not task.done()):
-            return None
-        dues = [each for each in effects.waits.values() if isinstance(each, float)]
-        awaiting = sorted({self._keys.name(each) for each in effects.waits.values() if isinstance(each, str)})
-        return Suspended(awaiting, min(dues, default=None))
+        dues = [each for each in waits.values() if isinstance(each, float)]
+        awaiting = sorted({self.event_of(each) for each in waits.values() if isinstance(each, str)})
+        return wire.Suspended(awaiting, min(dues, default=None))
 
-    # Records
+    def _has_timer(self) -> bool:
+        """Return whether a timeout of the tool's own runs, which would begin again with the next attempt."""
+        sleeps = {id(getattr(task, "_fut_waiter", None)) for task in self._waits}
+        return any(
+            timer._context.get(_body) is self and not (timer._args and id(timer._args[0]) in sleeps)
+            for timer in getattr(self._loop, "_scheduled", ())
+            if not timer.cancelled()
+        )
 
-    async def record(self, kind: str, name: str, digest: bytes, value: bytes, ok: bool) -> None:
+    # Records (`Host`)
+
+    async def may_begin(self) -> None:
+        """Wait until something new may be recorded. If the attempt is about to end, the caller waits until it is
+        cancelled."""
+        if not self._ending and self._given.cancelled:
+            self._cancel(self._grace)
+            await self._loop.create_future()
+        self._room -= 1
+        if self._room < 0 and not self._leaving:
+            self._begin(self.suspend())
+        if (self._room < 0 or self._leaving) and not self._ending and not _stepping.get()[0]:
+            await self._loop.create_future()
+
+    async def write(self, ops: Sequence[Op]) -> Sequence[Any]:
+        event = next((op for op in ops if isinstance(op, Emitted)), None)
+        name: str | None = None
+        for op in ops:
+            if isinstance(op, Journaled):
+                assert op.kind in ("step", "sleep", "event"), "questions and input are the front end's"
+                value = op.value if event is None else to_json([event.type, event.payload])
+                name = op.name
+                await self._record(op.kind, op.name, op.digest, value, op.ok)
+        if event is not None:
+            self.channel.say(wire.Emitting(name, event.type, event.payload))
+        return [None] * len(ops)
+
+    def commit(
+        self, ops: Sequence[Op], done: Callable[[Sequence[Any]], None], failed: Callable[[Exception], None], *,
+        keep: bool = False,
+    ) -> None:  # fmt: skip
+        done([None] * len(ops))  # input, which the front end has stored
+
+    def printed(self, uid: str) -> None:
+        return None
+
+    async def _record(self, kind: str, name: str, digest: bytes, value: bytes, ok: bool) -> None:
         """Record a line in the engine."""
         try:
             line = await self._line(kind, name, digest, value, ok)
-            if await self._recorder.record(line) and self._suspended is None:
-                asyncio.get_running_loop().create_task(self.suspend(), context=Context())
-        except Lost:
+            if await self._recorder.record(line):
+                self._begin(self.suspend())
+        except wire.Lost:
             self._lost = True
             raise KeepholdError("another worker runs this call; its record is refused", code="lease_lost") from None
 
-    async def _line(self, kind: Any, name: str, digest: bytes, value: bytes, ok: bool) -> Line:
+    async def _line(self, kind: Any, name: str, digest: bytes, value: bytes, ok: bool) -> wire.Line:
         decoded = msgspec.json.decode(value)
         full = self._inlined + len(value) > ENGINE_BYTES
         if (len(value) > INLINE_BYTES or (full and len(value) > _HASH_BYTES)) and self.channel.connected:
-            return Line(kind, name, digest.hex(), None, ok, await self.channel.store(decoded))
+            return wire.Line(kind, name, digest.hex(), None, ok, await self.channel.store(decoded))
         if full and not self.channel.connected:
             raise ToolError(_too_large(f"the result of step `{name}`", len(value)), code="limit_exceeded")
         self._inlined += len(value)
-        return Line(kind, name, digest.hex(), decoded, ok)
+        return wire.Line(kind, name, digest.hex(), decoded, ok)
 
-    async def _entry(self, line: Line) -> Entry:
+    async def _entry(self, line: wire.Line) -> Entry:
+        assert line.kind != "resolved"
         value = line.value if line.stored is None else await self.channel.fetch(line.stored)
         if line.kind == "event":  # a front end may not have it yet; there it counts once
-            self.channel.say(Emitting(line.name, *value))
+            self.channel.say(wire.Emitting(line.name, *value))
         data = msgspec.json.encode(value)
         self._inlined += len(data) if line.stored is None else 0
         return Entry(line.kind, line.name, bytes.fromhex(line.digest), data, line.ok)
 
-    async def event(self, name: str) -> dict[str, Any]:
-        """Wait for an event of this call."""
+    # Keys that the worker signs itself, and events that the engine delivers (`Keys`)
+
+    async def take(
+        self, uid: str, fence: int, conversation: str, kind: WaitKind, name: str = "", parking: Parking | None = None
+    ) -> Key:
+        wait = kind if kind == "completion" else f"{kind}:{name}"
+        self.channel.say(wire.Taking(kind, name))
+        return make_key(conversation, uid, wait, self.call.secret_id, self._secret)
+
+    def event_of(self, key: str) -> str:
+        """Return the event of a key of this call."""
+        presented = present(str(key))
+        names = presented.names()
+        if names is not None and names[1] != self.call.uid:
+            raise ToolError(
+                "a call on an engine can wait only for its own keys; wait for those of other calls in a tool without "
+                "`engine`",
+                code="engine_unsupported",
+            )
+        if not genuine(presented, self._secret) or names is None or not names[2].startswith("event:"):
+            raise ToolError("await-event key is invalid or revoked", code="await_event_unknown_or_revoked")
+        return names[2].removeprefix("event:")
+
+    async def wait(self, key: str) -> Resolution:
+        name = self.event_of(key)
         while name not in self._events:
             if self._following is None or self._following.done():
-                self._following = asyncio.get_running_loop().create_task(self._follow(), context=Context())
+                self._following = self._begin(self._follow())
             self._arrived.clear()
             await self._arrived.wait()
-        found: dict[str, Any] = self._events[name]
-        return found
+        resolved: dict[str, Any] = self._events[name]
+        if "stored" in resolved:
+            resolved = {"status": resolved["status"], "payload": await self.channel.fetch(resolved["stored"])}
+        if resolved["status"] == "revoked":
+            raise ToolError("await-event key is invalid or revoked", code="await_event_unknown_or_revoked")
+        return msgspec.convert(resolved, Resolution)
 
     async def _follow(self) -> None:
         try:
             while True:
+                self._room -= 1
+                if self._room < 0:
+                    await self.suspend()
                 self._events.update(await self._recorder.events(len(self._events)))
                 self._arrived.set()
-        except Lost:
+        except wire.Lost:
             if self._suspended is None and not self._over.done():
                 self.lost()
 
@@ -423,19 +499,19 @@ class Body:
 
     def output(self, data: bytes) -> None:
         for at in range(0, len(data), PIECE_BYTES):
-            self.channel.say(Printed(data[at : at + PIECE_BYTES]))
+            self.channel.say(wire.Output(data[at : at + PIECE_BYTES]))
 
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
-        self.channel.say(Progressed(done, total, message))
+        self.channel.say(wire.Progressed(done, total, message))
 
     def show(self, diff: FileDiff) -> None:
-        self.channel.say(Showing(diff.path, diff.old, diff.new))
+        self.channel.say(wire.Showing(diff.path, diff.old, diff.new))
 
     def resized(self, rows: int, cols: int) -> None:
         raise AssertionError("a function is not a terminal")
 
     def reading(self, yes: bool) -> None:
-        self.channel.say(Reading(yes))
+        self.channel.say(wire.Reading(yes))
 
     def ask(self, question: Question, then: Callable[[Outcome], None], record: Any = None) -> None:
         if not self.channel.connected:
@@ -446,7 +522,7 @@ class Body:
 
     def withdraw(self) -> None:
         self.channel.withdrawn()
-        self.channel.say(Withdrawn())
+        self.channel.say(wire.Withdrawn())
 
     def stop(self, outcome: Outcome, *, exit_code: int | None = None, signal: int | None = None) -> None:
         if not self._over.done():
@@ -457,7 +533,7 @@ class Body:
             self._over.set_result(pending)
 
     def abandon(self) -> None:
-        self.stop(Failure("The tool did not end when it was told to.", "cancelled"))
+        self.stop(Failure("The tool did not end when it was cancelled.", "cancelled"))
 
     def released(self) -> None:
         pass

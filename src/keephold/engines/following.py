@@ -19,26 +19,8 @@ import msgspec
 from keephold.durable.deferred import Pending, resolution_json
 from keephold.durable.journal import Journal
 from keephold.durable.keys import call_secret
+from keephold.engines import wire
 from keephold.engines.base import Engine, patiently
-from keephold.engines.wire import (
-    AT,
-    Asking,
-    Emitting,
-    Ended,
-    EngineCall,
-    Frame,
-    Parked,
-    Printed,
-    Progressed,
-    Reading,
-    Report,
-    Said,
-    Showing,
-    Suspending,
-    Taking,
-    Talk,
-    Withdrawn,
-)
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.question import Question
@@ -55,9 +37,13 @@ _log = logging.getLogger("keephold.engines")
 
 _EVENT_BYTES = 4 * 1024
 """A larger payload of an event is kept in the store, and the worker fetches it."""
-_POLLS_AT_ONCE = 200
-"""Calls whose end is waited for by a request that stays open. Temporal refuses more than 1,200 in a namespace, and
-those of workers with them; other calls wait until one has ended, or a sweep finds that they have ended."""
+_EVENTS_BYTES = 128 * 1024
+"""Payloads of all events of a call that the engine has. Further ones are kept in the store if they are larger than
+their hash."""
+_HASH_BYTES = 64
+_AGAIN_SECS = 5.0
+_TURN_SECS = 20.0
+"""How long one call is followed before another call has its turn."""
 T = TypeVar("T")
 
 
@@ -75,8 +61,13 @@ class Following:
         self.uid = invocation.uid
         self._sink = sink
         self._handle: Handle = sink.handle
-        at = (self._handle.metadata or {}).get(AT) or [0, 0, False]
-        self._attempt, self._received, self.suspended = self._stored = int(at[0]), int(at[1]), bool(at[2])
+        at = (self._handle.metadata or {}).get(wire.AT) or [0, 0, 0, 0, False]
+        self._attempt, self._received, self.suspended = int(at[0]), int(at[1]), bool(at[4])
+        self._newest = int(at[2]), int(at[3])
+        """Origin of the newest frame that was applied: its attempt, and its number there."""
+        self._stored = self._place
+        self.waits_in_effects = self.suspended
+        """Whether it waits for an event or sleeps (T1)."""
         self.started = self._attempt > 0
         """Whether the engine has it."""
         self._epoch = secrets.token_hex(4)
@@ -84,17 +75,18 @@ class Following:
         self._inputs: list[Any] = list(self._journal.inputs)
         self._taken, self._unread, self._closed = 0, 0, bool(self._inputs) and self._inputs[-1] is None
         self._answer: tuple[int, Outcome] | None = None
-        self._answers: dict[str, Outcome] = {}
-        """Recorded since this front end has the call, by the name of the record."""
+        answers = ((entry.name, Ok(msgspec.json.decode(entry.value))) for entry in entries if entry.kind == "ask")
+        self._answers: dict[str | None, Outcome] = dict(answers)
+        """By the name of the record."""
         self._grace: float | None = None
-        self._news, self._awake = asyncio.Event(), asyncio.Event()
-        self._polls = self._ends = False
+        self._changed, self._awake = asyncio.Event(), asyncio.Event()
+        self._ends = False
         self._applying = asyncio.Lock()
         self._watched: set[str] = set()
+        self._inlined = 0
+        """Bytes of payloads that the engine has."""
         self._tasks: set[asyncio.Task[None]] = set()
         front.calls[self.uid] = self
-        if self.suspended:
-            front.sweep_later()
         self._spawn(self._live())
 
     # Live
@@ -119,7 +111,7 @@ class Following:
         if self.started:
             self._spawn(self._cancel())
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Forget the call, which runs on: another runtime takes it back."""
         self._front.calls.pop(self.uid, None)
         for task in self._tasks:
@@ -131,10 +123,6 @@ class Following:
     def has_key(self) -> bool:
         return "" in self._watched
 
-    @property
-    def waits_in_effects(self) -> bool:
-        return self.suspended
-
     # Following
 
     def _spawn(self, work: Any) -> None:
@@ -144,15 +132,16 @@ class Following:
 
     async def _live(self) -> None:
         try:
-            await self._look_for_keys()
+            await self._patiently(self._look_for_keys)
             if not self.started:
                 async with self._front.starting:
-                    call = await self._call()
+                    call = await self._patiently(self._call)
                     await self._patiently(lambda: self.engine.start(call))
                 self.started = True
                 if self._grace is not None:
                     self._spawn(self._cancel())
-            await self._finish(await self._result())
+            report = await self._result()
+            await self._patiently(lambda: self._finish(report))
         except asyncio.CancelledError:
             raise
         except _Over:
@@ -174,16 +163,16 @@ class Following:
             self._front.leaving.discard(task)
 
     def look_for_keys(self) -> None:
-        self._spawn(self._look_for_keys())
+        self._spawn(patiently(self._look_for_keys, "the store"))
 
     async def _look_for_keys(self) -> None:
         for row in await self._front.registry.store.waits(self.uid):
             self._watch(row.kind, row.name)
 
-    async def _call(self) -> EngineCall:
+    async def _call(self) -> wire.EngineCall:
         invocation, tool = self._invocation, self._invocation.tool
         secret_id, secret = await self._front.durability.waits.newest_secret()
-        return EngineCall(
+        return wire.EngineCall(
             uid=self.uid,
             id=self._handle.id,
             tool=tool.name,
@@ -200,45 +189,61 @@ class Following:
             repeats=tool.on_crash == "replay" or tool.retry.policy == "idempotent",
         )
 
-    async def _result(self) -> Report:
-        """Wait for the end. While the call is suspended or over the limit, nothing is asked of the engine."""
+    async def _result(self) -> wire.Report:
+        """Wait for the end. If the call is suspended or over the limit, the engine is asked only now and then."""
         front = self._front
-        while True:
-            self._awake.clear()
-            if self.is_quiet:
-                if not self.suspended:
-                    front.unpolled[self] = None
-                front.sweep_later()
-                await self._awake.wait()
-                front.unpolled.pop(self, None)
-                continue
-            front.polls += 1
-            self._polls = True
-            result = asyncio.ensure_future(self._patiently(lambda: self.engine.result(self.uid)))
-            slept = asyncio.ensure_future(self._suspends())
-            try:
-                done, _ = await asyncio.wait((result, slept), return_when=asyncio.FIRST_COMPLETED)
-                if result in done:
-                    return result.result()
-            finally:
-                for each in (result, slept):
-                    each.cancel()
-                front.polls -= 1
-                self._polls = False
-                if front.unpolled:
-                    other = next(iter(front.unpolled))
-                    del front.unpolled[other]
-                    other._awake.set()
+        report: wire.Report | None = None
+        try:
+            while report is None:
+                if self._ends:
+                    async with front.reads:
+                        report = await self._followed()
+                elif not self.suspended and front.may_poll(self):
+                    front.polls.add(self)
+                    report = await self._followed()
+                    self._let_another_poll()
+                elif not await self._woken():
+                    async with front.looks:
+                        report = await self._patiently(lambda: self.engine.result(self.uid, wait=False))
+        finally:
+            self._let_another_poll()
+        return report
 
-    @property
-    def is_quiet(self) -> bool:
-        """Whether nobody waits for its end."""
-        full = self._front.polls >= _POLLS_AT_ONCE
-        return self.started and not (self._polls or self._ends) and (self.suspended or full)
+    async def _followed(self) -> wire.Report | None:
+        """Wait for the end, for so long as one call has its turn."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_TURN_SECS):
+                return await self._patiently(lambda: self.engine.result(self.uid))
+        return None
 
-    async def _suspends(self) -> None:
-        while not self.suspended:
-            await self._news.wait()
+    async def _woken(self) -> bool:
+        """Return True when the call ends or may be polled, or False after a while."""
+        unpolled = self._front.unpolled
+        try:
+            async with asyncio.timeout(self._front.look_secs):
+                while not self._ends and (self.suspended or not self._front.may_poll(self)):
+                    self._awake.clear()
+                    if self.suspended:
+                        self._let_another_poll()
+                    else:
+                        unpolled[self] = None
+                    await self._awake.wait()
+                return True
+        except TimeoutError:
+            return False
+        finally:
+            unpolled.pop(self, None)
+
+    def _let_another_poll(self) -> None:
+        """Give the place of this call to the next. It has the place at once: this call, which runs on, would otherwise
+        be the first to take it again."""
+        front = self._front
+        front.polls.discard(self)
+        while front.unpolled and front.may_poll(other := next(iter(front.unpolled))):
+            del front.unpolled[other]
+            if not other.suspended:
+                front.polls.add(other)
+                other._awake.set()
 
     def wake(self, *, ends: bool = False) -> None:
         """It continues, or ends."""
@@ -257,14 +262,12 @@ class Following:
         await self._patiently(lambda: self.engine.cancel(self.uid))
         self.wake(ends=True)
 
-    async def _finish(self, report: Report) -> None:
+    async def _finish(self, report: wire.Report) -> None:
         async with self._applying:
             for attempt, number, frame in report.unsent:
-                if (attempt, number) > (self._attempt, self._received):
-                    self._begin(attempt)
-                    await self._apply(msgspec.convert(frame, Frame))
-                    self._received = number
-        if isinstance(report, Parked):
+                self._begin(attempt)
+                await self._apply(attempt, number, msgspec.convert(frame, wire.Frame))
+        if isinstance(report, wire.Parked):
             call = self._invocation
             await self._front.durability.waits.take(call.uid, call.fence, call.conversation, "completion")
             deadline = report.deadline
@@ -272,7 +275,7 @@ class Following:
             self._sink.park(Pending(left, report.on_timeout, report.on_cancel))
             self._gone()
         else:
-            assert isinstance(report, Ended), "an engine returns only the end"
+            assert isinstance(report, wire.Ended), "an engine returns only the end"
             stored = None if report.stored is None else await self._value(report.stored)
             outcome = report.outcome if stored is None else msgspec.convert(stored[0], Outcome)
             self._stop(outcome, crashed=report.crashed)
@@ -303,25 +306,38 @@ class Following:
             self._spawn(self._pass_on(name))
 
     async def _pass_on(self, name: str) -> None:
-        call, waits = self._invocation, self._front.durability.waits
-        key = await waits.take(call.uid, call.fence, call.conversation, "event", name)
-        try:
-            resolution = resolution_json(await waits.wait(key))
-        except ToolError:
-            resolution = {"status": "revoked"}
-        payload = msgspec.json.encode(resolution.get("payload"))
-        if len(payload) > _EVENT_BYTES and self._front.url is not None:
-            resolution["stored"], resolution["payload"] = await self._keep(payload), None
-        await self._patiently(lambda: self.engine.resolve(self.uid, name, resolution))
-        self.wake()
+        """Deliver an event when its key is resolved. If that fails, it is tried again while the call is followed."""
+        while True:
+            try:
+                call, waits = self._invocation, self._front.durability.waits
+                key = await waits.take(call.uid, call.fence, call.conversation, "event", name)
+                try:
+                    resolution = resolution_json(await waits.wait(key))
+                except ToolError:
+                    resolution = {"status": "revoked"}
+                payload = msgspec.json.encode(resolution.get("payload"))
+                self._inlined += len(payload)
+                large = len(payload) > (_EVENT_BYTES if self._inlined <= _EVENTS_BYTES else _HASH_BYTES)
+                if large and self._front.url is not None:
+                    resolution["stored"], resolution["payload"] = await self._keep(payload), None
+                await self._patiently(lambda: self.engine.resolve(self.uid, name, resolution))  # noqa: B023
+                self.wake()
+                return
+            except _Over:
+                return
+            except Exception as error:
+                if isinstance(error, KeepholdError) and error.code in ("lease_lost", "already_stopped"):
+                    return
+                _log.error("event `%s` of call %s is not delivered yet", name, self.uid, exc_info=error)
+            await asyncio.sleep(_AGAIN_SECS)
 
     # The channel
 
     def _tell(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
-    async def talk(self, talk: Talk) -> Said | tuple[int, str]:
+    async def talk(self, talk: wire.Talk) -> wire.TalkAnswer | tuple[int, str]:
         """Take what a worker says, store it, and answer."""
         if talk.attempt < self._attempt:
             return 409, "a later attempt runs this call"
@@ -331,25 +347,25 @@ class Following:
             self._begin(talk.attempt)
             for number, frame in enumerate(talk.frames, talk.first):
                 if number > self._received:  # a worker sends the next frames only when these are acknowledged
-                    await self._apply(frame)
+                    await self._apply(*wire.origin(talk.attempt, number, frame))
                     self._received = number
-            if (self._attempt, self._received, self.suspended) != self._stored:
+            if self._place != self._stored:
                 await self._store()
         self._received_inputs(talk.inputs)
-        said = self._said(talk)
-        if talk.wait and not self._has_news(said):
+        said = self._answer_to(talk)
+        if talk.wait and not self._has_answer(said):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(talk.wait, 30.0)):
-                    await self._news.wait()
-            said = self._said(talk)
+                    await self._changed.wait()
+            said = self._answer_to(talk)
         return said
 
-    def _has_news(self, said: Said) -> bool:
+    def _has_answer(self, said: wire.TalkAnswer) -> bool:
         return bool(said.inputs or said.answer is not None or said.end is not None)
 
-    def _said(self, talk: Talk) -> Said:
+    def _answer_to(self, talk: wire.Talk) -> wire.TalkAnswer:
         answer = self._answer[1] if self._answer is not None and self._answer[0] == talk.ask else None
-        return Said(self._received, self._epoch, self._inputs[talk.inputs :], answer, self._grace)
+        return wire.TalkAnswer(self._received, self._epoch, self._inputs[talk.inputs :], answer, self._grace)
 
     def _received_inputs(self, count: int) -> None:
         if count > self._taken:
@@ -368,12 +384,16 @@ class Following:
         if attempt > 1:
             self._sink.mark_attempt()
 
+    @property
+    def _place(self) -> tuple[int, int, int, int, bool]:
+        return (self._attempt, self._received, *self._newest, self.suspended)
+
     async def _store(self) -> None:
         """Write output and place together: what is acknowledged is not sent again, and nothing else is missing."""
         registry, output = self._front.registry, self._handle.output
-        place = (self._attempt, self._received, self.suspended)
-        ops: list[Op] = [Annotated(self.uid, metadata={AT: list(place)})]
-        self._handle.metadata = {**(self._handle.metadata or {}), AT: list(place)}
+        place = self._place
+        ops: list[Op] = [Annotated(self.uid, metadata={wire.AT: list(place)})]
+        self._handle.metadata = {**(self._handle.metadata or {}), wire.AT: list(place)}
         if output is not None:
             ops.append(Wrote(self.uid, self._invocation.fence, output.keep(registry.store.inline_output)))
         if self._attempt != self._stored[0]:
@@ -381,8 +401,10 @@ class Following:
         await registry.write(ops)
         self._stored = place
 
-    async def _apply(self, frame: Frame) -> None:
-        """Take a frame. One that cannot be taken is logged, and does not hold up those behind it."""
+    async def _apply(self, attempt: int, number: int, frame: wire.Frame) -> None:
+        """Take a frame once, by its origin. One that cannot be taken is logged, and holds up none behind it."""
+        if (attempt, number) <= self._newest:
+            return
         try:
             await self._take_frame(frame)
         except KeepholdError as error:
@@ -391,39 +413,38 @@ class Following:
             _log.warning("a frame of call %s is refused: %s", self.uid, error)
         except Exception as error:
             _log.error("a frame of call %s cannot be taken", self.uid, exc_info=error)
+        self._newest = attempt, number
 
-    async def _take_frame(self, frame: Frame) -> None:
+    async def _take_frame(self, frame: wire.Frame) -> None:
         sink = self._sink
         match frame:
-            case Printed(data):
+            case wire.Output(data):
                 sink.output(data)
-            case Progressed(done, total, message):
+            case wire.Progressed(done, total, message):
                 sink.progress(done, total, message)
-            case Reading(yes, inputs):
+            case wire.Reading(yes, inputs):
                 sink.reading(yes and inputs == len(self._inputs))  # else it gets what was sent before
-            case Asking():
+            case wire.Asking():
                 self._ask(frame)
-            case Withdrawn():
+            case wire.Withdrawn():
                 sink.withdraw()
-            case Showing(path, old, new):
+            case wire.Showing(path, old, new):
                 sink.show(FileDiff(path, old, new))
-            case Emitting():
+            case wire.Emitting():
                 await self._emit(frame)
-            case Taking(kind, name):
+            case wire.Taking(kind, name):
                 await self._take(kind, name)
-            case Suspending():
-                self.suspended = True
-                self._tell()
-                self._front.sweep_later()
+            case wire.Waiting(yes):
+                self.waits_in_effects = yes
+            case wire.Suspending():
+                self.suspended = self.waits_in_effects = True
+                self._ends = self._grace is not None
 
-    def _ask(self, asking: Asking) -> None:
+    def _ask(self, asking: wire.Asking) -> None:
         question = msgspec.convert(asking.question, Question)
-        if asking.name is not None:
-            entry = self._journal.recorded("ask", asking.name)
-            known = self._answers.get(asking.name) if entry is None else Ok(msgspec.json.decode(entry.value))
-            if known is not None:
-                self._answered(asking.number, None, known)
-                return
+        if (known := self._answers.get(asking.name)) is not None:
+            self._answered(asking.number, None, known)
+            return
         record = None if asking.name is None else partial(self._journal.op, "ask", asking.name, given=question)
         self._sink.ask(question, partial(self._answered, asking.number, asking.name), record)
 
@@ -438,7 +459,7 @@ class Following:
         await self._front.durability.waits.take(call.uid, call.fence, call.conversation, kind, name)
         self._watch(kind, name)
 
-    async def _emit(self, frame: Emitting) -> None:
+    async def _emit(self, frame: wire.Emitting) -> None:
         registry, call = self._front.registry, self._invocation
         process = self._front.durability.call(call).process
         if process is None:
@@ -451,12 +472,16 @@ class Following:
             if error.code != "durable_effect_duplicate_step_id":
                 raise
 
-    async def _values(self, talk: Talk) -> Said | tuple[int, str]:
+    async def _values(self, talk: wire.Talk) -> wire.TalkAnswer | tuple[int, str]:
         """Store a large value under its hash, or return one."""
         if talk.fetch is None:
-            return Said(self._received, self._epoch, stored=await self._keep(msgspec.json.encode(talk.value)))
+            return wire.TalkAnswer(
+                self._received, self._epoch, stored=await self._keep(msgspec.json.encode(talk.value))
+            )
         found = await self._value(talk.fetch)
-        return (410, "there is no such value") if found is None else Said(self._received, self._epoch, value=found[0])
+        if found is None:
+            return 410, "there is no such value"
+        return wire.TalkAnswer(self._received, self._epoch, value=found[0])
 
     async def _value(self, stored: str) -> tuple[Any] | None:
         for entry in await self._front.registry.store.journal(self.uid):

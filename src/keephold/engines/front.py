@@ -5,24 +5,38 @@ on, and the next runtime on the store takes it back (`take_back`), by its uid.
 """
 
 import asyncio
-import contextlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
 from keephold.durable.calls import Durability
 from keephold.durable.keys import Key, call_secret, make_key, present
-from keephold.engines.base import Engine, EngineUnavailable
+from keephold.engines.base import Engine
 from keephold.engines.following import Following
-from keephold.engines.wire import Said, Talk, bearer
+from keephold.engines.wire import ELSEWHERE, Talk, TalkAnswer, bearer
 from keephold.handles.registry import Registry
 from keephold.handles.state import Stopped
-from keephold.tools.base import Invocation, KeepingSink, Live, Sink, SupportsKeeping, Tool, ToolRuntime
+from keephold.tools.base import (
+    Invocation,
+    KeepingSink,
+    Live,
+    Sink,
+    SupportsCancelHook,
+    SupportsKeeping,
+    Tool,
+    ToolRuntime,
+)
 from keephold.tools.run import Run
 
-_SWEEP_SECS = 15.0
 _STARTS_AT_ONCE = 16
+_POLLS_AT_ONCE = 200
+"""Calls whose end is waited for by a request that stays open. Temporal refuses more than 1,200 in a namespace, and
+those of workers with them."""
+_POLLS_UNTOLD = 16
+"""The same, of calls that no worker has said to end, if workers say so."""
+_LOOK_SECS = 15.0
+_LOOKS_PER_SEC, _LOOKS_AT_ONCE = 100, 8
 
 
 class FrontEnd:
@@ -38,11 +52,15 @@ class FrontEnd:
         self.starting = asyncio.Semaphore(_STARTS_AT_ONCE)
         self.leaving: set[asyncio.Task[None] | None] = set()
         """Tasks that cancel calls which the engine may have got although its answer was lost."""
-        self.polls = 0
-        """Calls whose end is waited for by an open request; `following.py` limits them."""
+        self.reads = asyncio.Semaphore(_POLLS_AT_ONCE)
+        """For calls that end."""
+        self.polls: set[Following] = set()
+        """Running calls whose end is waited for."""
         self.unpolled: dict[Following, None] = {}
-        """Running calls over that limit."""
-        self._sweeping: asyncio.TimerHandle | None = None
+        """Running calls that wait for their turn. The first has waited longest."""
+        self.looks = asyncio.Semaphore(_LOOKS_AT_ONCE)
+        self.told = False
+        """Whether workers say which calls end."""
 
     def connect(self, registry: Registry, durability: Durability) -> None:
         self.registry, self.durability = registry, durability
@@ -54,30 +72,57 @@ class FrontEnd:
         return replace(tool, runtime=EngineRuntime(self, self.engines[tool.engine], tool.runtime))
 
     async def close(self) -> None:
-        if self._sweeping is not None:
-            self._sweeping.cancel()
         for call in tuple(self.calls.values()):
-            call.let_go()
+            call.release()
         for task in self.leaving:
             if task is not None:
                 task.cancel()
         for engine in self.engines.values():
             await engine.close()
 
-    async def talk(self, uid: str, given: str, talk: Talk) -> Said | tuple[int, str]:
-        """Answer a worker: a `Said`, or the status and the reason of a refusal."""
+    def may_poll(self, call: Following) -> bool:
+        """Whether the end of a running call may be waited for."""
+        return call in self.polls or len(self.polls) < (_POLLS_UNTOLD if self.told else _POLLS_AT_ONCE)
+
+    @property
+    def look_secs(self) -> float:
+        """How long nothing was known of a call when the engine is asked for it."""
+        return _LOOK_SECS + len(self.calls) / _LOOKS_PER_SEC
+
+    async def talk(self, uid: str, given: str, read: Callable[[], Awaitable[Talk]]) -> TalkAnswer | tuple[int, str]:
+        """Answer a worker, or return the status and reason of a refusal. `read` is called only for a worker that has
+        shown the authority of the call, because a talk may be of any size."""
+        if not await self._may(uid, given):
+            return 403, "this is not the authority of that call"
+        talk = await read()
+        call = await self._call(uid)
+        return await call.talk(talk) if isinstance(call, Following) else call
+
+    async def ends(self, authorities: Mapping[str, str]) -> list[str]:
+        """Ask the engine for the outcome of calls that a worker says end. Return those that another front end has."""
+        found = {uid: await self._call(uid) for uid, given in authorities.items() if await self._may(uid, given)}
+        for call in found.values():
+            if isinstance(call, Following):
+                self.told = True
+                call.wake(ends=True)
+        return [uid for uid, call in found.items() if isinstance(call, tuple) and call[0] == ELSEWHERE]
+
+    async def _may(self, uid: str, given: str) -> bool:
+        """Whether this is the authority of that call."""
         secret_id, _, signature = given.partition(".")
         found = await self.registry.store.secret(secret_id) if secret_id else None
         expected = bearer(call_secret(found[1] if found is not None else b"", uid))
-        if not hmac.compare_digest(expected.encode(), signature.encode(errors="replace")) or found is None:
-            return 403, "this is not the authority of that call"
+        return hmac.compare_digest(expected.encode(), signature.encode(errors="replace")) and found is not None
+
+    async def _call(self, uid: str) -> Following | tuple[int, str]:
+        """Return the call, or the status and the reason of a refusal."""
         call = self.calls.get(uid)
         if call is None:
             record = await self.registry.store.handle(uid)
             if record is None or isinstance(record.state, Stopped) or record.parking is not None:
                 return 410, "the call has ended"
-            return 421, "another front end has the call"
-        return await call.talk(talk)
+            return ELSEWHERE, "another front end has the call"
+        return call
 
     def resolved(self, uid: str) -> None:
         """A key of a call was resolved here. Its worker may not have said that it made one."""
@@ -88,27 +133,6 @@ class FrontEnd:
         """Another process has changed something."""
         for call in self.calls.values() if self.url is None else ():
             call.look_for_keys()
-
-    def sweep_later(self, secs: float = _SWEEP_SECS) -> None:
-        """Look now and then for suspended calls that have ended without a message of their worker."""
-        if self._sweeping is None and not self.registry.closing:
-            self._sweeping = asyncio.get_running_loop().call_later(secs, self._sweep)
-
-    def _sweep(self) -> None:
-        self._sweeping = None
-        self.registry.run_soon(self._look())
-
-    async def _look(self) -> None:
-        clock = asyncio.get_running_loop().time
-        began = clock()
-        for engine in self.engines.values():
-            quiet = {call.uid for call in self.calls.values() if call.engine is engine and call.is_quiet}
-            with contextlib.suppress(EngineUnavailable):
-                for uid in await engine.closed(quiet) if quiet else ():
-                    if uid in self.calls:
-                        self.calls[uid].wake(ends=True)
-        if any(call.is_quiet for call in self.calls.values()):
-            self.sweep_later(max(_SWEEP_SECS, 10 * (clock() - began)))  # of many calls, less often
 
 
 class EngineRuntime:
@@ -128,10 +152,11 @@ class EngineRuntime:
 
     async def cancelled(self, key: Key, arguments: dict[str, Any]) -> None:
         """D2: the hook runs here, where the call was parked. It gets the key that the worker signed."""
-        hook, presented = getattr(self.inner, "cancelled", None), present(key)
+        presented = present(key)
         names, found = presented.names(), await self._front.registry.store.secret(presented.secret_id)
-        if hook is not None and names is not None and found is not None:
-            await hook(make_key(*names, presented.secret_id, call_secret(found[1], names[1])), arguments)
+        if isinstance(self.inner, SupportsCancelHook) and names is not None and found is not None:
+            theirs = make_key(*names, presented.secret_id, call_secret(found[1], names[1]))
+            await self.inner.cancelled(theirs, arguments)
 
     def link(self, uid: str) -> str | None:
         """Return the address of the engine's page about a call."""

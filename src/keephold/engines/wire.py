@@ -2,7 +2,9 @@
 
 The engine carries the call to a worker (`EngineCall`), what its attempts find (`Given`) and how they end (`Report`).
 Output, progress, questions and input take the channel, which is HTTP from the worker to the front end: `Talk` and
-`Said`. The channel's frames are numbered in each attempt, so that one that is sent twice counts once.
+`TalkAnswer`. The channel's frames are numbered in each attempt, so that one that is sent twice counts once. Workers
+also say which calls end, many in one request: `POST /engines/` takes a JSON object of the authority of each call by its
+uid, and answers with the list of those that another front end has. That is a hint: the outcome is the engine's.
 """
 
 import hashlib
@@ -15,9 +17,17 @@ from keephold.handles.state import Failure, Outcome
 
 PATH = "/engines/"
 """Where a front end serves the channel: `POST /engines/<uid>`."""
+ENDS_AT_ONCE = 1000
+"""Calls in one message about ends. A front end refuses more: it looks up each call before it knows the sender."""
+ENDS_BYTES = 256 << 10
+"""The longest such message."""
+ELSEWHERE = 421
+"""Status of a front end that does not have the call: another one behind the same address may."""
+REFUSES = "keephold-refuses"
+"""Header of a front end's refusal. A proxy between may refuse a worker for reasons of its own, which end no call."""
 AT = "engine.at"
-"""Metadata of a handle: the attempt and the number of the last frame that the store has, and whether it is
-suspended."""
+"""Metadata of a handle: the attempt and the number of the last frame that the store has, the same of the newest frame
+by its origin, and whether the call is suspended."""
 
 
 class EngineCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -55,9 +65,10 @@ def bearer(secret: bytes) -> str:
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line of the journal in an engine. The value is JSON, or the hash of one that the front end's store has."""
 
-    kind: Literal["step", "sleep", "event"]
+    kind: Literal["step", "sleep", "event", "resolved"]
+    """`resolved`: a resolution, in the pages of a large journal."""
     name: str
-    digest: str
+    digest: str = ""
     value: Any = None
     ok: bool = True
     stored: str | None = None
@@ -68,13 +79,18 @@ class Given(msgspec.Struct, frozen=True, omit_defaults=True):
 
     attempt: int
     lines: list[Line] | None = []
-    """The journal; None if it is large: then it is read in pages."""
+    """The journal; None if it is large: then it is read in pages, with the events."""
     events: dict[str, Any] = {}
     """Resolutions by the name of their event; `stored` instead of a large payload is its hash."""
+    room: int = 1500
+    """How many records the engine takes before the attempt must be suspended."""
+    unsent: list[Any] = []
+    """Frames of earlier attempts that perhaps no front end has taken, in the form of a report: this attempt sends them
+    first."""
     failures: int = 0
     """How many attempts have failed."""
     deaths: float = 0
-    """How many workers in a row have died."""
+    """How many workers in a row have died or failed."""
     cancelled: bool = False
     """The call was aborted while it was suspended: its tool gets its cancellation when it waits again."""
 
@@ -86,12 +102,12 @@ class Ended(msgspec.Struct, frozen=True, tag_field="report", tag="ended", omit_d
     """The call has ended."""
 
     outcome: Outcome
-    unsent: list[Any] = []
-    """Frames that no front end has taken, each with its attempt and its number."""
     stored: str | None = None
     """The hash of the outcome, if it is large: then the front end's store has it."""
     crashed: bool = False
     """Its worker died (R1)."""
+    unsent: list[Any] = []
+    """Frames that perhaps no front end has taken, each with the attempt that made it and its number there."""
 
 
 class Parked(msgspec.Struct, frozen=True, tag_field="report", tag="parked", omit_defaults=True):
@@ -125,7 +141,7 @@ Report = Ended | Parked | Suspended | Again
 # Frames of the channel
 
 
-class Printed(msgspec.Struct, frozen=True, tag_field="frame", tag="out"):
+class Output(msgspec.Struct, frozen=True, tag_field="frame", tag="out"):
     data: bytes
 
 
@@ -140,6 +156,12 @@ class Reading(msgspec.Struct, frozen=True, tag_field="frame", tag="reading"):
 
     yes: bool
     inputs: int = 0
+
+
+class Waiting(msgspec.Struct, frozen=True, tag_field="frame", tag="wait"):
+    """The call waits in its effects, or does not."""
+
+    yes: bool
 
 
 class Asking(msgspec.Struct, frozen=True, tag_field="frame", tag="ask"):
@@ -179,7 +201,24 @@ class Suspending(msgspec.Struct, frozen=True, tag_field="frame", tag="suspend"):
     """Nothing of the call runs until it is woken."""
 
 
-Frame = Printed | Progressed | Reading | Asking | Withdrawn | Showing | Emitting | Taking | Suspending
+Kept = Output | Showing | Emitting | Taking
+"""Frames that count although their attempt is over."""
+
+
+class Carried(msgspec.Struct, frozen=True, tag_field="frame", tag="carried"):
+    """A frame of an earlier attempt, whose worker does not know whether a front end has it."""
+
+    attempt: int
+    number: int
+    content: Kept
+
+
+Frame = Kept | Progressed | Reading | Waiting | Asking | Withdrawn | Suspending | Carried
+
+
+def origin(attempt: int, number: int, frame: Frame) -> tuple[int, int, Frame]:
+    """Return the attempt that made a frame, the number of the frame there, and the frame itself."""
+    return (frame.attempt, frame.number, frame.content) if isinstance(frame, Carried) else (attempt, number, frame)
 
 
 class Talk(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -201,7 +240,7 @@ class Talk(msgspec.Struct, frozen=True, omit_defaults=True):
     """The hash of a stored value that is wanted."""
 
 
-class Said(msgspec.Struct, frozen=True, omit_defaults=True):
+class TalkAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """The front end's answer."""
 
     received: int = 0

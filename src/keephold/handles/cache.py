@@ -19,16 +19,14 @@ from msgspec.structs import replace
 
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.clock import Clock
-from keephold.handles.disk import Room
 from keephold.handles.facts import Facts
 from keephold.handles.gate import Gate, GateQueue
 from keephold.handles.handle import Handle, HandleInfo
 from keephold.handles.matching import OutputElsewhere
 from keephold.handles.observing import CommitObserver, Meter, Traces
 from keephold.handles.output import Output
-from keephold.handles.pace import Pace
-from keephold.handles.parts import Parts
-from keephold.handles.spool import Spool
+from keephold.handles.pace import Pace, Parts
+from keephold.handles.spool import Room, Spool
 from keephold.handles.state import Ok, Outcome, PrintedOutput, Progress, State, Stopped
 from keephold.listeners import Listeners
 from keephold.store.base import (
@@ -116,7 +114,7 @@ class Cache:
         """Called with the handles that this runtime has made."""
         self.on_settled: Listeners[[str, Stopped, What | None]] = Listeners()
         """Called once with the uid and the final state of a handle, in the process that wrote it."""
-        self.meter: Meter | None = None
+        self.meters: list[Meter] = []
         self.traces: Traces | None = None
         self.output_elsewhere: OutputElsewhere | None = None
         self.facts = Facts(self)
@@ -135,8 +133,6 @@ class Cache:
         self._tool = tool
         self._collect_at = 0.0
         self._parts = Parts()
-        self._made = 0
-        """The beginning of the newest uid: its time in milliseconds, and a count."""
         self._evicting = False
         self._by_uid: dict[str, Handle] = {}
         self._conversations: dict[str, ConversationCache] = {}
@@ -395,7 +391,23 @@ class Cache:
         self.commit(ops, partial(_set, written), partial(_fail, written), keep=keep)
         return written
 
+    def write_soon(self, *ops: Op) -> None:
+        """Write operations whose results nobody waits for. A store that cannot write keeps them until it can."""
+        self.commit(ops, lambda _: None, lambda _: None, keep=True)
+
     # Notifying
+
+    def follow(self, conversation: str, follower: Callable[[Handle], None]) -> None:
+        """Call `follower` with every handle of the conversation that was made or has changed its state."""
+        self.followers.setdefault(conversation, []).append(follower)
+
+    def unfollow(self, conversation: str, follower: Callable[[Handle], None]) -> None:
+        """Stop calling a follower. Do nothing if it does not follow the conversation."""
+        followers = self.followers.get(conversation, [])
+        if follower in followers:
+            followers.remove(follower)
+            if not followers:
+                del self.followers[conversation]
 
     def _follow(self, handle: Handle) -> None:
         for follower in tuple(self.followers.get(handle.conversation, ())):
@@ -528,6 +540,19 @@ class Cache:
             return False
         known = self._conversations.get(conversation)
         return known is None or known.turn is None
+
+    @property
+    def collecting_is_due(self) -> bool:
+        return self.clock.now() >= self._collect_at
+
+    async def collect_sometimes(self) -> None:
+        """Collect, unless that was done in the last minute."""
+        now = self.clock.now()
+        if now >= self._collect_at:
+            self._collect_at = now + 60
+            with contextlib.suppress(KeepholdError):  # the store cannot write now; try again in a minute
+                await self.collect()
+                await self.room.check()
 
     async def collect(self) -> None:
         """Delete handles from the store whose retention and turn are over (S5), unless another process does."""

@@ -20,8 +20,8 @@ import msgspec
 
 from keephold.handles.gate import Gate, Ticket
 from keephold.handles.handle import Handle, Watcher
-from keephold.handles.state import Pending, Progress, Running, Stopped, Waiting
-from keephold.store.base import Op, Posted, Record, Store, TakenDown
+from keephold.handles.state import PendingState, Progress, Running, Stopped, Waiting
+from keephold.store.base import Posted, Record, Store, TakenDown
 from keephold.text import to_json
 
 if TYPE_CHECKING:
@@ -150,9 +150,6 @@ class Facts:
         self._timer: asyncio.TimerHandle | None = None
         self._watches: dict[str, _Watch] = {}
 
-    def _write(self, op: Op) -> None:
-        self._cache.commit((op,), lambda _: None, lambda _: None, keep=True)
-
     def _id(self, kind: str, uid: str) -> str:
         return f"{kind}{uid}:{self._cache.store.owner}"
 
@@ -166,16 +163,16 @@ class Facts:
             return
         if fact == NOTHING:
             del self._posted[uid]
-            self._write(TakenDown((self._id(_FACT, uid),)))
+            self._cache.write_soon(TakenDown((self._id(_FACT, uid),)))
         else:
             self._posted[uid] = fact
-            self._write(Posted(self._id(_FACT, uid), "fact", self._cache.clock.now(), to_json(fact)))
+            self._cache.write_soon(Posted(self._id(_FACT, uid), "fact", self._cache.clock.now(), to_json(fact)))
 
     def _fact(self, handle: Handle) -> Fact:
         state, told = handle.state, self._told.get(handle.uid)
         if isinstance(state, Stopped) or not self._cache.runs(handle):
             return Fact(lingering=handle.lingering)
-        queue = tuple(name for name, _ in handle.waits_for()) if isinstance(state, Pending) else ()
+        queue = tuple(name for name, _ in handle.waits_for()) if isinstance(state, PendingState) else ()
         fact = Fact(driver=handle.driver, progress=handle.progress, queue=queue)
         if told is None:
             return fact
@@ -189,21 +186,18 @@ class Facts:
             printed=handle.output.total if waits and handle.output is not None else 0,
         )
 
-    def progressed(self, handle: Handle) -> None:
-        """Post the progress of a handle soon."""
-        self._tell_soon(handle)
-
     def queued(self, handle: Handle) -> None:
         """A pending handle queues: post for what, unless it starts soon. Of very many, nobody reads each one's."""
         if len(self._posted) + len(self._late) < _QUEUED:
-            self._tell_soon(handle)
+            self.tell_soon(handle)
 
     def started(self, handle: Handle) -> None:
         """A handle starts: it does not queue any more."""
         if handle.uid in self._posted:
             self.tell(handle)
 
-    def _tell_soon(self, handle: Handle) -> None:
+    def tell_soon(self, handle: Handle) -> None:
+        """Post what is known about a handle in a moment, as there may be more by then."""
         if self._cache.store.durable:
             self._late[handle.uid] = handle
             if self._timer is None:
@@ -276,10 +270,10 @@ class Facts:
             self._forget(handle)
             watch = self._watches[handle.uid] = _Watch(handle)
             post = Posted(self._id(_WATCH, handle.uid), "watch", self._cache.clock.now(), watch.token.encode())
-            self._write(post)
+            self._cache.write_soon(post)
         elif watch is not None and not wanted:
             del self._watches[handle.uid]
-            self._write(TakenDown((self._id(_WATCH, handle.uid),)))
+            self._cache.write_soon(TakenDown((self._id(_WATCH, handle.uid),)))
 
     def begin(self, handles: Iterable[Handle]) -> None:
         """A wait for these handles begins: facts of an earlier wait are outdated."""

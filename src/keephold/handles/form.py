@@ -8,8 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from keephold.characters import exact
-from keephold.text import json_text, to_json
+from keephold.text import exact, json_text, to_json
 
 MOST_FIELDS = 100
 MOST_BYTES = 65_536
@@ -228,11 +227,13 @@ def read_field(field: Mapping[str, Any], text: str) -> Any:
             return text if not math.isfinite(number) else int(said) if whole and said.lstrip("+-").isdigit() else number
         case "array":
             return [_chosen(field, part.strip()) for part in said.split(",") if part.strip()]
-    return _chosen(field, said) if options_of(field) else text.removesuffix("\n")
+    return _chosen(field, text) if options_of(field) else text.removesuffix("\n")
 
 
-def _chosen(field: Mapping[str, Any], said: str) -> str:
-    options = options_of(field) or []
+def _chosen(field: Mapping[str, Any], text: str) -> str:
+    options, said = options_of(field) or [], text.strip()
+    if any(text == value for value, _ in options):
+        return text
     if said.isdecimal() and 1 <= int(said) <= len(options) and all(said != value for value, _ in options):
         return options[int(said) - 1][0]
     return next((value for value, title in options if said in (value, title)), said)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from keephold.handles.question import Question
-from keephold.handles.state import Failure, Outcome, Pending, Progress, Running, State, Stopped, Waiting, name
+from keephold.handles.state import Failure, Outcome, PendingState, Progress, Running, State, Stopped, Waiting, name
 from keephold.store.base import Kind, Parking, Record
 
 __all__ = ["Handle", "HandleInfo", "OnStop", "Progress", "Watcher", "info_in"]
@@ -80,10 +80,10 @@ class Handle:
     """One call. Slots that most handles never need stay None: a hundred thousand of these may live at once."""
 
     __slots__ = (
-        "asks_caller", "attempt", "call_id", "conversation", "cursor", "decided", "driver", "fence", "id", "kind",
-        "lane", "lingering", "metadata", "next_attempt_at", "output", "owner", "parking", "priority", "progress",
-        "reading", "ready_attempt", "run", "state", "stateful", "ticket", "tool", "turn", "uid", "unwritten",
-        "watchers",
+        "asks_caller", "attempt", "call_id", "conversation", "cursor", "decided", "driven_since", "driver", "fence",
+        "id", "kind", "lane", "lingering", "metadata", "next_attempt_at", "output", "owner", "parking", "priority",
+        "progress", "reading", "ready_attempt", "run", "state", "stateful", "ticket", "tool", "turn", "uid",
+        "unwritten", "watchers",
     )  # fmt: skip
     decided: State
     state: State
@@ -117,7 +117,7 @@ class Handle:
         self.attempt = 1
         self.next_attempt_at: float | None = None
         self.parking: Parking | None = None
-        self.settle(Pending(created))
+        self.settle(PendingState(created))
         self.cursor = 0
         self.output: Output | None = None
         self.progress: Progress | None = None
@@ -127,6 +127,8 @@ class Handle:
         """The attempt that became ready (A9); 0: none has."""
         self.asks_caller = False
         self.driver: Literal["person"] | None = None
+        self.driven_since: float | None = None
+        """Since when a user drives it in this process."""
         self.lingering = False
         self.run: Run | None = None
         self.lane: Ticket | None = None
@@ -232,23 +234,13 @@ class Handle:
             return self.parking.deadline
         if self.run is not None:
             return self.run.deadline
-        return None if secs is None or isinstance(state, Pending | Stopped) else state.started + secs
+        return None if secs is None or isinstance(state, PendingState | Stopped) else state.started + secs
 
     def info(self) -> "HandleInfo":
         """Return a snapshot of what is visible now."""
         return info_in(
-            self.state,
-            id=self.id,
-            uid=self.uid,
+            self,
             tool=self.tool.name,
-            kind=self.kind,
-            conversation=self.conversation,
-            turn=self.turn,
-            progress=self.progress,
-            metadata=self.metadata or {},
-            priority=self.priority,
-            attempt=self.attempt,
-            next_attempt_at=self.next_attempt_at,
             parked=self.parked,
             ready=self.ready,
             deadline=self._deadline(),
@@ -301,18 +293,29 @@ class HandleInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.outcome is not None and not isinstance(self.outcome, Failure)
 
 
-def info_in(state: State, **known: Any) -> HandleInfo:
-    """Describe a handle in that state; `known` are the fields that do not depend on it."""
+def info_in(handle: Handle | Record, **known: Any) -> HandleInfo:
+    """Describe a handle; `known` are the fields that it and a stored one have in different forms."""
+    state = handle.state
     stopped = state if isinstance(state, Stopped) else None
     return HandleInfo(
+        id=handle.id,
+        uid=handle.uid,
+        kind=handle.kind,
+        conversation=handle.conversation,
+        turn=handle.turn,
         state=name(state),
         created=state.created,
-        started=None if isinstance(state, Pending) else state.started,
+        started=None if isinstance(state, PendingState) else state.started,
         stopped=stopped.stopped if stopped else None,
         question=state.question if isinstance(state, Waiting) else None,
         outcome=stopped.outcome if stopped else None,
         ended_by=stopped.ended_by if stopped else None,
         exit_code=stopped.exit_code if stopped else None,
         signal=stopped.signal if stopped else None,
+        progress=handle.progress,
+        metadata=handle.metadata or {},
+        priority=handle.priority,
+        attempt=handle.attempt,
+        next_attempt_at=handle.next_attempt_at,
         **known,
     )

@@ -1,17 +1,17 @@
-"""Where metrics and traces hook into a registry: `registry.meter` and `registry.traces`.
+"""Where metrics and traces hook into a registry (`registry.meters`, `registry.traces`), and `Runtime(metrics=…)` (W8).
 
-Both are None unless a program wants them, and then nothing else is checked. Neither may block the loop. They get no
-unbounded ids, no keys and no content.
+There are none unless a program wants them, and then nothing else is checked. None of them may block the loop.
+They get no unbounded ids, no keys and no content.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from keephold.handles.state import Stopped
 from keephold.store.base import Done, Failed, Op
-from keephold.store.rows import Kind, Record
+from keephold.store.rows import Kind, Record, What, status_of
 
 if TYPE_CHECKING:
     from keephold.handles.handle import Handle
@@ -22,6 +22,12 @@ Asking = Literal["question", "permission", "result"]
 CommitObserver = Callable[[Sequence[Op], Done, Failed], tuple[Sequence[Op], Done, Failed]]
 """Sees every commit before the store does and may add operations at the end or wrap the two callbacks."""
 T = TypeVar("T")
+
+CREATED = "keephold_handles_created_total"
+SETTLED = "keephold_handles_settled_total"
+SECONDS = "keephold_handle_seconds"
+WAITS = "keephold_waits_total"
+WAIT_SECONDS = "keephold_wait_seconds"
 
 NOTHING: AbstractContextManager[object] = nullcontext()
 """The context of code that is not traced."""
@@ -54,6 +60,74 @@ class Meter(Protocol):
 
     def spent(self, model: str, *, input_tokens: int, output_tokens: int, cost: float | None) -> None:
         """Count an answered request to a model."""
+
+
+class Metrics(Protocol):
+    """Receives numbers. Both methods are called on the event loop's thread, and must not block it."""
+
+    def count(self, name: str, **labels: str) -> None:
+        """Add one to a counter."""
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        """Record a value."""
+
+
+class Measure:
+    """Reports to the metrics of a runtime, if it has any."""
+
+    def __init__(self, metrics: Metrics | None) -> None:
+        self._metrics = metrics
+        self._meter: Meter | None = metrics if isinstance(metrics, Meter) else None
+        self._registry: Registry | None = None
+
+    def begin(self, registry: "Registry") -> None:
+        """Report handles from now on."""
+        self._registry = registry
+        if self._metrics is not None:
+            registry.on_created.add(self._created)
+            registry.on_settled.add(self._settled)
+        if self._meter is not None:
+            self._meter.attach(registry)
+
+    def waited(self, tool: str, status: str, secs: float) -> None:
+        """A wait has ended."""
+        for meter in self._registry.meters if self._registry is not None else ():
+            meter.waited(tool, status, secs)
+        if self._metrics is not None and self._meter is None:
+            self._metrics.count(WAITS, tool=tool, status=status)
+            self._metrics.observe(WAIT_SECONDS, secs, tool=tool, status=status)
+
+    def _created(self, handles: "Sequence[Handle]") -> None:
+        assert self._metrics is not None
+        for handle in handles:
+            if handle.stateful:
+                self._metrics.count(CREATED, type=handle.kind)
+
+    def _settled(self, uid: str, state: Stopped, what: What | None) -> None:
+        """Called once, in the process that has written it."""
+        assert self._registry is not None
+        handle = self._registry.loaded(uid)
+        if what is not None:
+            self._tell(*what, state)
+        elif handle is None:
+            self._registry.run_soon(self._read(uid, state))
+        else:
+            self._tell(handle.tool.name, handle.kind, handle.stateful, state)
+
+    async def _read(self, uid: str, state: Stopped) -> None:
+        assert self._registry is not None
+        record = await self._registry.store.handle(uid)
+        if record is not None:
+            self._tell(record.tool, record.kind, record.stateful, state)
+
+    def _tell(self, tool: str, kind: Kind, stateful: bool, state: Stopped) -> None:
+        assert self._metrics is not None
+        if self._meter is not None:
+            self._meter.ended(tool, kind, state)
+        if stateful:
+            labels: dict[str, Any] = {"type": kind, "status": status_of(state)}
+            self._metrics.count(SETTLED, **labels)
+            self._metrics.observe(SECONDS, state.stopped - state.created, **labels)
 
 
 class Traces(Protocol):
@@ -90,13 +164,13 @@ class Traces(Protocol):
 
 def answered(registry: "Registry", uid: str | None, what: Asking, then: Callable[[T], None]) -> Callable[[T], None]:
     """Return a callback that reports how long the answer took to metrics and traces, then calls `then`."""
-    meter, traces = registry.meter, registry.traces
-    if meter is None and traces is None:
+    traces = registry.traces
+    if not registry.meters and traces is None:
         return then
     began, over = time.monotonic(), traces.asking(uid, what) if traces is not None and uid is not None else None
 
     def report(said: T) -> None:
-        if meter is not None:
+        for meter in registry.meters:
             meter.asked(what, time.monotonic() - began)
         if over is not None:
             over()

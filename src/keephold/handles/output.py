@@ -27,7 +27,7 @@ from typing import NamedTuple, cast
 from keephold.handles.spool import Spool
 from keephold.handles.timeline import Timeline, of_terminal
 from keephold.platforms import machine
-from keephold.platforms.flags import O_CLOEXEC, O_NOFOLLOW
+from keephold.platforms.unix import O_CLOEXEC, O_NOFOLLOW
 from keephold.store.base import KeptOutput
 
 _MEMORY = 1 << 20

@@ -1,12 +1,12 @@
-"""Questions a tool asks while it runs (Q1), and the check of an answer against its type (C6)."""
+"""Questions a tool asks while it runs (Q1), the check of an answer against its type (C6), and typed answers."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
-from keephold.characters import exact
-from keephold.handles.form import Form, expected_form, form_from, is_text, problem_of
+from keephold.handles.form import Form, expected_form, form_from, is_text, problem_of, read_field
+from keephold.text import exact
 
 _REQUEST = "handle-"
 """Prefix of a request's id if it is a question."""
@@ -149,3 +149,15 @@ def answer_fits(question: Question, answer: Any) -> bool:
         return False
     options = select_options(question)
     return options is None or answer in options
+
+
+def read_answer(question: Question, text: str) -> Any:
+    """Return the answer of the question's type that a typed text stands for, or the text itself."""
+    if form_of(question) is None:
+        options = select_options(question)
+        kind = {"type": "boolean" if question.answer_type == "Boolean" else "string"}
+        return read_field(kind if options is None else {**kind, "enum": options}, text)
+    try:
+        return msgspec.json.decode(text.strip())
+    except (msgspec.DecodeError, RecursionError):
+        return text

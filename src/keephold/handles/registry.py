@@ -5,7 +5,6 @@ then watchers are called. `cache.py` is the other half: how handles are found, l
 """
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Sequence
@@ -19,18 +18,17 @@ from keephold.handles.output import Output
 from keephold.handles.state import (
     Ended,
     EndedBy,
-    Event,
     Failure,
     Ok,
     Outcome,
-    Pending,
+    PendingState,
     Started,
     State,
+    StateEvent,
     Stopped,
     Waiting,
     transition,
 )
-from keephold.ids import call_id
 from keephold.store.base import (
     NOBODY,
     Changed,
@@ -51,9 +49,8 @@ from keephold.store.base import (
     Shown,
     TakenBack,
 )
-from keephold.store.endings import clip, end_notice, hook_is_due, words
-from keephold.store.notifications import READY
 from keephold.store.rows import Notice
+from keephold.store.rules import READY, clip, end_notice, hook_is_due, words
 
 if TYPE_CHECKING:
     from keephold.tools.base import Tool
@@ -87,6 +84,9 @@ def _only_once(handle: Handle) -> bool:
 
 class Registry(Cache):
     """The handles of a runtime, and how they change."""
+
+    _made = 0
+    """The beginning of the newest uid: its time in milliseconds, and a count."""
 
     def new_handle(
         self,
@@ -123,12 +123,11 @@ class Registry(Cache):
         return f"{self._made:016x}{secrets.token_hex(8)}"
 
     def repeated(self, record: Record, first: str) -> Record:
-        """Return a new handle that repeats a stopped call; `first` is the uid of the first call of its kind. A one-shot
-        call is repeated as a handle, because nobody waits for its response any more."""
+        """Return a new handle that repeats a stopped call; `first` is the uid of the first call of its kind."""
         now = self.clock.now()
         return Record(
             uid=self._new_uid(now),
-            id=record.id if record.stateful else call_id(record.call_id),
+            id=record.retry_id,
             tool=record.tool,
             conversation=record.conversation,
             turn=record.turn,
@@ -136,7 +135,7 @@ class Registry(Cache):
             position=0,
             call_id=record.call_id,
             stateful=True,
-            state=Pending(now),
+            state=PendingState(now),
             arguments=record.arguments,
             kind=record.kind,
             priority=record.priority,
@@ -201,7 +200,7 @@ class Registry(Cache):
     def apply_event(
         self,
         handle: Handle,
-        event: Event,
+        event: StateEvent,
         then: Callable[[], None] | None = None,
         also: Sequence[Op] = (),
         *,
@@ -217,7 +216,7 @@ class Registry(Cache):
         handle.decide(state)
         if isinstance(before, Waiting) and handle.stateful:
             also = (*also, TakenBack(handle.conversation, ((handle.uid, "asked"),)))  # the question is closed
-        output = self._kept(handle) if handle.output is not None and isinstance(state, Stopped) else None
+        output = self._kept(handle) if isinstance(state, Stopped) else None
         if type(state) is Stopped and type(state.outcome) is Ok and type(state.outcome.value) is str:
             self.spool.disk.note(len(state.outcome.value))  # other values are counted when the store is measured
         notification = notice(handle.tool, state) if handle.stateful and not quiet else None
@@ -426,11 +425,9 @@ class Registry(Cache):
 
     def annotated(self, handle: Handle, record: Record) -> None:
         """Copy annotations that are written. The new priority of a handle that queues here counts at once (W11)."""
-        handle.metadata, handle.priority = record.metadata, record.priority
         if handle.ticket is not None:
             self.gate.rank(handle.ticket, record.priority)
-        if record.progress is not None and record.progress != handle.progress:
-            self.progressed(handle, record.progress)
+        self._annotate(handle, record)
 
     def output_of(self, handle: Handle) -> Output:
         """Return the handle's output; make it on first use."""
@@ -461,19 +458,6 @@ class Registry(Cache):
             handle.lingering = False
             self.facts.tell(handle)
             self._settle_accounts(handle)
-
-    @property
-    def collecting_is_due(self) -> bool:
-        return self.clock.now() >= self._collect_at
-
-    async def collect_sometimes(self) -> None:
-        """Collect, unless that was done in the last minute."""
-        now = self.clock.now()
-        if now >= self._collect_at:
-            self._collect_at = now + 60
-            with contextlib.suppress(KeepholdError):  # the store cannot write now; try again in a minute
-                await self.collect()
-                await self.room.check()
 
     def stop_waiting(self) -> None:
         """Fail every wait for a handle, because the runtime is closing."""

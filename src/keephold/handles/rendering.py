@@ -50,7 +50,7 @@ def render(data: bytes, before: bytes = b"", cols: int = WIDTH) -> str:
     text = data.decode("utf-8", "replace").replace("\r\n", "\n")
     if "\r\n" in text:
         text = _LINE_END.sub("\n", text)
-    start = _begun(before, text)
+    start = end_of_begun(before, text)
     hidden = on_alternate(before + data[:start] if start else before)
     if start == 0 and not hidden and not has_controls(text):
         return text
@@ -81,7 +81,7 @@ def on_alternate(before: bytes, otherwise: bool = False) -> bool:
     return otherwise and reset < 0
 
 
-def _begun(before: bytes, text: str) -> int:
+def end_of_begun(before: bytes, text: str) -> int:
     """Return where in the text a sequence ends that began before it."""
     tail = before[-SEQUENCE_SIZE:].decode("utf-8", "replace")
     if has_controls(tail):

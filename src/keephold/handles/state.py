@@ -52,7 +52,7 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
 Outcome = Ok | PrintedOutput | Failure | Reply
 
 
-class Pending(msgspec.Struct, frozen=True, tag="pending"):
+class PendingState(msgspec.Struct, frozen=True, tag="pending"):
     """Registered, not started: a placeholder, queued, or waiting for permission."""
 
     created: float
@@ -92,7 +92,7 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
         return isinstance(outcome, Failure) and self.ended_by != "self" and outcome.code in ("aborted", "cancelled")
 
 
-State = Pending | Running | Waiting | Stopped
+State = PendingState | Running | Waiting | Stopped
 
 
 LONGEST_LABEL = 1000
@@ -111,13 +111,13 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
     at: float
 
 
-class Asked(msgspec.Struct, frozen=True, tag="asked"):
+class QuestionAsked(msgspec.Struct, frozen=True, tag="asked"):
     at: float
     question: Question
     number: int = 0
 
 
-class Answered(msgspec.Struct, frozen=True, tag="answered"):
+class QuestionAnswered(msgspec.Struct, frozen=True, tag="answered"):
     at: float
 
 
@@ -129,7 +129,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     signal: int | None = None
 
 
-Event = Started | Asked | Answered | Ended
+StateEvent = Started | QuestionAsked | QuestionAnswered | Ended
 
 
 class IllegalTransition(KeepholdError):
@@ -141,28 +141,28 @@ def error_of(error: ToolError) -> Failure:
     return Failure(error.message, error.code, error.trace, error.transient)
 
 
-def transition(state: State, event: Event) -> State:
+def transition(state: State, event: StateEvent) -> State:
     """Return the state after `event`, or raise: S2's six arrows and nothing else."""
     match event:
         case Ended():
             if isinstance(state, Stopped):
                 raise AlreadyStopped(f"already stopped: {describe(state.outcome)}")
-            started = None if isinstance(state, Pending) else state.started
+            started = None if isinstance(state, PendingState) else state.started
             return Stopped(
                 state.created, started, event.at, event.outcome, event.ended_by, event.exit_code, event.signal
             )
-        case Started() if isinstance(state, Pending):
+        case Started() if isinstance(state, PendingState):
             return Running(state.created, event.at)
-        case Asked() if isinstance(state, Running):
+        case QuestionAsked() if isinstance(state, Running):
             return Waiting(state.created, state.started, event.at, event.question, event.number)
-        case Answered() if isinstance(state, Waiting):
+        case QuestionAnswered() if isinstance(state, Waiting):
             return Running(state.created, state.started)
     if isinstance(state, Stopped):
         raise AlreadyStopped(f"already stopped: {describe(state.outcome)}")
     raise IllegalTransition(f"{name(event)} does not exist in state {name(state)}")
 
 
-def name(variant: State | Event) -> str:
+def name(variant: State | StateEvent) -> str:
     """Return the variant's name on the wire: `pending`, `running`, …"""
     tag = variant.__struct_config__.tag
     assert isinstance(tag, str)

@@ -62,6 +62,17 @@ class Waited(msgspec.Struct, frozen=True):
     """By uid: the lines of output that matched, in the order of the conditions (A9)."""
 
 
+class WaitQuery(NamedTuple):
+    """The groups of a wait, and all their handles."""
+
+    groups: Sequence[Group]
+    handles: tuple[Handle, ...]
+    """Each handle once, in the order first named."""
+    timeout: float | None
+    on_progress: Callable[[Handle], None] | None = None
+    """Called with each handle that reports progress."""
+
+
 class Patience(NamedTuple):
     """How long the tools of a call may wait (M7)."""
 
@@ -72,7 +83,7 @@ class Patience(NamedTuple):
     may come next."""
 
 
-_PATIENT = Patience()
+PATIENT = Patience()
 
 
 class Handles:
@@ -85,7 +96,7 @@ class Handles:
         registry: "Registry",
         conversation: str,
         already_handled: Container[str] = (),
-        patience: Patience = _PATIENT,
+        patience: Patience = PATIENT,
     ) -> None:
         self._registry = registry
         self.already_handled = already_handled
@@ -118,7 +129,7 @@ class Handles:
         def follow(_: Handle) -> None:
             came.set()
 
-        registry.followers.setdefault(conversation, []).append(follow)
+        registry.follow(conversation, follow)
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._patience.unknown):
@@ -126,9 +137,7 @@ class Handles:
                         await came.wait()
                         came.clear()
         finally:
-            registry.followers[conversation].remove(follow)
-            if not registry.followers[conversation]:
-                del registry.followers[conversation]
+            registry.unfollow(conversation, follow)
         await registry.load(conversation, self._unknown(unknown))  # another process may have made them
 
     def _unknown(self, ids: Sequence[str]) -> "Sequence[str]":
@@ -159,14 +168,14 @@ class Handles:
         patterns = conditions(output)
         found = await self._bound((*any, *all, *(id for id, _ in patterns), *ready))
         groups = groups_of(found, all, any, patterns, ready)
-        waiting = self.wait_for(groups, timeout, tuple(dict.fromkeys(found.values())), on_progress)
-        meter = self._registry.meter
-        if meter is None:
+        waiting = self.wait_for(WaitQuery(groups, tuple(dict.fromkeys(found.values())), timeout, on_progress))
+        if not self._registry.meters:
             return await waiting
         began = time.monotonic()
         waited = await waiting
         status = "timeout" if waited.timed_out else "needs_input" if waited.needs_input else "completed"
-        meter.waited("await", status, time.monotonic() - began)
+        for meter in self._registry.meters:
+            meter.waited("await", status, time.monotonic() - began)
         return waited
 
     async def _bound(self, ids: Sequence[str]) -> dict[str, Handle]:
@@ -184,32 +193,21 @@ class Handles:
             raise ToolError(". ".join(missing.values()), code="handle_not_found")
         return found
 
-    def wait_for(
-        self,
-        groups: Sequence[Group],
-        timeout: float | None,
-        handles: tuple[Handle, ...],
-        on_progress: Callable[[Handle], None] | None = None,
-    ) -> Coroutine[Any, Any, Waited]:
-        """Wait for any combination of groups. `on_progress` is called with each handle that reports progress."""
-        if self._registry.store.durable and any(map(self._registry.runs_elsewhere, handles)):
-            return self._wait_elsewhere(groups, timeout, handles, on_progress)
-        if self._registry.meter is None and self._registry.traces is None:
-            return self._wait_for(groups, timeout, handles, on_progress)
-        return self._observed(groups, timeout, handles, on_progress)
+    def wait_for(self, query: WaitQuery) -> Coroutine[Any, Any, Waited]:
+        """Wait for any combination of groups."""
+        if self._registry.store.durable and any(map(self._registry.runs_elsewhere, query.handles)):
+            return self._wait_elsewhere(query)
+        if not self._registry.meters and self._registry.traces is None:
+            return self._wait_for(query)
+        return self._observed(query)
 
-    async def _wait_elsewhere(
-        self,
-        groups: Sequence[Group],
-        timeout: float | None,
-        handles: tuple[Handle, ...],
-        on_progress: Callable[[Handle], None] | None,
-    ) -> Waited:
+    async def _wait_elsewhere(self, query: WaitQuery) -> Waited:
         """Wait while the output of other processes is followed, and their facts are asked for (A6)."""
         registry = self._registry
         found = registry.output_elsewhere
         assert found is not None
-        outputs = [(group.handles[0], group.search) for group in groups if isinstance(group, OutputCondition)]
+        handles, timeout = query.handles, query.timeout
+        outputs = [(group.handles[0], group.search) for group in query.groups if isinstance(group, OutputCondition)]
         elsewhere = [(handle, search) for handle, search in outputs if registry.runs_elsewhere(handle)]
         for handle, search in elsewhere:
             await found.look(handle, search)
@@ -219,36 +217,24 @@ class Handles:
             if timeout is not None and timeout <= 0:
                 with _asking(registry, handles):
                     await registry.facts.answered(handles, _FIRST_SECS)
-                    return await self._observed(groups, timeout, handles, on_progress)
-            return await self._observed(groups, timeout, handles, on_progress)
+                    return await self._observed(query)
+            return await self._observed(query)
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _observed(
-        self,
-        groups: Sequence[Group],
-        timeout: float | None,
-        handles: tuple[Handle, ...],
-        on_progress: Callable[[Handle], None] | None,
-    ) -> Waited:
-        meter, traces = self._registry.meter, self._registry.traces
+    async def _observed(self, query: WaitQuery) -> Waited:
+        traces = self._registry.traces
         woke: _Times = []
-        with NOTHING if traces is None else traces.wait("await", [handle.id for handle in handles]):
-            waited = await self._wait_for(groups, timeout, handles, on_progress, woke)
-        if meter is not None and woke:
+        with NOTHING if traces is None else traces.wait("await", [handle.id for handle in query.handles]):
+            waited = await self._wait_for(query, woke)
+        for meter in self._registry.meters if woke else ():
             meter.woken(time.perf_counter() - woke[-1])
         return waited
 
-    async def _wait_for(
-        self,
-        groups: Sequence[Group],
-        timeout: float | None,
-        handles: tuple[Handle, ...],
-        on_progress: Callable[[Handle], None] | None,
-        woke: "_Times | None" = None,
-    ) -> Waited:
+    async def _wait_for(self, query: WaitQuery, woke: "_Times | None" = None) -> Waited:
         """`woke` gets the times at which this coroutine could have resumed."""
+        groups, handles, timeout, on_progress = query
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
 

@@ -28,10 +28,10 @@ from mcp_types import (
     InputRequiredResult,
 )
 
-from keephold.durable.lineage import root_of
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle, OnStop, Watcher
 from keephold.handles.view import Patience
+from keephold.ids import root_of
 from keephold.mcp.elicit import Elicit, ElicitationPrompter
 from keephold.mcp.hosts import HOST, MCP, is_hosted
 from keephold.mcp.results import content_of, result
@@ -142,12 +142,14 @@ class Calls:
             asker.ask_by(by_request(ctx))
         call = ToolCall(str(ctx.request_id), params.name, dict(params.arguments or {}))
         conversation = self.conversation(ctx)
-        people = None if asker is None else self.runtime.people.joined(asker, decides=self.decides(conversation))
+        prompt_queue = (
+            None if asker is None else self.runtime.prompt_queue.joined(asker, decides=self.decides(conversation))
+        )
         try:
             desk = self.runtime.call_queue(conversation)
             waits = Patience(self._answer_within, _unknown_secs(ctx))
             visit = await desk.begin(
-                call, park_after=park_after, people=people, waits=waits, metadata=_request_metadata(ctx)
+                call, park_after=park_after, prompt_queue=prompt_queue, waits=waits, metadata=_request_metadata(ctx)
             )
         except KeepholdError as error:  # the runtime is closing, or its store cannot be read
             raise MCPError(INTERNAL_ERROR, error.message) from None

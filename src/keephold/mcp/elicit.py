@@ -8,11 +8,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from keephold.characters import exact, exact_json
 from keephold.handles.handle import Handle
 from keephold.handles.question import Question, form_answer, question_form, question_key
 from keephold.handles.state import Waiting
-from keephold.text import to_json
+from keephold.text import exact, exact_json, to_json
 from keephold.turn.prompts import (
     Answer,
     Approved,

@@ -88,7 +88,7 @@ class Changes(Watcher):
         """Watch all handles of a conversation, or those of an id, including future ones."""
         self._id = id
         self._registry, self._conversation = registry, conversation
-        registry.followers.setdefault(conversation, []).append(self._followed)
+        registry.follow(conversation, self._followed)
 
     def _followed(self, handle: Handle) -> None:
         if self._id is None:
@@ -101,10 +101,7 @@ class Changes(Watcher):
         for handle in self._handles:
             handle.unwatch(self)
         if self._registry is not None:
-            followers = self._registry.followers[self._conversation]
-            followers.remove(self._followed)
-            if not followers:
-                del self._registry.followers[self._conversation]
+            self._registry.unfollow(self._conversation, self._followed)
 
     def stopped(self, handle: Handle) -> None:
         self._changed(handle)

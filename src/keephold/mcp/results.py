@@ -15,7 +15,7 @@ from keephold.tools.base import Tool
 from keephold.tools.toolbox import is_builtin
 from keephold.turn.notifications import Notification, notification_block
 
-Schema = Literal["generic", "canonical"]
+SchemaForm = Literal["generic", "canonical"]
 _NO_RESULT = ("aborted", "cancelled", "runtime_closed")
 """Codes of calls that ended without a result."""
 _USUAL = {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": True}
@@ -26,7 +26,7 @@ _ROOTS = frozenset(("anyOf", "oneOf", "allOf", "$ref", "not", "if"))
 """Keywords at the root of a schema that providers refuse, or that say what an object must have."""
 
 
-def described(tools: Sequence[Tool], schema: Schema, actions: Presentation | None = None) -> list[Described]:
+def described(tools: Sequence[Tool], schema: SchemaForm, actions: Presentation | None = None) -> list[Described]:
     """Return the tools for `tools/list`; `actions` is how stateful ones are shown (G5)."""
     known = {**HANDLE_TOOLS, **{tool.name: tool for tool in tools}}
     return [_described(known[shown["name"]], shown) for shown in tool_list(tools, schema, actions)]

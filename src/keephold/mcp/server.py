@@ -38,7 +38,7 @@ from keephold.errors import ConfigError, KeepholdError
 from keephold.mcp.calls import Calls, Context
 from keephold.mcp.hosts import HOST, MCP, Host, find_place
 from keephold.mcp.listen import LIST, ONE, Subscriptions, id_of, read_list, read_one
-from keephold.mcp.results import Schema, described
+from keephold.mcp.results import SchemaForm, described
 from keephold.mcp.tasks import Tasks
 from keephold.mcp.tasks_2025 import Tasks2025
 from keephold.runtime import Runtime
@@ -98,7 +98,7 @@ class Server(MCPServer[Any]):
         runtime: Runtime,
         *,
         conversation: str | None = None,
-        schema: Schema = "generic",
+        schema: SchemaForm = "generic",
         task_after: float = TASK_AFTER_SECS,
         answer_within: float = ANSWER_WITHIN_SECS,
         client_prompts: Collection[str] = (),
@@ -108,15 +108,15 @@ class Server(MCPServer[Any]):
         """`conversation` holds the handles; each authenticated client gets its own, `<conversation>:<principal>`. By
         default it is `mcp`, and on stdio `mcp:<client>:<digest of its directory>`. A call becomes a task after
         `task_after` seconds. A call that lasts longer than `answer_within` seconds is answered with its handle, because
-        many clients give up after a minute; 0: never. `client_prompts` names the principals whose own client may
-        approve their calls and answer exclusive questions, instead of the runtime's prompter. `builtins` names the
-        built-ins for clients, `*` all; by default, those that can be used here. Further options are those of the SDK's
-        server."""
+        many clients give up after a minute; 0: never, except for a parked call and one that needs a person.
+        `client_prompts` names the principals whose own client may approve their calls and answer exclusive questions,
+        instead of the runtime's prompter. `builtins` names the built-ins for clients, `*` all; by default, those that
+        can be used here. Further options are those of the SDK's server."""
         if unknown := unknown_builtins(builtins or ()):
             raise ConfigError([f"builtins: there is no built-in `{name!s:.80}`; use {_KNOWN}" for name in unknown])
         need_packages(builtins or ())
         self.runtime = runtime
-        self._schema: Schema = schema
+        self._schema: SchemaForm = schema
         self.conversation = conversation
         self.calls = Calls(runtime, conversation or MCP, client_prompts, builtins, answer_within or None)
         self.tasks = Tasks(self.calls, after=task_after)
@@ -141,7 +141,7 @@ class Server(MCPServer[Any]):
             middleware=middleware,
             subscriptions=bus,
         )
-        runtime.on_tools.append(self.subscriptions.tools_changed)
+        runtime.on_tools.add(self.subscriptions.tools_changed)
         self._serve("subscriptions/listen", SubscriptionsListenRequestParams, self.subscriptions.listen)
         self._serve("resources/subscribe", SubscribeRequestParams, self.subscriptions.subscribe)
         self._serve("resources/unsubscribe", UnsubscribeRequestParams, self.subscriptions.unsubscribe)

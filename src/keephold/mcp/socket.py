@@ -12,7 +12,7 @@ from keephold.control.server_discovery import announce, withdraw
 from keephold.forking import close_in_children
 from keephold.mcp.hosts import HOST, Host
 from keephold.mcp.server import Server
-from keephold.store.base import Store
+from keephold.store.base import Store, file_of
 from keephold.turn.owner_connection import socket_of
 
 
@@ -20,7 +20,7 @@ async def listening_for_commands(
     server: Server, store: Store, config: Path | None, name: str = ""
 ) -> "Listening | None":
     """Open the socket by which `keephold mcp` reaches this server; None on a store that only this process can open."""
-    path, at = getattr(store, "path", None), socket_of(store, store.owner)
+    path, at = file_of(store), socket_of(store, store.owner)
     if path is None or at is None:
         return None
     listening = Listening(server, f"{at.removesuffix('.s')}.m", name)

@@ -79,7 +79,8 @@ class Tasks(Extension):
         self._shown: dict[str, dict[str, Any]] = {}
         """By uid: the prompts that other servers are shown."""
         calls.runtime.relay.mailboxes[_MAILBOX] = self._answered_elsewhere
-        calls.runtime.people.finders.insert(0, self._found)  # first: it knows its tasks, an ACP agent takes any handle
+        # first: it knows its tasks, an ACP agent takes any handle
+        calls.runtime.prompt_queue.finders.insert(0, self._found)
         calls.tasks = self
 
     def methods(self) -> list[MethodBinding]:
@@ -183,7 +184,7 @@ class Tasks(Extension):
             return None
         asker = ElicitationPrompter()
         self._keep(handle, asker)
-        return self._calls.runtime.people.joined(asker, decides=self._calls.decides(handle.conversation))
+        return self._calls.runtime.prompt_queue.joined(asker, decides=self._calls.decides(handle.conversation))
 
     # tasks/*
 

@@ -10,9 +10,21 @@ The guard's program (`tools/marks.py`) and every worker import this package, so 
 import os
 import sys
 
-from keephold.platforms.portable import BUSY, FEW, UNKNOWN, End, Group, Look, Portable, State
+from keephold.platforms.portable import BUSY, FEW, UNKNOWN, Group, Look, Portable, ProcessEndWatch, State
 
-__all__ = ["BUSY", "ENDS", "FEW", "UNKNOWN", "VARIABLE", "End", "Group", "Look", "Portable", "State", "machine"]
+__all__ = [
+    "BUSY",
+    "ENDS",
+    "FEW",
+    "UNKNOWN",
+    "VARIABLE",
+    "Group",
+    "Look",
+    "Portable",
+    "ProcessEndWatch",
+    "State",
+    "machine",
+]
 
 VARIABLE = "KEEPHOLD_PLATFORM"
 ENDS = ("SIGINT", "SIGTERM", "SIGBREAK")

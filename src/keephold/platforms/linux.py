@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from keephold.platforms import cgroups
-from keephold.platforms.portable import BUSY, End, Group, Look, Portable, exists
-from keephold.platforms.reading import read
+from keephold.platforms.portable import BUSY, Group, Look, Portable, ProcessEndWatch, exists, read
 
 if TYPE_CHECKING:  # the guard's program does not need it
     from pathlib import Path
@@ -99,7 +98,7 @@ class Linux(Portable):
     def boot(self) -> str:
         return read("/proc/sys/kernel/random/boot_id").decode().strip()
 
-    def end_of(self, pid: int) -> End:
+    def end_of(self, pid: int) -> ProcessEndWatch:
         return _Pidfd(os.pidfd_open(pid))
 
     # Groups of processes
@@ -213,14 +212,9 @@ class Linux(Portable):
 
     def lock_holders(self, inode: int, byte: int | None) -> Iterator[int]:
         # A process in a pid namespace that cannot be seen from here is not named. Files are compared by their inode
-        # alone: some file systems show another device there than `stat` does.
-        for line in read("/proc/locks").decode().splitlines():
-            _, kind, _, how, *rest = line.split()
-            if how != "WRITE" or len(rest) != 4 or rest[1].rpartition(":")[2] != str(inode):
-                continue
-            pid, _, first, last = rest
-            if kind == "FLOCK" if byte is None else kind == "POSIX" and first == last == str(byte):
-                yield int(pid)
+        # alone: some file systems show another device there than `stat` does. The kernel lists locks a page at a time
+        # and finds its place again by counting, so a lock that is released meanwhile can hide another: look again.
+        return iter(_lock_holders(inode, byte) or _lock_holders(inode, byte) or _lock_holders(inode, byte))
 
     def listener(self, port: int) -> int | None:
         sockets = {f"socket:[{inode}]" for inode in _inodes(port)}
@@ -262,6 +256,18 @@ def _changing_program(pid: int) -> bool:
     if stat is None or stat[_STATE] in _GONE or int(stat[_FLAGS]) & _KERNEL_THREAD:
         return False
     return int(stat[_ENV_END]) == 0
+
+
+def _lock_holders(inode: int, byte: int | None) -> list[int]:
+    found = []
+    for line in read("/proc/locks").decode().splitlines():
+        _, kind, _, how, *rest = line.split()
+        if how != "WRITE" or len(rest) != 4 or rest[1].rpartition(":")[2] != str(inode):
+            continue
+        pid, _, first, last = rest
+        if kind == "FLOCK" if byte is None else kind == "POSIX" and first == last == str(byte):
+            found.append(int(pid))
+    return found
 
 
 def _stat(pid: int) -> list[bytes] | None:

@@ -13,8 +13,7 @@ import termios
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from keephold.platforms.portable import BUSY, FEW, UNKNOWN, Look, State
-from keephold.platforms.reading import read
+from keephold.platforms.portable import BUSY, FEW, UNKNOWN, Look, State, read
 
 _BLOCKED = {"x86_64": b"0 0x0 ", "aarch64": b"63 0x0 "}  # how /proc/<pid>/syscall begins in a read(2) of descriptor 0
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from keephold.platforms.flags import O_CLOEXEC
 from keephold.platforms.portable import Portable
+from keephold.platforms.unix import O_CLOEXEC
 
 _BYTE = 0x7FFF0000
 """The byte that is locked. `msvcrt` counts in 32 bits."""

@@ -31,7 +31,7 @@ from keephold.handles.question import Question, answer_fits
 from keephold.schema.canonical import canonical, compiled, property_names, variant
 from keephold.schema.examples import mended
 from keephold.schema.faults import MAX_TRIED, cut, explained, message, path_of, shown
-from keephold.schema.parts import NOWHERE, Schema, has_more_parts, items_of
+from keephold.schema.parts import NOWHERE, SchemaParts, has_more_parts, items_of
 from keephold.tools.base import Action, Tool
 
 
@@ -62,7 +62,7 @@ class ArgumentCheck:
 
     def __init__(self, schema: Mapping[str, Any], *, tool: str) -> None:
         self._tool = tool
-        self._schema = Schema(_closed(schema), tool)
+        self._schema = SchemaParts(_closed(schema), tool)
         self._is_valid = compiled(self._schema.root, tool=tool).is_valid
         self._defaults = list(self._usable_defaults())
         properties = self._schema.root.get("properties", {})
@@ -122,7 +122,7 @@ class ArgumentCheck:
 class _Reading:
     """Reads the arguments of one call as they were meant, where the schema allows no other meaning."""
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: SchemaParts) -> None:
         self._schema = schema
         self.taken: list[str] = []
         self._tried = 0

@@ -18,7 +18,7 @@ import jsonschema_rs
 import msgspec
 
 from keephold.errors import ConfigError
-from keephold.schema.parts import NOWHERE, Schema, has_more_parts, items_of
+from keephold.schema.parts import NOWHERE, SchemaParts, has_more_parts, items_of
 
 _DEEPEST = 12
 _MAX_MENDED = 500
@@ -55,7 +55,9 @@ _SECONDS = {
 """Units of time by which the names of arguments end."""
 
 
-def mended(schema: Schema, arguments: Mapping[str, Any], most: int, *, invented: bool = True) -> dict[str, Any] | None:
+def mended(
+    schema: SchemaParts, arguments: Mapping[str, Any], most: int, *, invented: bool = True
+) -> dict[str, Any] | None:
     """Return arguments that fit, in at most `most` bytes of JSON; None if none were found.
 
     `invented`: a missing text may become a placeholder, such as `<path>`.
@@ -83,7 +85,7 @@ def mended(schema: Schema, arguments: Mapping[str, Any], most: int, *, invented:
 class _Mender:
     """Mends the arguments of one call."""
 
-    def __init__(self, schema: Schema, invented: bool) -> None:
+    def __init__(self, schema: SchemaParts, invented: bool) -> None:
         self._schema = schema
         self._invented = invented
         self._joined: dict[int, tuple[Any, jsonschema_rs.Validator]] = {}

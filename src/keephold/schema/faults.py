@@ -9,11 +9,11 @@ import jsonschema_rs
 import msgspec
 
 from keephold.schema.canonical import property_names
-from keephold.schema.parts import NOWHERE, Schema, items_of
+from keephold.schema.parts import NOWHERE, SchemaParts, items_of
 
 
-def explained(arguments: Any, schema: Schema, tool: str) -> list[str]:
-    """Return why the arguments do not fit, a sentence for each fault; one more than `MAX_FAULTS` at most."""
+def explained(arguments: Any, schema: SchemaParts, tool: str) -> list[str]:
+    """Return why the arguments do not fit, a sentence for each fault; one more than `_MAX_FAULTS` at most."""
     faults = _Faults(schema).of(arguments, schema.root, ())
     return [_sentence(fault, tool) for fault in itertools.islice(faults, _MAX_FAULTS + 1)]
 
@@ -34,7 +34,7 @@ class _Faults:
     items costs seconds, a megabyte of wrong keys all the memory.
     """
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: SchemaParts) -> None:
         self._schema = schema
         self._tried = 0
 

@@ -13,7 +13,7 @@ NOWHERE: dict[str, Any] = {"not": {}}
 """A schema that nothing fits, in every draft: for names that only the tool's other actions take."""
 
 
-class Schema:
+class SchemaParts:
     """A schema, with questions about its parts. Validators of parts are cached by the part's identity."""
 
     def __init__(self, root: Mapping[str, Any], tool: str) -> None:

@@ -5,7 +5,7 @@ that reconnects sends its position as `Last-Event-ID`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing, suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -45,7 +45,7 @@ class Streams:
         followed = self._followed(given["uid"], _last(request, given.get("offset", 0)))
         return EventStream(followed, self._counting("output"))
 
-    async def _followed(self, uid: str, offset: int) -> AsyncIterator[bytes]:
+    async def _followed(self, uid: str, offset: int) -> AsyncGenerator[bytes, None]:
         try:
             async with aclosing(self._control.follow(uid, offset)) as following:
                 async for found in following:
@@ -62,7 +62,7 @@ class Streams:
 
     async def _events(
         self, after: int | None, lost: bool, conversation: str | None, uid: str | None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         if lost:
             yield event("reset", {})
         with suppress(KeepholdError):  # the store cannot be read: the stream ends, and its client reconnects
@@ -77,7 +77,7 @@ class Streams:
         """Stream the last line and the progress of handles when they change."""
         return EventStream(self._glanced(given["uids"]), self._counting("glances"))
 
-    async def _glanced(self, uids: str) -> AsyncIterator[bytes]:
+    async def _glanced(self, uids: str) -> AsyncGenerator[bytes, None]:
         registry, known = self._control.runtime.registry, dict[str, Any]()
         wanted = list(dict.fromkeys(uids.split(",")))[:_GLANCES]
         while not self._feed.closed:

@@ -20,7 +20,7 @@ from keephold.serve import api, attach_http
 from keephold.serve.dashboard import pages
 from keephold.serve.door import RAW_HEADERS, ServeDoor
 from keephold.serve.engine_channel import EngineChannel
-from keephold.serve.lasting import Lasting
+from keephold.serve.handover import Lasting
 from keephold.serve.metrics import Prometheus, Requests
 from keephold.serve.operations import refusal
 from keephold.serve.screens import Screens
@@ -59,8 +59,7 @@ class App:
         """Start the feed of events."""
         await self.feed.open()
         self.runtime.upkeep.on_heard.add(self._heard)
-        if self._control.requests.here is not None:
-            self._control.requests.here.on_changed.add(self._requests_changed)
+        self.runtime.approvals.on_changed.add(self._requests_changed)
 
     def _heard(self) -> None:
         if self.feed.listeners and not self.feed.closed:
@@ -80,9 +79,8 @@ class App:
             asyncio.get_running_loop().call_soon(self._announce_requests)
 
     def _announce_requests(self) -> None:
-        here = self._control.requests.here
         self._announcing = False
-        self.feed.announce("requests", {"open": (0 if here is None else len(here)) + len(self._posted)})
+        self.feed.announce("requests", {"open": len(self.runtime.approvals.open) + len(self._posted)})
 
     async def leave(self) -> None:
         """End all streams, because another server serves their clients from now on."""

@@ -7,8 +7,6 @@ the terminal. A response that ends before its last frame, in good order, comes f
 client asks the new one.
 """
 
-import asyncio
-import contextlib
 import secrets
 from typing import TYPE_CHECKING
 
@@ -18,10 +16,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from keephold.control.remote_talk import HEAD, TALK
+from keephold.control.remote_talk import TALK
 from keephold.control.stored_output import talking
 from keephold.errors import KeepholdError
-from keephold.serve.operations import read_body, refusal
+from keephold.serve.operations import disconnected, read_body, refusal, while_there
 from keephold.store.base import Record
 from keephold.turn import attach_protocol as frames
 
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
 _LONGEST = 1 << 20
 """Bytes of a request; enough for a paste."""
-_LAST = (frames.END, frames.REPLY)
 
 
 def routes(control: "Control") -> list[BaseRoute]:
@@ -78,17 +75,15 @@ async def _wanted(runtime: "Runtime", request: Request) -> tuple[Record, frames.
 def _pass_on(talk: frames.Talk, body: bytes) -> None:
     """Forward a client's frames. Raises `KeepholdError`, and forwards nothing, unless all are whole frames that a
     client may send."""
-    sent: list[tuple[frames.Kind, bytes | frames.Size]] = []
-    place = 0
-    while place < len(body):
-        kind, end = chr(body[place]), place + HEAD + int.from_bytes(body[place + 1 : place + HEAD])
-        if kind == frames.INPUT and end <= len(body):
-            sent.append((frames.INPUT, body[place + HEAD : end]))
-        elif kind == frames.RESIZE and end <= len(body):
-            sent.append((frames.RESIZE, _size(body[place + HEAD : end])))
-        else:
-            raise KeepholdError("the body is not made of frames of kind `i` and `r`", code="invalid_arguments")
-        place = end
+    left, sent = bytearray(body), list[tuple[frames.Kind, bytes | frames.Size]]()
+    while left:
+        match frames.take(left):
+            case frames.INPUT, data:
+                sent.append((frames.INPUT, data))
+            case frames.RESIZE, data:
+                sent.append((frames.RESIZE, _size(data)))
+            case _:
+                raise KeepholdError("the body is not made of frames of kind `i` and `r`", code="invalid_arguments")
     for each in sent:
         talk.send(*each)
 
@@ -112,18 +107,9 @@ class _Talking(Response):
         self._talks = talks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        forwarding = asyncio.create_task(self._forward(send))
-        leaving = asyncio.create_task(_left(receive))
-        try:
-            await asyncio.wait((forwarding, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if forwarding.done():
-                forwarding.result()
-        finally:
-            forwarding.cancel()
-            leaving.cancel()
-            await asyncio.gather(forwarding, leaving, return_exceptions=True)
+        await while_there(self._forward(scope, receive, send), disconnected(receive))
 
-    async def _forward(self, send: Send) -> None:
+    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._begun, runtime = False, self._runtime
         try:
             async with talking(runtime.registry.store, self._record, self._want, runtime.relay) as talk:
@@ -133,25 +119,20 @@ class _Talking(Response):
                 refused = frames.Refused(error.message, error.code)
                 await send(_part(frames.frame(frames.ERROR, refused), more=False))
             else:
-                await _refuse(error, send)
+                await refusal(error)(scope, receive, send)
         except OSError:  # the client has left
             pass
 
     async def _pass_frames(self, talk: frames.Talk, send: Send) -> None:
         id = secrets.token_urlsafe(16)
-        received = await talk.receive()  # an immediate refusal becomes an error status
-        self._talks[id] = talk
-        self._begun = True
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": _headers(id, self._want)})
-            while True:
-                kind, payload = received
-                await send(_part(frames.frame(kind, payload), more=kind not in _LAST))
-                if kind in _LAST:
-                    return
-                received = await talk.receive()
+            async for kind, payload in frames.all_frames(talk):
+                if not self._begun:  # an immediate refusal becomes an error status
+                    self._begun, self._talks[id] = True, talk
+                    await send({"type": "http.response.start", "status": 200, "headers": _headers(id, self._want)})
+                await send(_part(frames.frame(kind, payload), more=kind not in frames.LAST))
         finally:
-            del self._talks[id]  # before the connection ends: from now on the client's frames are refused
+            self._talks.pop(id, None)  # before the connection ends: from now on the client's frames are refused
 
 
 def _headers(id: str, want: frames.Want) -> list[tuple[bytes, bytes]]:
@@ -166,15 +147,3 @@ def _headers(id: str, want: frames.Want) -> list[tuple[bytes, bytes]]:
 
 def _part(body: bytes, *, more: bool) -> dict[str, object]:
     return {"type": "http.response.body", "body": body, "more_body": more}
-
-
-async def _refuse(error: KeepholdError, send: Send) -> None:
-    response = refusal(error)
-    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
-    await send(_part(bytes(response.body), more=False))
-
-
-async def _left(receive: Receive) -> None:
-    with contextlib.suppress(OSError):
-        while (await receive())["type"] != "http.disconnect":
-            pass

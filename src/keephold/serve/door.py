@@ -2,8 +2,8 @@
 
 The owner's token opens everything, as a bearer token or as the session that a browser gets for it. Principals' tokens
 open only `/mcp`, and each principal has its own handles. Four need no token: `/healthz`, the styles of the page that
-asks for the token, `/complete/<key>`, where the key is the authority, and `/engines/<uid>`, for the worker of a call,
-which has an authority of its own.
+asks for the token, `/complete/<key>`, where the key is the authority, and `/engines/…`, for workers, which have an
+authority for each call.
 
 A session's cookie works at one host only: `<name>.localhost`, or the host of `--url`. A browser that logs in at
 `127.0.0.1` is sent there with a ticket. Another port of `127.0.0.1` or `localhost` is then another site, which gets no
@@ -29,14 +29,14 @@ from keephold.mcp.http import LOOPBACK, Door
 from keephold.serve.engine_channel import EngineChannel
 from keephold.serve.login import ask_for_token, go_on, name_ended, no_session
 from keephold.serve.operations import is_more, refusal, refused
-from keephold.serve.sessions import LASTS_SECS, Session, Sessions
+from keephold.serve.sessions import LASTS_SECS, BrowserSession, Sessions
 
 _OPEN = ("/healthz",)
 _FILES = "/static/"
 OWNER = "keephold.owner"
 """Key in a request's scope: whether the sender is the owner."""
 SESSION = "keephold.session"
-"""Key in a request's scope: the `Session` of its cookie, if that let it in."""
+"""Key in a request's scope: the `BrowserSession` of its cookie, if that let it in."""
 _COOKIE = "keephold.cookie"
 _OWN = ".localhost"
 _SAFE = ("GET", "HEAD", "OPTIONS")
@@ -166,7 +166,7 @@ class ServeDoor(Door):
         if path == "/mcp" or path.startswith("/mcp/"):
             return None if self._tokens and self._principal(headers.get("authorization", "")) else _no_token(headers)
         if method in _SAFE and "text/html" in headers.get("accept", ""):
-            return no_session() if self._origin(headers) is None else ask_for_token(401)
+            return no_session() if self._origin(headers) is None else ask_for_token()
         return _no_token(headers)
 
     def _strange(self, scope: Scope, headers: Heads) -> Response | None:
@@ -242,7 +242,7 @@ class ServeDoor(Door):
             return "keephold"
         return f"{'__Host-' if self._secure else ''}keephold{_port(headers).replace(':', '_')}"
 
-    def _session(self, headers: Heads) -> tuple[Session, str] | None:
+    def _session(self, headers: Heads) -> tuple[BrowserSession, str] | None:
         """Return the session of a request, and its cookie."""
         cookies = headers.get("cookie", "")
         if not cookies or self._origin(headers) != "":
@@ -259,7 +259,7 @@ class ServeDoor(Door):
         secure = "; Secure" if name.startswith("__Host-") else ""
         return f"{name}={cookie}; Max-Age={LASTS_SECS}; Path=/; HttpOnly; SameSite=Strict{secure}"
 
-    def _lasting(self, session: Session, cookie: str, headers: Heads, send: Send) -> Send:
+    def _lasting(self, session: BrowserSession, cookie: str, headers: Heads, send: Send) -> Send:
         """Return `send` for a session: it sends the cookie again when that is due, and nothing of a stream after the
         session's end."""
         streams = over = False
@@ -279,7 +279,7 @@ class ServeDoor(Door):
 
         return sending
 
-    async def _renewed(self, session: Session) -> bool:
+    async def _renewed(self, session: BrowserSession) -> bool:
         try:
             return await self._sessions.renew(session)
         except KeepholdError:  # it is due again at the next request
@@ -293,7 +293,7 @@ class ServeDoor(Door):
     async def _welcome(self, given: str, path: str, query: str, headers: Heads) -> Response:
         """Move the token from the address into a session."""
         if not self._opens(given):
-            return ask_for_token(401, _WRONG)
+            return ask_for_token(_WRONG)
         rest = [(name, value) for name, value in parse_qsl(query) if name != "token"]
         place = "/" + path.lstrip("/")  # never `//host`
         place = quote(f"{place}?{urlencode(rest)}" if rest else place, safe=_PLACE)
@@ -316,7 +316,7 @@ class ServeDoor(Door):
         if origin is None:
             return no_session()
         if not self._opens(dict(parse_qsl(body.decode("latin-1"))).get("token", "").strip()):
-            return ask_for_token(401, _WRONG)
+            return ask_for_token(_WRONG)
         if not origin:
             return await self._with_session(RedirectResponse("/", 303), headers)
         return go_on(f"{origin}/login?ticket={await self._sessions.ticket('/')}")
@@ -325,7 +325,7 @@ class ServeDoor(Door):
         """Begin the session at its own host."""
         place = await self._sessions.redeem(ticket) if self._origin(headers) == "" else None
         if place is None:
-            return ask_for_token(401, "That login was used before, or is too old.")
+            return ask_for_token("That login was used before, or is too old.")
         return await self._with_session(go_on(place), headers)
 
     def _opens(self, given: str) -> bool:

@@ -18,6 +18,10 @@ if the new one dies, it has to be started again like any other server that died.
 
 The first packet of each side is the same in all versions of this protocol. A new server whose schema of the store is
 newer would upgrade the store while the old one uses it, so it is refused.
+
+Responses that last end, so that their clients reconnect to the new server. A stream of events and a talk of frames
+(`serve/attach_http.py`) watch for the client to leave. The old server tells them that the client has left, so they
+finish (`Lasting`). The old server answers its other requests.
 """
 
 import asyncio
@@ -31,13 +35,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from keephold.control.remote_talk import TALK
 from keephold.errors import ConfigError
 from keephold.forking import close_in_children
 from keephold.platforms import machine
-from keephold.private_file import is_ours
-from keephold.store.sockets import HANDOVER
+from keephold.private_file import HANDOVER, is_ours
 from keephold.store.sqlite.processes import owners_of
-from keephold.store.sqlite.sql import migrations
+from keephold.store.sqlite.statements import migrations
 
 _log = logging.getLogger("keephold.serve")
 
@@ -48,9 +54,10 @@ _MOST = 200
 """Descriptors in one packet; Linux takes 253."""
 _FIRST_SECS = _SERVING_SECS = 5.0
 """How long the other side may take for its first packet, and the new server to say that it serves."""
+_TALK = TALK.lower().encode()
 
 
-class Ended(Exception):
+class ConnectionEnded(Exception):
     """The other server has closed the connection, or has died."""
 
 
@@ -67,7 +74,7 @@ class Channel:
         return machine.peer(self._socket)
 
     async def send(self, said: dict[str, Any], sockets: Sequence[socket.socket] = ()) -> None:
-        """Send a packet. Raises `Ended`."""
+        """Send a packet. Raises `ConnectionEnded`."""
         data, loop = json.dumps(said).encode(), asyncio.get_running_loop()
         while True:
             try:
@@ -76,10 +83,10 @@ class Channel:
             except BlockingIOError:
                 await _ready(self._socket, loop.add_writer, loop.remove_writer)
             except OSError as error:
-                raise Ended from error
+                raise ConnectionEnded from error
 
     async def receive(self) -> tuple[dict[str, Any], list[socket.socket]]:
-        """Return the next packet, and the sockets that came with it. Raises `Ended`."""
+        """Return the next packet, and the sockets that came with it. Raises `ConnectionEnded`."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -88,7 +95,7 @@ class Channel:
             except BlockingIOError:
                 await _ready(self._socket, loop.add_reader, loop.remove_reader)
             except OSError as error:
-                raise Ended from error
+                raise ConnectionEnded from error
         sockets = [close_in_children(socket.socket(fileno=each)) for each in received[1]]
         try:
             said = json.loads(received[0]) if received[0] else None
@@ -96,11 +103,11 @@ class Channel:
             said = None
         if not isinstance(said, dict):
             _close(sockets)
-            raise Ended
+            raise ConnectionEnded
         return said, sockets
 
     async def last(self) -> dict[str, Any]:
-        """Refuse further packets; return one that has come already. Raises `Ended` if there is none."""
+        """Refuse further packets; return one that has come already. Raises `ConnectionEnded` if there is none."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)  # the other side learns of it when it sends
         said, sockets = await self.receive()
@@ -182,7 +189,7 @@ class Successor:
                 _close(some)
 
     async def _send(self, said: dict[str, Any], sockets: Sequence[socket.socket] = ()) -> None:
-        with contextlib.suppress(Ended):  # its clients see that, too
+        with contextlib.suppress(ConnectionEnded):  # its clients see that, too
             await self._channel.send(said, sockets)
 
     async def close(self) -> None:
@@ -233,7 +240,7 @@ class Offer:
             elif await self._hand_over(channel, pid):
                 successor = Successor(channel, pid, float(asked["drain"]))
                 self.taken.set_result(successor)
-        except (Ended, TimeoutError):
+        except (ConnectionEnded, TimeoutError):
             pass
         finally:
             if successor is None:
@@ -261,14 +268,14 @@ class Offer:
         try:
             await channel.send(_hello(), self._front.listening)
             await channel.receive()  # without a limit: until the other is ready, nothing changes here
-            await self._let_go(channel)
-        except Ended:
+            await self._release_address(channel)
+        except ConnectionEnded:
             self._to = None
             _log.warning("pid %d was about to replace this server and has ended or stopped; this server continues", pid)
             return False
         return True
 
-    async def _let_go(self, channel: Channel) -> None:
+    async def _release_address(self, channel: Channel) -> None:
         self._front.pause()
         try:
             await channel.send({"go": True})
@@ -277,15 +284,18 @@ class Offer:
                     await channel.receive()
             except TimeoutError:
                 await self._take_back(channel)
-        except Ended:
+        except ConnectionEnded:
             await self._front.resume()
             raise
 
     async def _take_back(self, channel: Channel) -> None:
-        """Take the address back from a server that does not serve. Raises `Ended`, unless that has just begun to."""
+        """Take the address back from a server that does not serve.
+
+        Raises `ConnectionEnded`, unless that has just begun to.
+        """
         try:
             await channel.last()
-        except Ended:
+        except ConnectionEnded:
             await channel.send({"back": True})
             raise
 
@@ -326,12 +336,12 @@ class Predecessor:
     async def gone(self) -> None:
         """Say that this server is ready, and return when the other one accepts no more connections. If it has died, its
         sockets are here. Raises `ConfigError` if this one was stopped too long, and the other has taken them back."""
-        with contextlib.suppress(Ended):
+        with contextlib.suppress(ConnectionEnded):
             await self._channel.send({"ready": True})
             await self._channel.receive()
             try:
                 await self._channel.send({"serving": True})
-            except Ended:
+            except ConnectionEnded:
                 said, _ = await self._channel.receive()
                 if "back" in said:
                     at = self.listening[0].getsockname()[:2]
@@ -339,7 +349,7 @@ class Predecessor:
 
     async def follow(self, adopt: Callable[[socket.socket], Awaitable[None]], claim: Callable[[], None]) -> None:
         """Take over the other one's connections, and `claim` the calls that it releases, until it has ended."""
-        with contextlib.suppress(Ended):
+        with contextlib.suppress(ConnectionEnded):
             while True:
                 said, connections = await self._channel.receive()
                 for each in connections:
@@ -382,7 +392,7 @@ async def _asked(path: str, at: tuple[str, int], drain: float) -> Predecessor | 
     except TimeoutError:
         channel.close()
         raise _cannot(at, "it does not answer; it may be stopped or busy") from None
-    except (OSError, Ended):  # it has died, or ends
+    except (OSError, ConnectionEnded):  # it has died, or ends
         channel.close()
         return None
     pid = channel.peer[0]
@@ -398,3 +408,72 @@ async def _asked(path: str, at: tuple[str, int], drain: float) -> Predecessor | 
 
 def _cannot(at: tuple[str, int], why: str) -> ConfigError:
     return ConfigError([f"the server at {at[0]}:{at[1]} cannot be replaced ({why})"])
+
+
+# Responses that last
+
+
+class Lasting:
+    """The outermost layer: it knows which responses last."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._over = False
+        self._open: set[_Response] = set()
+
+    def end(self) -> None:
+        """End the responses that last, now and from now on."""
+        self._over = True
+        for response in self._open:
+            response.over.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # A POST of MCP is answered by its stream.
+        if scope["type"] != "http" or not (scope["method"] == "GET" or scope["path"].endswith("/talk")):
+            await self._app(scope, receive, send)
+            return
+        response = _Response(self._begun, receive, send)
+        try:
+            await self._app(scope, response.receive, response.send)
+            await response.finish()
+        finally:
+            self._open.discard(response)
+
+    def _begun(self, response: "_Response") -> None:
+        self._open.add(response)
+        if self._over:
+            response.over.set()
+
+
+class _Response:
+    def __init__(self, begun: "Callable[[_Response], None]", receive: Receive, send: Send) -> None:
+        """`begun` is called if it is a response that lasts."""
+        self._begun = begun
+        self._receive = receive
+        self._send = send
+        self._done = False
+        self.over = asyncio.Event()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = dict(message.get("headers", ()))
+            if headers.get(b"content-type", b"").startswith(b"text/event-stream") or _TALK in headers:
+                self._begun(self)
+        elif not message.get("more_body"):
+            self._done = True
+        await self._send(message)
+
+    async def receive(self) -> Message:
+        getting = asyncio.ensure_future(self._receive())
+        over = asyncio.ensure_future(self.over.wait())
+        try:
+            await asyncio.wait((getting, over), return_when=asyncio.FIRST_COMPLETED)
+            return getting.result() if getting.done() else {"type": "http.disconnect"}
+        finally:
+            over.cancel()
+            getting.cancel()
+
+    async def finish(self) -> None:
+        """Send the end of a response that was ended."""
+        if self.over.is_set() and not self._done:
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})

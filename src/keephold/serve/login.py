@@ -7,10 +7,10 @@ from starlette.responses import HTMLResponse, Response
 _NO_STORE = {"cache-control": "no-store"}
 
 
-def ask_for_token(status: int, problem: str = "") -> Response:
+def ask_for_token(problem: str = "") -> Response:
     """Return the page that asks for the token."""
     told = f'<p class="problem" role="alert">{escape(problem)}</p>' if problem else ""
-    return _page("token needed", f"{_TELL}\n{told}\n{_FORM}", status)
+    return _page("token needed", f"{_TELL}\n{told}\n{_FORM}", 401)
 
 
 def go_on(address: str) -> Response:

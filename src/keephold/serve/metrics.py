@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -27,14 +28,161 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keephold.errors import KeepholdError
-from keephold.handles.observing import Asking
+from keephold.handles.observing import CREATED, SECONDS, SETTLED, WAIT_SECONDS, WAITS, Asking
 from keephold.handles.registry import Registry
-from keephold.handles.state import Ok, Stopped
-from keephold.serve.commit_metrics import Written
-from keephold.store.base import browsable
+from keephold.handles.state import Ok, Running, Started, Stopped
+from keephold.store.base import (
+    Attempted,
+    Changed,
+    Claimed,
+    Delivered,
+    Done,
+    Failed,
+    Journaled,
+    Notified,
+    Op,
+    Parked,
+    Registered,
+    Resolved,
+    Responded,
+    SupportsCounting,
+    browsable,
+)
 from keephold.store.rows import Kind, status_of
 from keephold.text import to_json, to_utf8
-from keephold.tools.waiting.measure import CREATED, SECONDS, SETTLED, WAIT_SECONDS, WAITS
+
+INSTANT = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+"""Buckets in seconds, for operations of the runtime."""
+LONG = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 14_400, 86_400)
+"""Buckets in seconds, for tools and users."""
+_RECENT = 1000
+_STATES = ("pending", "running", "waiting", "stopped", "parked")
+COUNTERS: dict[str, tuple[str, ...]] = {
+    CREATED: ("Handles spawned", "type"),
+    SETTLED: ("Spawned handles that have stopped", "type", "status"),
+    "keephold_calls_total": ("Calls that have stopped, spawned or not", "tool", "status"),
+    WAITS: ("Waits for handles that have ended", "tool", "status"),
+    "keephold_output_bytes_total": ("Bytes that tools printed and returned", "tool"),
+    "keephold_shown_bytes_total": ("Bytes of output and replies that models were given",),
+    "keephold_attempts_total": ("Retries planned after a failure",),
+    "keephold_recovered_total": ("Calls taken over from dead processes",),
+    "keephold_parked_total": ("Calls that were parked until an outside result",),
+    "keephold_resolved_total": ("Attempts to complete a key", "status"),
+    "keephold_steps_total": ("Journal entries written", "kind"),
+    "keephold_notifications_queued_total": ("Notifications queued for conversations", "level"),
+    "keephold_notifications_delivered_total": ("Notifications delivered to a model", "level"),
+    "keephold_store_commits_total": ("Commits written",),
+    "keephold_store_refused_total": ("Commits refused", "code"),
+    "keephold_http_requests_total": ("HTTP requests", "method", "route", "status"),
+    "keephold_model_requests_total": ("Requests answered by a model", "model"),
+    "keephold_model_tokens_total": ("Tokens of these requests", "model", "direction"),
+    "keephold_model_cost_dollars_total": ("Cost of these requests, where a price is known", "model"),
+}
+GAUGES: dict[str, tuple[str, ...]] = {
+    "keephold_handles": (
+        "Spawned handles in the store; `waiting`: a question is open, `parked`: until an outside result",
+        "state",
+    ),
+    "keephold_open_requests": ("Open requests to the user: permissions, questions, results, passwords",),
+    "keephold_event_streams": ("Open streams of events and output", "kind"),
+    "keephold_disk_bytes": ("Bytes that stored output and results take, as last measured",),
+    "keephold_disk_limit_bytes": ("The limit of these bytes",),
+    "keephold_store_last_event": ("Number of the newest event in the store",),
+    "keephold_store_transactions": ("Transactions of this process; commits per transaction is the group size",),
+}
+"""By name: help text and labels."""
+HISTOGRAMS: dict[str, tuple[Any, ...]] = {
+    SECONDS: ("From spawn to stop", LONG, "type", "status"),
+    WAIT_SECONDS: ("Duration of waits for handles", LONG, "tool", "status"),
+    "keephold_wakeup_seconds": ("From a visible stop until its waiters resume", INSTANT),
+    "keephold_queue_seconds": ("From registration to running", LONG),
+    "keephold_asked_seconds": ("Time until a question, a permission or a result was answered", LONG, "what"),
+    "keephold_store_commit_seconds": ("From a commit until it is visible", INSTANT),
+    "keephold_http_request_seconds": ("From a request to the start of its response", INSTANT, "method", "route"),
+}
+"""By name: help text, buckets and labels."""
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+NO_ROUTE = "none"
+"""The route of requests that match none, or were refused before routing."""
+
+
+class Written:
+    """Counts committed operations. A runtime without metrics does not run this code."""
+
+    def __init__(self, metrics: "Prometheus") -> None:
+        self._child = metrics.child
+        self._commits = metrics.child("keephold_store_commits_total")
+        self._seconds = metrics.child("keephold_store_commit_seconds")
+        self._queue = metrics.child("keephold_queue_seconds")
+        self._attempts = metrics.child("keephold_attempts_total")
+        self._recovered = metrics.child("keephold_recovered_total")
+        self._parked = metrics.child("keephold_parked_total")
+        self._of: dict[type, Callable[[Any, Any], None]] = {
+            Registered: self._registered,
+            Changed: self._changed,
+            Attempted: self._attempted,
+            Claimed: self._claimed,
+            Parked: self._parks,
+            Resolved: self._resolved,
+            Journaled: self._journaled,
+            Notified: self._notified,
+            Delivered: self._delivered,
+            Responded: self._delivered,
+        }
+
+    def observe(self, ops: Sequence[Op], done: Done, failed: Failed) -> tuple[Sequence[Op], Done, Failed]:
+        """Count a commit when it is written or refused."""
+        if not ops:  # a barrier
+            return ops, done, failed
+        return ops, partial(self._done, time.perf_counter(), ops, done), partial(self._refused, failed)
+
+    def _done(self, began: float, ops: Sequence[Op], done: Done, results: Sequence[Any]) -> None:
+        self._seconds.observe(time.perf_counter() - began)
+        self._commits.inc()
+        for op, result in zip(ops, results, strict=False):
+            count = self._of.get(type(op))
+            if count is not None:
+                count(op, result)
+        done(results)
+
+    def _refused(self, failed: Failed, error: Exception) -> None:
+        self._child("keephold_store_refused_total", getattr(error, "code", "error")).inc()
+        failed(error)
+
+    def _registered(self, op: Registered, result: Any) -> None:
+        if isinstance(op.record.state, Running):
+            self._queue.observe(op.record.state.started - op.record.state.created)
+
+    def _changed(self, op: Changed, result: Any) -> None:
+        if type(op.event) is Started and isinstance(op.state, Running):
+            self._queue.observe(op.state.started - op.state.created)
+        if op.notice is not None:
+            self._child("keephold_notifications_queued_total", op.notice.level).inc()
+
+    def _attempted(self, op: Attempted, result: Any) -> None:
+        if op.next_at is not None:
+            self._attempts.inc()
+
+    def _claimed(self, op: Claimed, result: Any) -> None:
+        if result is not None:
+            self._recovered.inc()
+
+    def _parks(self, op: Parked, result: Any) -> None:
+        if not isinstance(result, Stopped):
+            self._parked.inc()
+
+    def _resolved(self, op: Resolved, result: Any) -> None:
+        self._child("keephold_resolved_total", result.status).inc()
+
+    def _journaled(self, op: Journaled, result: Any) -> None:
+        self._child("keephold_steps_total", op.kind).inc()
+
+    def _notified(self, op: Notified, result: Any) -> None:
+        self._child("keephold_notifications_queued_total", op.level).inc()
+
+    def _delivered(self, op: Delivered | Responded, result: Any) -> None:
+        for notification in result or ():
+            self._child("keephold_notifications_delivered_total", notification.level).inc()
 
 
 class Number:
@@ -119,14 +267,6 @@ class Numbers(Collector):
             yield family.metric()
 
 
-INSTANT = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-"""Buckets in seconds, for operations of the runtime."""
-LONG = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 14_400, 86_400)
-"""Buckets in seconds, for tools and users."""
-_RECENT = 1000
-_STATES = ("pending", "running", "waiting", "stopped", "parked")
-
-
 class Prometheus:
     """The metrics of one runtime."""
 
@@ -164,8 +304,9 @@ class Prometheus:
 
     def attach(self, registry: Registry) -> None:
         """Count what the runtime of that registry does."""
-        self._of, registry.meter = registry, self
-        Written(self).attach(registry)
+        self._of = registry
+        registry.meters.append(self)
+        registry.observe_commits(Written(self).observe)
 
     def ended(self, tool: str, kind: Kind, state: Stopped) -> None:
         self._calls += 1
@@ -247,7 +388,7 @@ class Prometheus:
         disk = self._of.spool.disk
         self.child("keephold_disk_bytes").value = disk.used
         self.child("keephold_disk_limit_bytes").value = disk.limit or 0
-        self.child("keephold_store_transactions").value = getattr(store, "commits", 0)
+        self.child("keephold_store_transactions").value = store.commits if isinstance(store, SupportsCounting) else 0
         try:
             if self.requests is not None:
                 self.child("keephold_open_requests").value = await self.requests()
@@ -269,58 +410,6 @@ def _percentiles(values: Sequence[float], unit: float) -> dict[str, float | None
         return {"p50": None, "p99": None}
     last = len(ordered) - 1
     return {name: round(unit * ordered[round(last * at)], 6) for name, at in (("p50", 0.5), ("p99", 0.99))}
-
-
-COUNTERS: dict[str, tuple[str, ...]] = {
-    CREATED: ("Handles spawned", "type"),
-    SETTLED: ("Spawned handles that have stopped", "type", "status"),
-    "keephold_calls_total": ("Calls that have stopped, spawned or not", "tool", "status"),
-    WAITS: ("Waits for handles that have ended", "tool", "status"),
-    "keephold_output_bytes_total": ("Bytes that tools printed and returned", "tool"),
-    "keephold_shown_bytes_total": ("Bytes of output and replies that models were given",),
-    "keephold_attempts_total": ("Retries planned after a failure",),
-    "keephold_recovered_total": ("Calls taken over from dead processes",),
-    "keephold_parked_total": ("Calls that were parked until an outside result",),
-    "keephold_resolved_total": ("Attempts to complete a key", "status"),
-    "keephold_steps_total": ("Journal entries written", "kind"),
-    "keephold_notifications_queued_total": ("Notifications queued for conversations", "level"),
-    "keephold_notifications_delivered_total": ("Notifications delivered to a model", "level"),
-    "keephold_store_commits_total": ("Commits written",),
-    "keephold_store_refused_total": ("Commits refused", "code"),
-    "keephold_http_requests_total": ("HTTP requests", "method", "route", "status"),
-    "keephold_model_requests_total": ("Requests answered by a model", "model"),
-    "keephold_model_tokens_total": ("Tokens of these requests", "model", "direction"),
-    "keephold_model_cost_dollars_total": ("Cost of these requests, where a price is known", "model"),
-}
-GAUGES: dict[str, tuple[str, ...]] = {
-    "keephold_handles": (
-        "Spawned handles in the store; `waiting`: a question is open, `parked`: until an outside result",
-        "state",
-    ),
-    "keephold_open_requests": ("Open requests to the user: permissions, questions, results, passwords",),
-    "keephold_event_streams": ("Open streams of events and output", "kind"),
-    "keephold_disk_bytes": ("Bytes that stored output and results take, as last measured",),
-    "keephold_disk_limit_bytes": ("The limit of these bytes",),
-    "keephold_store_last_event": ("Number of the newest event in the store",),
-    "keephold_store_transactions": ("Transactions of this process; commits per transaction is the group size",),
-}
-"""By name: help text and labels."""
-
-HISTOGRAMS: dict[str, tuple[Any, ...]] = {
-    SECONDS: ("From spawn to stop", LONG, "type", "status"),
-    WAIT_SECONDS: ("Duration of waits for handles", LONG, "tool", "status"),
-    "keephold_wakeup_seconds": ("From a visible stop until its waiters resume", INSTANT),
-    "keephold_queue_seconds": ("From registration to running", LONG),
-    "keephold_asked_seconds": ("Time until a question, a permission or a result was answered", LONG, "what"),
-    "keephold_store_commit_seconds": ("From a commit until it is visible", INSTANT),
-    "keephold_http_request_seconds": ("From a request to the start of its response", INSTANT, "method", "route"),
-}
-"""By name: help text, buckets and labels."""
-
-
-_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-NO_ROUTE = "none"
-"""The route of requests that match none, or were refused before routing."""
 
 
 def route_of(scope: Scope) -> str:

@@ -5,6 +5,7 @@ A refusal has a status, a stable code and a sentence (`errors.CODES`).
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,7 +14,7 @@ import jsonschema_rs
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive
 
 from keephold.control.handle_json import Shape
 from keephold.errors import KeepholdError
@@ -129,7 +130,8 @@ class Endpoint:
             if operation.streams is not None:
                 return await operation.streams(given, request)  # type: ignore[return-value]  # an ASGI application
             assert operation.does is not None
-            result = await (while_there(request, operation.does(given)) if operation.patient else operation.does(given))
+            doing = operation.does(given)
+            result = await (while_there(doing, disconnected(request.receive)) if operation.patient else doing)
         except KeepholdError as error:
             return refusal(error)
         if isinstance(result, Response):
@@ -168,21 +170,23 @@ class Endpoint:
         return value
 
 
-async def while_there(request: Request, doing: Awaitable[Any]) -> Any:
-    """Run this for a client; cancel it if the client disconnects."""
-    work, left = asyncio.ensure_future(doing), asyncio.ensure_future(_left(request))
+async def while_there(doing: Awaitable[Any], leaving: Awaitable[None]) -> Any:
+    """Run this for a client; cancel it when the client has left. Return its result, else a response nobody reads."""
+    work, left = asyncio.ensure_future(doing), asyncio.ensure_future(leaving)
     try:
         await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
-        return work.result() if work.done() else Response(status_code=499)  # nobody reads it
+        return work.result() if work.done() else Response(status_code=499)
     finally:
         work.cancel()
         left.cancel()
         await asyncio.gather(work, left, return_exceptions=True)
 
 
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+async def disconnected(receive: Receive) -> None:
+    """Return when the client disconnects."""
+    with contextlib.suppress(OSError):
+        while (await receive())["type"] != "http.disconnect":
+            pass
 
 
 async def read_body(request: Request, limit: int, setting: str = "") -> bytes:
@@ -212,7 +216,7 @@ class ErrorBody(Shape):
     message: str
 
 
-class Error(Shape):
+class ErrorResponse(Shape):
     """The body of a refused request."""
 
     error: ErrorBody
@@ -222,7 +226,7 @@ def shapes(operations: Sequence[Operation]) -> tuple[dict[str, Schema], dict[str
     """Return the schema of each operation's result by its id, and the schemas that those refer to."""
     giving = [each for each in operations if each.returns is not None]
     found, named = msgspec.json.schema_components(
-        [Error, *(each.returns for each in giving)], ref_template="#/components/schemas/{name}"
+        [ErrorResponse, *(each.returns for each in giving)], ref_template="#/components/schemas/{name}"
     )
     for schema in named.values():
         schema.pop("title", None)
@@ -302,5 +306,5 @@ def _statuses(operation: Operation) -> list[int]:
 
 _ERROR: Schema = {
     "description": "Refused; `code` is stable.",
-    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}},
 }

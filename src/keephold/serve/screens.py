@@ -9,7 +9,7 @@ client numbers its input (`POST …/type`); the server takes it in that order, a
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -164,9 +164,7 @@ class Screens:
         """Return the current screen of a handle for a page; None if this process does not run it."""
         try:
             handle = self._runtime.registry.loaded(uid)
-            return (
-                None if handle is None else as_json(LocalTerminal(handle, self._runtime.streams).shown(), handle.driver)
-            )
+            return None if handle is None else as_json(LocalTerminal(handle).shown(), handle.driver)
         except KeepholdError:
             return None
 
@@ -174,7 +172,7 @@ class Screens:
         registry = self._runtime.registry
         handle = registry.loaded(uid)
         if handle is not None and handle.run is not None:
-            return LocalTerminal(handle, self._runtime.streams)
+            return LocalTerminal(handle)
         record = await registry.store.handle(uid)
         if record is None:
             raise ToolError(f"there is no handle `{uid}`", code="handle_not_found")
@@ -214,7 +212,7 @@ class Screens:
             return refusal(error)
         return EventStream(self._events(uid))
 
-    async def _events(self, uid: str) -> AsyncIterator[bytes]:
+    async def _events(self, uid: str) -> AsyncGenerator[bytes, None]:
         try:
             view = await self._view(uid)  # here, because a client may leave before the first event
         except KeepholdError as error:
@@ -266,7 +264,7 @@ class Screens:
             await view.watched.drive(Size(want.rows, want.cols), view.fail)
             if not self._is_there(uid, view, want.stream):
                 await view.watched.hand_back()
-                raise ToolError("whoever wanted to drive this terminal has gone, or it has", code="not_running")
+                raise ToolError("the terminal has stopped, or its page was left; open it again", code="not_running")
         except KeepholdError:
             self._left(uid)
             raise

@@ -4,23 +4,33 @@ Browsers send a cookie to every port of the host that set it. A cookie of `127.0
 server of this machine. So the dashboard has a host name of its own, `<name>.localhost`, and the cookie is for that host
 only. The name is random, and only holders of the token learn it.
 
-All servers of a store share the sessions: a document, kept in a `Place`, holds what must outlive a server. A server
-reads it for each request of a browser, and replaces it as a whole, unless another process was first. An empty name in
-it says that `keephold logout` has ended all sessions.
+All servers of a store share the sessions: a document, kept in a `SessionPlace`, holds what must outlive a server. A
+server reads it for each request of a browser, and replaces it as a whole, unless another process was first. An empty
+name in it says that `keephold logout` has ended all sessions. The place is a file beside the store, or a row of
+PostgreSQL's.
 """
 
+import asyncio
+import contextlib
+import errno
 import hashlib
 import hmac
 import logging
+import os
 import secrets
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import msgspec
 from msgspec.structs import replace
 
 from keephold.errors import KeepholdError
+from keephold.platforms import machine
+from keephold.platforms.unix import O_CLOEXEC, O_NOFOLLOW
+from keephold.private_file import NotPrivateError, read_private
+from keephold.store.base import Store, file_of
 
 LASTS_SECS = 30 * 86_400
 """A session ends when it was not used for this long."""
@@ -50,9 +60,14 @@ _SYSTEMS = (
 )
 
 _log = logging.getLogger("keephold.serve")
+_BYTES = 1 << 20
+_LOCK_TRIES, _LOCK_TRY_SECS = 200, 0.005
+"""Tries for the lock of the file."""
+_LATELY_SECS = 1.0
+_Mark = tuple[int, int, int]
 
 
-class Session(msgspec.Struct, frozen=True):
+class BrowserSession(msgspec.Struct, frozen=True):
     """A browser that is logged in. `digest` is that of its cookie; `begun` and `used` are times of day."""
 
     id: str
@@ -75,14 +90,14 @@ class _Kept(msgspec.Struct, frozen=True):
 
     name: str
     owner: str
-    sessions: tuple[Session, ...] = ()
+    sessions: tuple[BrowserSession, ...] = ()
     tickets: tuple[_Ticket, ...] = ()
 
 
 _Change = Callable[[_Kept], _Kept]
 
 
-class Place(Protocol):
+class SessionPlace(Protocol):
     """Where the document is, for all servers of a store."""
 
     async def read(self, *, lately: bool) -> bytes | None:
@@ -100,7 +115,7 @@ class Sessions:
     """
 
     def __init__(
-        self, owner: str | None = None, place: Place | None = None, *, now: Callable[[], float] = time.time
+        self, owner: str | None = None, place: SessionPlace | None = None, *, now: Callable[[], float] = time.time
     ) -> None:
         """Without a `place`, sessions end with the process. Without `owner`, they can be listed and ended only."""
         self._owner = None if owner is None else owner.encode()
@@ -120,11 +135,11 @@ class Sessions:
         """Return the label of the dashboard's host name."""
         return "" if self._read is None else self._read.name
 
-    def all(self) -> list[Session]:
+    def all(self) -> list[BrowserSession]:
         """Return the sessions that have not ended, the last used first."""
         return [] if self._read is None else self._valid(self._read)
 
-    def find(self, cookie: str) -> Session | None:
+    def find(self, cookie: str) -> BrowserSession | None:
         """Return the session of a cookie, unless it has ended."""
         digest = self._digest("cookie", cookie)
         return next((each for each in self.all() if hmac.compare_digest(each.digest, digest)), None)
@@ -139,11 +154,11 @@ class Sessions:
     async def begin(self, agent: str) -> str:
         """Begin a session for a browser with this `User-Agent`. Return its cookie."""
         cookie, now = secrets.token_urlsafe(32), self._now()
-        begun = Session(secrets.token_hex(4), self._digest("cookie", cookie), browser_of(agent), now, now)
+        begun = BrowserSession(secrets.token_hex(4), self._digest("cookie", cookie), browser_of(agent), now, now)
         await self._try_to_change(lambda kept: replace(kept, sessions=(begun, *kept.sessions)))
         return cookie
 
-    async def renew(self, session: Session) -> bool:
+    async def renew(self, session: BrowserSession) -> bool:
         """Note that a session is used. Return whether that was due, and its cookie should be sent again."""
         if self._now() - session.used < _RENEW_SECS:
             return False
@@ -155,10 +170,10 @@ class Sessions:
         await self._try_to_change(note)
         return True
 
-    async def end(self, id: str | None = None) -> list[Session]:
+    async def end(self, id: str | None = None) -> list[BrowserSession]:
         """End this session; without an id, all of them, and change the host name. Return those that ended. Raise
         `KeepholdError` if they have not ended, or would be back after a restart."""
-        ended: list[Session] = []
+        ended: list[BrowserSession] = []
 
         def remove(kept: _Kept) -> _Kept:
             ended[:] = [each for each in kept.sessions if id in (None, each.id)]
@@ -195,7 +210,7 @@ class Sessions:
 
     # The document
 
-    def _valid(self, kept: _Kept) -> list[Session]:
+    def _valid(self, kept: _Kept) -> list[BrowserSession]:
         oldest = self._now() - LASTS_SECS
         return sorted((each for each in kept.sessions if each.used > oldest), key=lambda session: -session.used)
 
@@ -261,3 +276,149 @@ def browser_of(agent: str) -> str:
     browser = next((name for part, name in _BROWSERS if part in agent), None)
     system = next((name for part, name in _SYSTEMS if part in agent), None)
     return "unknown browser" if browser is None else f"{browser} on {system}" if system else browser
+
+
+# Places
+
+
+@runtime_checkable
+class KeepsBrowserSessions(Store, Protocol):
+    """A store for several machines: no file is beside it, so it keeps a document of sessions for each owner."""
+
+    async def browser_owners(self) -> list[str]:
+        """Return the owners that have a document."""
+
+    async def browser_sessions(self, owner: str) -> bytes | None:
+        """Return the document of an owner."""
+
+    async def keep_browser_sessions(self, owner: str, was: bytes | None, document: bytes, at: float) -> bool:
+        """Write the document of an owner, unless it is not `was` any more. Return whether it was written."""
+
+
+def place_of(store: Store, owner: str) -> SessionPlace | None:
+    """Return where the sessions of that token's holder are; None if the store ends with its process."""
+    if isinstance(store, KeepsBrowserSessions):
+        return SessionRow(store, hmac.digest(owner.encode(), b"browser sessions", hashlib.sha256).hex())
+    file = _file_of(store)
+    return None if file is None else SessionFile(file)
+
+
+@contextlib.asynccontextmanager
+async def all_places(store: Store) -> AsyncIterator[list[SessionPlace]]:
+    """Yield all places in which servers of a store have kept sessions. The store is not open."""
+    if isinstance(store, KeepsBrowserSessions):
+        await store.open(lambda _: None)
+        try:
+            yield [SessionRow(store, owner) for owner in await store.browser_owners()]
+        finally:
+            await store.close()
+        return
+    file = _file_of(store)
+    if file is None:
+        raise KeepholdError(
+            "sessions of a server with a `memory:` store are ended on its dashboard, or with the server",
+            code="unsupported_store",
+        )
+    yield [SessionFile(file)] if file.exists() else []
+
+
+def _file_of(store: Store) -> Path | None:
+    path = file_of(store)
+    return None if path is None else path.with_name(f"{path.name}-sessions")
+
+
+class SessionRow:
+    """A row of the store. Each owner has its own, because servers with different tokens may share a store."""
+
+    def __init__(self, store: KeepsBrowserSessions, owner: str) -> None:
+        self._store = store
+        self._owner = owner
+        self._seen: bytes | None = None
+        self._seen_at = float("-inf")
+
+    async def read(self, *, lately: bool) -> bytes | None:
+        if not lately or time.monotonic() - self._seen_at > _LATELY_SECS:
+            self._seen, self._seen_at = await self._store.browser_sessions(self._owner), time.monotonic()
+        return self._seen
+
+    async def replace(self, was: bytes | None, document: bytes) -> bool:
+        written = await self._store.keep_browser_sessions(self._owner, was, document, time.time())
+        self._seen_at = float("-inf")
+        return written
+
+
+class SessionFile:
+    """A private file, which is replaced as a whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._mark: _Mark | None = None
+        self._seen: bytes | None = None
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    async def read(self, *, lately: bool) -> bytes | None:
+        try:
+            mark = _mark(self._path.stat())
+        except OSError:
+            mark = None
+        if mark != self._mark:
+            self._mark, self._seen = mark, None if mark is None else _content(self._path)
+        return self._seen
+
+    async def replace(self, was: bytes | None, document: bytes) -> bool:
+        for _ in range(_LOCK_TRIES):
+            with _locked(self._path) as alone:
+                if alone:
+                    if _content(self._path) != (was or b""):
+                        return False
+                    self._mark, self._seen = _write(self._path, document), document
+                    return True
+            await asyncio.sleep(_LOCK_TRY_SECS)
+        raise BlockingIOError(errno.EAGAIN, "another process is changing it")
+
+
+def _mark(stat: os.stat_result) -> _Mark:
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+def _content(file: Path) -> bytes:
+    """Return what the file holds; nothing if others could have read or written it."""
+    try:
+        return read_private(file, _BYTES)
+    except (OSError, NotPrivateError):
+        return b""
+
+
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[bool]:
+    """Try to keep other processes from changing the file; yield whether they are. The lock counts only on the file that
+    is there, not on a replaced one."""
+    if not machine.replaces_open_files:
+        file = file.with_name(f"{file.name}.lock")
+    opened = os.open(file, os.O_RDWR | os.O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0o600)
+    try:
+        yield _holds(opened, file)
+    finally:
+        os.close(opened)
+
+
+def _holds(opened: int, file: Path) -> bool:
+    try:
+        machine.lock(opened)
+        return os.fstat(opened).st_ino == file.stat().st_ino
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+def _write(file: Path, content: bytes) -> _Mark:
+    new = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as made:
+            made.write(content)
+        mark = _mark(new.stat())
+        new.replace(file)
+    finally:
+        new.unlink(missing_ok=True)
+    return mark

@@ -6,15 +6,18 @@ an idle connection.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from keephold.serve.operations import while_there
+
 BEAT_SECS = 15.0
-_FIRST = b": keephold\n\n"
+_FIRST = b": keephold\nretry: 1000\n\n"
+"""Browsers reconnect after as many milliseconds; their own default is 3 to 5 s, in which a page shows nothing new."""
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -31,7 +34,9 @@ def event(name: str, data: Any, id: int | None = None) -> bytes:
 class EventStream:
     """An ASGI response. It sends a comment at once, so that the client sees that it is connected."""
 
-    def __init__(self, chunks: AsyncIterator[bytes], counted: AbstractContextManager[None] | None = None) -> None:
+    def __init__(
+        self, chunks: AsyncGenerator[bytes, None], counted: AbstractContextManager[None] | None = None
+    ) -> None:
         """`counted` is entered while the stream is open."""
         self._chunks = chunks
         self._counted = counted or contextlib.nullcontext()
@@ -42,31 +47,15 @@ class EventStream:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
         with self._counted:
-            await self._go_on(receive, send)
-
-    async def _go_on(self, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        sending = asyncio.ensure_future(self._send(send))
-        watching = asyncio.ensure_future(_watch(receive, send))
-        try:
-            await asyncio.wait((sending, watching), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-        finally:
-            sending.cancel()
-            watching.cancel()
-            await asyncio.gather(sending, watching, return_exceptions=True)
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await while_there(self._send(send), _watch(receive, send))
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.body", "body": _FIRST, "more_body": True})
-        try:
+        async with contextlib.aclosing(self._chunks):
             async for chunk in self._chunks:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        finally:
-            aclose = getattr(self._chunks, "aclose", None)
-            if aclose is not None:
-                await aclose()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _watch(receive: Receive, send: Send) -> None:

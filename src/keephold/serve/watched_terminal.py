@@ -6,18 +6,16 @@ emulator of its own); viewers see no difference. A terminal has at most one driv
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from typing import NamedTuple, Protocol, cast
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import NamedTuple, Protocol
 
-from keephold.errors import KeepholdError, ToolError
+from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
-from keephold.text import time_of_day
 from keephold.tools.base import Screen, SupportsScreen
 from keephold.tools.terminal.emulator import Emulator, Rows, SupportsCells, open_emulator, plain_rows, rows_of
 from keephold.turn import attach_protocol as frames
 from keephold.turn.attach_protocol import Size, redraw
-from keephold.turn.attach_server import Driving, Streams
-from keephold.turn.output_follower import Following
+from keephold.turn.attached import Driver, HandleFollower, driving, terminal_of
 from keephold.turn.owner_connection import OwnerAddress, linked
 from keephold.turn.relayed_streams import Polls
 
@@ -89,11 +87,11 @@ def _paste_mode(emulator: Emulator) -> bool:
 class LocalTerminal:
     """A terminal of this process."""
 
-    def __init__(self, handle: Handle, streams: Streams) -> None:
+    def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self._streams = streams
         self._live = terminal_of(handle)
-        self._driving: Driving | None = None
+        self._driven = contextlib.ExitStack()
+        self._driver: Driver | None = None
         self._answering: Emulator | None = None
         """While a user drives, their terminal answers the program's queries. A browser cannot; this does."""
 
@@ -105,7 +103,7 @@ class LocalTerminal:
         return shown_by(self._live)
 
     async def follow(self) -> AsyncIterator[None]:
-        async with contextlib.aclosing(Following(self._handle, screen=self._live).until_stopped()) as following:
+        async with contextlib.aclosing(HandleFollower(self._handle, screen=self._live).until_stopped()) as following:
             async for kind, payload in following:
                 if self._answering is not None:
                     self._answer(kind, payload)
@@ -121,46 +119,34 @@ class LocalTerminal:
             self._answering.feed(b"\x1bc" + painting_of(self._live))
 
     async def drive(self, size: Size, lost: Callable[[KeepholdError], None] = lambda _: None) -> None:
-        handle, run = self._handle, self._handle.run
-        since = self._streams.drivers.get(handle.uid)
-        if since is not None:
-            raise ToolError(
-                f"somebody has been driving terminal `{handle.id}` since {time_of_day(since)}, and only one can",
-                code="driven_by_person",
-            )
-        self._live = terminal_of(handle)  # raises if it has stopped
-        assert run is not None
-        screen, painted = self._live.screen(), painting_of(self._live)
-        self._streams.drivers[handle.uid] = self._streams.registry.clock.now()
-        self._driving = Driving(run, self._live).__enter__()
-        try:
-            self._answering = open_emulator(screen.rows, screen.cols, self.type)
-            self._answering.feed(painted)
-            self.resize(size)
-        except BaseException:
-            with contextlib.suppress(Exception):  # restoring the size may fail for the same reason
-                await self.hand_back()
-            raise
+        self._driven.enter_context(self._drive(size))
+
+    @contextlib.contextmanager
+    def _drive(self, size: Size) -> Iterator[None]:
+        with driving(self._handle) as driver:
+            self._live = driver.live
+            screen = self._live.screen()
+            self._driver, self._answering = driver, open_emulator(screen.rows, screen.cols, self.type)
+            try:
+                self._answering.feed(painting_of(self._live))
+                self.resize(size)
+                yield
+            finally:
+                self._answering.close()
+                self._driver = self._answering = None
 
     def type(self, data: bytes) -> None:
-        if self._driving is not None:
-            self._driving.type(data)
+        if self._driver is not None:
+            self._driver.type(data)
 
     def resize(self, size: Size) -> None:
-        if self._driving is None or self._answering is None:
-            return
-        self._driving.resize(size)
-        screen = self._live.screen()
-        self._answering.resize(screen.rows, screen.cols)
+        if self._driver is not None and self._answering is not None:
+            self._driver.resize(size)
+            screen = self._live.screen()
+            self._answering.resize(screen.rows, screen.cols)
 
     async def hand_back(self) -> None:
-        driving, self._driving = self._driving, None
-        answering, self._answering = self._answering, None
-        if answering is not None:
-            answering.close()
-        if driving is not None:
-            self._streams.drivers.pop(self._handle.uid, None)
-            driving.__exit__()
+        self._driven.close()
 
     def application_keys(self) -> bool:
         return self._answering is not None and self._answering.application_keys
@@ -178,8 +164,9 @@ class RemoteTerminal:
         self._to = to
         self._polls = polls
         self._emulator = open_emulator(_FIRST.rows, _FIRST.cols, self.type)
-        self._driving: contextlib.AsyncExitStack | None = None
+        self._driven = contextlib.AsyncExitStack()
         self._link: frames.Talk | None = None
+        """While its user drives."""
         self._lost: Callable[[KeepholdError], None] = lambda _: None
         self._before = _FIRST
         self._plain: Screen | None = None
@@ -213,7 +200,7 @@ class RemoteTerminal:
         """Replay the output to find the screen's colours, which a frame does not have. If there is too much output, or
         the replay gives another screen, colours come with the next output."""
         shown, self._plain = self._plain, None
-        if shown is None or total > _REPLAYED or self._driving is not None:
+        if shown is None or total > _REPLAYED or self._link is not None:
             return
         printed = await self._printed(total)
         again = open_emulator(shown.rows, shown.cols, self.type)
@@ -240,16 +227,16 @@ class RemoteTerminal:
             link = await stack.enter_async_context(linked(self._to, want, self._polls))
             await link.receive()  # its screen, or a refusal
             stack.push_async_callback(_cancel, asyncio.create_task(_read(link, lost)))
-            self._link, self._lost, self._driving = link, lost, stack.pop_all()
+            self._link, self._lost, self._driven = link, lost, stack.pop_all()
         self._before = Size(screen.rows, screen.cols)
         self._fit(size)
 
     def type(self, data: bytes) -> None:
-        if self._driving is not None and self._link is not None:
+        if self._link is not None:
             self._link.send(frames.INPUT, data)
 
     def resize(self, size: Size) -> None:
-        if self._driving is not None and self._link is not None:
+        if self._link is not None:
             self._link.send(frames.RESIZE, size)
             self._fit(size)
 
@@ -258,11 +245,10 @@ class RemoteTerminal:
             self._emulator.resize(size.rows, size.cols)
 
     async def hand_back(self) -> None:
-        if self._driving is not None and self._link is not None:
-            driving, self._driving = self._driving, None
-            self._link.send(frames.DETACH)
+        if self._link is not None:
+            self._link = None
             try:
-                await driving.aclose()
+                await self._driven.aclose()
             except KeepholdError as error:
                 self._lost(error)
             self._fit(self._before)
@@ -295,12 +281,3 @@ async def _read(link: frames.Talk, lost: Callable[[KeepholdError], None]) -> Non
 def painting_of(live: SupportsScreen) -> bytes:
     """Return the sequences that paint a terminal's screen, with colours if it knows them."""
     return (live.painted() if isinstance(live, SupportsCells) else b"") or redraw(live.screen())
-
-
-def terminal_of(handle: Handle) -> SupportsScreen:
-    """Return the terminal of a handle. Raises `ToolError` if the handle does not run in one."""
-    if handle.tool.source != "terminal":
-        raise ToolError(f"handle `{handle.id}` is not a terminal", code="invalid_arguments")
-    if handle.run is None or handle.run.live is None or handle.run.ending or not handle.active:
-        raise ToolError(f"handle `{handle.id}` does not run", code="not_running")
-    return cast(SupportsScreen, handle.run.live)

@@ -23,7 +23,7 @@ import msgspec
 from keephold.errors import KeepholdError
 from keephold.handles.state import Failure, Ok, Stopped
 from keephold.platforms import machine
-from keephold.platforms.flags import O_CLOEXEC, O_NOFOLLOW
+from keephold.platforms.unix import O_CLOEXEC, O_NOFOLLOW
 from keephold.store.rows import Record, status_of
 from keephold.text import to_json
 

@@ -1,8 +1,8 @@
 """The protocol of a store: operations are written as one transaction before anyone may see them.
 
 Everything that must survive is an operation. `commit` writes a list of operations as one transaction and then calls
-back; nothing is visible before that (durable before visible). Commits finish in the order they were given. Reads show
-what any process has committed.
+back; nothing is visible before that (durable before visible). Commits finish in the order they were given, but commits
+that only delete (`Collected`) may finish later than those behind them. Reads show what any process has committed.
 
 A store knows the process that opened it by `owner`: an id with a lock that ends with the process (E6). The process owns
 the calls it runs. Every operation about a call carries the call's fencing number, and a stale one is refused.
@@ -19,31 +19,7 @@ from keephold.store.events import EVENTS_LIMIT as EVENTS_LIMIT
 from keephold.store.events import NOTIFICATION_TYPES as NOTIFICATION_TYPES
 from keephold.store.events import StoredEvent as StoredEvent
 from keephold.store.ops import *  # noqa: F403 (so that callers find operations and rows here, too)
-from keephold.store.ops import Collected, Op
 from keephold.store.rows import *  # noqa: F403
-from keephold.store.rows import (
-    EVERY_SPAWNED,
-    NOTIFICATION_LIMIT,
-    Answers,
-    ConversationRow,
-    ConversationSummary,
-    Entry,
-    Expired,
-    HandleQuery,
-    InquiryRow,
-    Kind,
-    OpenTurn,
-    Post,
-    PostKind,
-    ProcessEvent,
-    QueuedNotification,
-    Record,
-    Request,
-    Status,
-    TranscriptLine,
-    TurnRow,
-    WaitRow,
-)
 
 Done = Callable[[Sequence[Any]], None]
 """Gets the results of a commit, one for each operation; None where an operation has no result."""
@@ -184,22 +160,10 @@ class Store(Protocol):
 
     async def conversation(self, id: str) -> ConversationRow | None: ...
 
-    async def conversations(
-        self,
-        *,
-        metadata: Mapping[str, Any] | None = None,
-        before: tuple[float, str] | None = None,
-        limit: int = 100,
-    ) -> list[ConversationRow]:
-        """Return conversations with a transcript or a description, by `updated`, then id, the highest first.
-
-        `metadata`: as in `HandleQuery`. `before`: `updated` and `id` of the last one of the page before.
-        """
-
 
 @runtime_checkable
 class Browse(Store, Protocol):
-    """A store with the reads that only lists and pages need: the command line, the dashboard and the API."""
+    """A store with the reads that only lists and pages need: the command line, the dashboard, the API and ACP."""
 
     async def expired(self, ref: str) -> Expired | None:
         """Return the tombstone of the handle of a uid, or the newest of an id in any conversation."""
@@ -238,22 +202,23 @@ class Browse(Store, Protocol):
     async def turns(self, conversation: str, *, before: int | None = None, limit: int = 50) -> list[TurnRow]:
         """Return the turns of a conversation, newest first, before the one of that number."""
 
+    async def conversations(
+        self,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        before: tuple[float, str] | None = None,
+        limit: int = 100,
+    ) -> list[ConversationRow]:
+        """Return conversations with a transcript or a description, by `updated`, then id, the highest first.
+
+        `metadata`: as in `HandleQuery`. `before`: `updated` and `id` of the last one of the page before.
+        """
+
     async def summaries(self, *, after: str = "", limit: int = 1000) -> list[ConversationSummary]:
         """Return every conversation that has handles, turns or a transcript, by name, after that one."""
 
-    async def events(
-        self,
-        after: int = 0,
-        limit: int = 1000,
-        *,
-        uid: str | None = None,
-        conversation: str | None = None,
-        notifications: bool = False,
-        newest: bool = False,
-        before: int | None = None,
-    ) -> list[StoredEvent]:
-        """Return events between these two numbers, in order or newest first: of a handle (without its steps, which are
-        in its journal), of a conversation, or only those about notifications."""
+    async def events(self, query: EventQuery = EVERY_EVENT, /) -> list[StoredEvent]:
+        """Return the events that the query describes. The default is the first thousand that are kept."""
 
     async def events_range(self) -> tuple[int, int]:
         """Return the numbers of the first and the last event that is kept. The newest is always kept; (1, 0): there
@@ -277,6 +242,45 @@ class SupportsWhispers(Store, Protocol):
         `KeepholdError`, after which it may have been sent."""
 
 
+@runtime_checkable
+class SupportsStreams(Protocol):
+    """A store whose processes can be reached at sockets of this machine."""
+
+    def stream(self, owner: str) -> str | None:
+        """Return where the runtime of an owner listens for streams; None if that is unknown or on another machine."""
+
+
+@runtime_checkable
+class SupportsCounting(Protocol):
+    """A store that counts its transactions since it was opened."""
+
+    commits: int
+
+
+@runtime_checkable
+class InFile(Protocol):
+    """A store in a file of this machine."""
+
+    path: Path
+
+
+@runtime_checkable
+class OnServer(Protocol):
+    """A store of a database server, whose address may hold a password."""
+
+    address: Any
+
+
+def file_of(store: Store) -> Path | None:
+    """Return the file that the store is in; None if it is in no file."""
+    return store.path if isinstance(store, InFile) else None
+
+
+def address_of(store: Store) -> Any:
+    """Return the address at which a server has the store; None if none has."""
+    return store.address if isinstance(store, OnServer) else None
+
+
 def browsable(store: Store) -> Browse:
     """Return the store as one that can be browsed; raise `KeepholdError` if it lacks those reads."""
     if not isinstance(store, Browse):
@@ -284,3 +288,10 @@ def browsable(store: Store) -> Browse:
             f"{type(store).__name__} has no lists: it implements Store but not Browse", code="unsupported_store"
         )
     return store
+
+
+async def newest_retry(store: Store, record: Record) -> Record | None:
+    """Return the newest retry of a stopped call, unless a later handle has taken the id."""
+    newest = await store.named(record.conversation, record.retry_id)
+    first = record.retry_of or record.uid
+    return newest if isinstance(newest, Record) and newest.retry_of == first and newest.uid != record.uid else None

@@ -19,7 +19,7 @@ import msgspec
 
 from keephold.errors import KeepholdError
 from keephold.platforms import machine
-from keephold.platforms.flags import O_CLOEXEC
+from keephold.platforms.unix import O_CLOEXEC
 
 _LIST = "keephold.json"
 _PART = 1 << 20

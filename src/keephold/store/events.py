@@ -110,20 +110,8 @@ def _registered(op: ops.Registered | ops.Retried, result: State | None) -> Seque
     return (created, stopped(record.uid, record.conversation, state)) if isinstance(state, Stopped) else (created,)
 
 
-def _edited(what: str) -> Callable[[Any, Any], Sequence[Draft]]:
-    return lambda op, _: (("handle.changed", None, op.uid, {"what": what}),)
-
-
-def _rewritten(op: ops.Rewritten, _: Any) -> Sequence[Draft]:
-    return (("handle.changed", None, op.uid, {"what": "allowed" if op.arguments is None else "edited"}),)
-
-
-def _claimed(op: ops.Claimed, result: Any) -> Sequence[Draft]:
-    return () if result is None else (("handle.changed", None, op.uid, {"what": "claimed"}),)
-
-
-def _exposed(op: ops.Exposed, result: bool) -> Sequence[Draft]:
-    return (("handle.changed", None, op.uid, {"what": "exposed"}),) if result else ()
+def _changed(uid: str, what: str) -> Sequence[Draft]:
+    return (("handle.changed", None, uid, {"what": what}),)
 
 
 def _journaled(op: ops.Journaled, _: Any) -> Sequence[Draft]:
@@ -134,10 +122,6 @@ def _journaled(op: ops.Journaled, _: Any) -> Sequence[Draft]:
 
 def _attempted(op: ops.Attempted, _: Any) -> Sequence[Draft]:
     return (("handle.attempt", None, op.uid, {"attempt": op.attempt, "next_at": op.next_at}),)
-
-
-def _readied(op: ops.Readied, _: Any) -> Sequence[Draft]:
-    return (("handle.ready", None, op.uid, {}),)
 
 
 def _wait_opened(op: ops.WaitOpened, result: bool) -> Sequence[Draft]:
@@ -156,14 +140,6 @@ def _turn_began(op: ops.TurnBegan, _: Any) -> Sequence[Draft]:
     return ("turn.ended", op.conversation, None, {"turn": op.was}), began
 
 
-def _turn_ended(op: ops.TurnEnded, result: bool) -> Sequence[Draft]:
-    return (("turn.ended", op.conversation, None, {"turn": op.turn}),) if result else ()
-
-
-def _emitted(op: ops.Emitted, result: int) -> Sequence[Draft]:
-    return (("process.event", None, op.process, {"type": op.type, "sequence": result}),)
-
-
 def _said(op: ops.TranscriptAppended, result: int) -> Sequence[Draft]:
     first = result - len(op.lines) + 1
     return [
@@ -172,30 +148,26 @@ def _said(op: ops.TranscriptAppended, result: int) -> Sequence[Draft]:
     ]
 
 
-def _forgotten(op: ops.Forgotten, result: bool) -> Sequence[Draft]:
-    return (("conversation.forgotten", op.conversation, None, {}),) if result else ()
-
-
 _TELLS: dict[type, Callable[[Any, Any], Sequence[Draft]]] = {
     ops.Registered: _registered,
     ops.Retried: _registered,
     ops.Changed: lambda op, result: (_state(op.uid, result or op.state),),
-    ops.Rewritten: _rewritten,
-    ops.Annotated: _edited("annotated"),
-    ops.Claimed: _claimed,
-    ops.Released: _edited("released"),
-    ops.Exposed: _exposed,
+    ops.Rewritten: lambda op, _: _changed(op.uid, "allowed" if op.arguments is None else "edited"),
+    ops.Annotated: lambda op, _: _changed(op.uid, "annotated"),
+    ops.Claimed: lambda op, result: () if result is None else _changed(op.uid, "claimed"),
+    ops.Released: lambda op, _: _changed(op.uid, "released"),
+    ops.Exposed: lambda op, exists: _changed(op.uid, "exposed") if exists else (),
     ops.Attempted: _attempted,
-    ops.Readied: _readied,
+    ops.Readied: lambda op, _: (("handle.ready", None, op.uid, {}),),
     ops.Journaled: _journaled,
     ops.WaitOpened: _wait_opened,
     ops.Parked: _parked,
     ops.TurnBegan: _turn_began,
-    ops.TurnEnded: _turn_ended,
-    ops.Emitted: _emitted,
+    ops.TurnEnded: lambda op, was_open: (("turn.ended", op.conversation, None, {"turn": op.turn}),) if was_open else (),
+    ops.Emitted: lambda op, number: (("process.event", None, op.process, {"type": op.type, "sequence": number}),),
     ops.Responded: lambda _, result: [delivered(each, "response") for each in result],
     ops.Delivered: lambda op, result: [delivered(each, op.carrier) for each in result],
     ops.HandedOut: lambda op, _: [delivered(each, "message") for each in op.notifications],
     ops.TranscriptAppended: _said,
-    ops.Forgotten: _forgotten,
+    ops.Forgotten: lambda op, known: (("conversation.forgotten", op.conversation, None, {}),) if known else (),
 }

@@ -1,7 +1,7 @@
 """Work of an operator on a whole store: look at it, check it, copy it, restore a copy, upgrade it.
 
 The methods block, need no runtime and no event loop, and work while other processes use the store, unless they say
-otherwise. A store that has them returns them from `housekeeping()`; `housekeeping_of` finds them.
+otherwise.
 """
 
 from contextlib import AbstractAsyncContextManager
@@ -128,7 +128,9 @@ class SupportsSole(Store, Protocol):
     """A store that several processes share."""
 
     def sole(self) -> AbstractAsyncContextManager[bool]:
-        """Hold the lock under which one process at a time deletes and archives what is old. False: another has it."""
+        """Hold the lock under which one process at a time deletes and archives what is old. False: another has it.
+
+        A store may write deletions beside other commits meanwhile. Then a later commit can be called back first."""
 
 
 @runtime_checkable
@@ -162,13 +164,18 @@ class Housekeeping(Protocol):
         a process has the store open."""
 
 
+@runtime_checkable
+class SupportsHousekeeping(Protocol):
+    """A store that an operator can look after."""
+
+    def housekeeping(self) -> Housekeeping: ...
+
+
 def housekeeping_of(store: Store) -> Housekeeping:
     """Return the housekeeping of a store that is not open; raise `KeepholdError` if it has none."""
-    found = getattr(store, "housekeeping", None)
-    if found is None:
+    if not isinstance(store, SupportsHousekeeping):
         raise KeepholdError(
             f"`keephold store` cannot look after a {type(store).__name__}; name a store in a file by --store",
             code="unsupported_store",
         )
-    kept: Housekeeping = found()
-    return kept
+    return store.housekeeping()

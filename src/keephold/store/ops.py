@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from keephold.handles.state import Event, Progress, State
+from keephold.handles.state import Progress, State, StateEvent
 from keephold.store.rows import (
     CARRIERS,
     Allowed,
@@ -86,7 +86,7 @@ class Changed(msgspec.Struct, frozen=True, gc=False):
 
     uid: str
     fence: int
-    event: Event
+    event: StateEvent
     state: State
     """The state after the event."""
     output: KeptOutput | None = None

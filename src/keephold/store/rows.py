@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from keephold.handles.state import EndedBy, Failure, Progress, State, Stopped
+from keephold.ids import call_id
 
 Kind = Literal["tool", "agent", "workflow", "timer", "hook", "custom"]
 WAIT_KINDS: tuple[Kind, ...] = ("agent", "workflow", "timer", "hook", "custom")
@@ -127,6 +128,12 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
     allowed: Allowed | None = None
     """None: the configuration."""
 
+    @property
+    def retry_id(self) -> str:
+        """The id of a retry. A one-shot call is repeated as a handle, because nobody waits for its response any
+        more."""
+        return self.id if self.stateful else call_id(self.call_id)
+
 
 class HandleQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which handles to read, and in which order. A field without a value does not narrow the list."""
@@ -165,6 +172,27 @@ class HandleQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 EVERY_SPAWNED = HandleQuery()
 """The first thousand spawned handles."""
+
+
+class EventQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which events to read. A field without a value does not narrow the list."""
+
+    after: int = 0
+    """Only events with a higher number."""
+    before: int | None = None
+    """Only events with a lower number."""
+    uid: str | None = None
+    """Only events of this handle, without its steps, which are in its journal."""
+    conversation: str | None = None
+    notifications: bool = False
+    """Only events about notifications."""
+    limit: int = 1000
+    newest: bool = False
+    """Newest first instead of in order."""
+
+
+EVERY_EVENT = EventQuery()
+"""The first thousand events that are kept."""
 
 
 def made_at(uid: str) -> float:
@@ -319,7 +347,7 @@ class ConversationSummary(msgspec.Struct, frozen=True):
 
 
 class ProcessEvent(msgspec.Struct, frozen=True):
-    """One event of a process (E8). `sequence` counts from 1."""
+    """One event of a process. `sequence` counts from 1."""
 
     process_id: str
     sequence: int

@@ -26,7 +26,7 @@ import asyncio
 import math
 import selectors
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -110,24 +110,24 @@ class _Loop(asyncio.SelectorEventLoop):
             await super().shutdown_default_executor(*timeout)
 
 
-class _Selector(selectors.BaseSelector):
+class _Selector(selectors.DefaultSelector):
     """The platform's selector, except that waiting with nothing to wait for passes virtual time at once."""
 
     def __init__(self, clock: VirtualClock, deadlock: Callable[[], VirtualDeadlock]) -> None:
+        super().__init__()
         self.idle_size = 0
         self._clock = clock
         self._deadlock = deadlock
-        self._real = selectors.DefaultSelector()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is not None and timeout <= 0:
-            return self._real.select(0)
-        workers = [worker.owing[number] for number in self._real.get_map() if number in worker.owing]
+            return super().select(0)
+        workers = [worker.owing[number] for number in self.get_map() if number in worker.owing]
         if any(workers):
-            return self._real.select()
-        if self._clock._holds or len(self._real.get_map()) > self.idle_size + len(workers):
+            return super().select()
+        if self._clock._holds or len(self.get_map()) > self.idle_size + len(workers):
             return self._wait(timeout)
-        if ready := self._real.select(0):
+        if ready := super().select(0):
             return ready
         if timeout is None:
             raise self._deadlock()
@@ -137,27 +137,12 @@ class _Selector(selectors.BaseSelector):
     def _wait(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait for real; virtual time passes as much, but never beyond the next timer."""
         began = time.monotonic()
-        ready = self._real.select(timeout)
+        ready = super().select(timeout)
         passed = time.monotonic() - began
         if timeout is not None:
             passed = min(passed, timeout) if ready else timeout
         self._clock._pass(passed)
         return ready
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._real.register(fileobj, events, data)
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self._real.unregister(fileobj)
-
-    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._real.modify(fileobj, events, data)
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return self._real.get_map()
-
-    def close(self) -> None:
-        self._real.close()
 
 
 def where(task: asyncio.Task[Any]) -> str:
@@ -176,7 +161,7 @@ def _explain(loop: asyncio.AbstractEventLoop) -> str:
     tasks = sorted(asyncio.all_tasks(loop), key=lambda task: (len(task.get_name()), task.get_name()))
     return "\n".join(
         [
-            "nothing is ready, no timer is set and nothing real is under way, so these tasks would wait for ever "
+            "nothing is ready, no timer is set and nothing real is under way, so these tasks would wait forever "
             "(if a thread is at work, hold the clock: `with clock.real():`):",
             *map(where, tasks),
         ]

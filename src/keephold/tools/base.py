@@ -5,12 +5,14 @@ start it. Functions, child processes, terminals and remote tools are runtimes; n
 
 A runtime starts a call and reports its events to a `Sink`. Input and aborts reach the call through the `Live` object
 that `start` returned. All of it runs on the event loop's thread.
+
+`Policies` and `tool_fields` are the keywords shared by every way to make a tool in Python.
 """
 
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, get_args, runtime_checkable
 
 import msgspec
 
@@ -27,9 +29,10 @@ if TYPE_CHECKING:
     from keephold.handles.handle import Handle
     from keephold.handles.output import Output
     from keephold.handles.view import Handles
-    from keephold.store.base import Entry, Op
+    from keephold.store.base import Entry, Op, Record
     from keephold.tools.guard import Guard
     from keephold.tools.toolbox import Tools
+
 
 Action = Literal["spawn", "fetch", "apply", "abort"]
 ACTIONS: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
@@ -153,8 +156,8 @@ class Launching:
     None for a call that was made before. Raises `ToolError`."""
     check: Callable[[Mapping[str, Any]], Awaitable[None]] | None = None
     """Checks the arguments before the handle is made, where that takes too long for the loop. Raises `ToolError`."""
-    reply: "Callable[[Handle, Durability], Awaitable[Mapping[str, Any]]]"
-    """Returns the answer to the call, after its handle has started or is parked."""
+    reply: "Callable[[Handle, Record], Awaitable[Mapping[str, Any]]]"
+    """Returns the answer to the call, from its handle, which has started or is parked, and its record."""
     parks: bool = False
     """The function of the call only parks it."""
     numbered: bool = False
@@ -367,6 +370,7 @@ class ToolRuntime(Protocol):
         """Start the call. If it raises `ToolError`, the sink gets nothing."""
 
 
+@runtime_checkable
 class SupportsCancelHook(Protocol):
     """A runtime with a hook for the cancellation of its parked calls (D2)."""
 
@@ -374,6 +378,7 @@ class SupportsCancelHook(Protocol):
         """Cancel the work outside. Called at least once."""
 
 
+@runtime_checkable
 class SupportsKnowing(Protocol):
     """A runtime that can resume only those calls of its tool whose arguments name something known here (R1)."""
 
@@ -392,6 +397,7 @@ class SupportsSlotsOfCalls(Protocol):
     def slots_of(self, arguments: Mapping[str, Any]) -> Mapping[str, int]: ...
 
 
+@runtime_checkable
 class SupportsRecordedInput(Protocol):
     """A live call that stores its input before it takes it (E10)."""
 
@@ -399,6 +405,7 @@ class SupportsRecordedInput(Protocol):
         """Like `write`; `cause` names the call that sends it."""
 
 
+@runtime_checkable
 class SupportsApply(Protocol):
     """A live call whose `apply` takes more than `input`: it gets all the arguments instead of `write`."""
 
@@ -421,7 +428,7 @@ class SupportsKeeping(Live, Protocol):
     started: bool
     """Whether its keeper has started the process, so that another runtime finds it."""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Forget the process, which runs on: another runtime takes it back. The sink gets nothing more."""
 
 
@@ -447,11 +454,18 @@ class KeepingSink(Sink, Protocol):
         """Another runtime has taken the process."""
 
 
+@runtime_checkable
 class SupportsGuard(Protocol):
     """A tool's runtime that was made before the `Runtime`, and gets its guard later (R2)."""
 
     def guarded(self, guard: "Guard") -> "ToolRuntime":
         """Return the same runtime with this guard."""
+
+
+def guarded(tool: Tool, guard: "Guard") -> Tool:
+    """Return the tool with this guard, if it starts processes: one made in Python has none yet."""
+    runtime = tool.runtime
+    return replace(tool, runtime=runtime.guarded(guard)) if isinstance(runtime, SupportsGuard) else tool
 
 
 class SupportsProbe(Protocol):
@@ -504,3 +518,57 @@ class SupportsScreen(Protocol):
 
     def driven(self, by_person: bool) -> None:
         """The user has taken over, or handed it back."""
+
+
+class Policies(TypedDict, total=False):
+    """Keywords with the same meaning and default as for `@keephold.tool`."""
+
+    summary: str | None
+    examples: Sequence[str]
+    scheduling: Scheduling
+    resources: Sequence[str]
+    max_running: int | None
+    run: RunMode
+    run_actions: Mapping[str, RunMode]
+    result: RunMode
+    timeout_secs: float | None
+    on_turn_end: OnTurnEnd | None
+    turn_end_timeout_secs: float
+    ready: str | None
+    assistant: Mapping[str, Any]
+    notifications: NotificationPolicy | None
+    priority: int
+    on_crash: Literal["fail", "replay", "keep"]
+    keep_secs: float
+    retry: RetryPolicy | Literal["never", "safe", "idempotent"]
+    task: TaskMode
+    hints: Mapping[str, Any]
+
+
+_OF_SPAWN = ("on_turn_end", "turn_end_timeout_secs", "notifications", "ready", "priority")
+
+
+def tool_fields(
+    name: str,
+    *,
+    examples: Sequence[str] = (),
+    actions: Sequence[Action] = (),
+    resources: Sequence[str] = (),
+    assistant: Mapping[str, Any] = {},
+    retry: RetryPolicy | Literal["never", "safe", "idempotent"] = "never",
+    **policies: Any,
+) -> dict[str, Any]:
+    """Return the fields of `Tool`. Raises `ConfigError` for actions that no tool can have."""
+    if isinstance(actions, str) or not set(actions) <= set(ACTIONS) or (actions and "spawn" not in actions):
+        right = f'a tuple of "spawn" and any of {ACTIONS[1:]}'
+        raise ConfigError([f"tool `{name}`: actions must be {right}, not {actions!r}"])
+    of_spawn = {key: given for key in _OF_SPAWN if (given := policies.pop(key, None)) is not None}
+    return {
+        "name": name,
+        "examples": tuple(examples),
+        "actions": tuple(actions),
+        "resources": tuple(resources),
+        "spawn": SpawnPolicy(assistant=dict(assistant), **of_spawn),
+        "retry": RetryPolicy(policy=retry) if isinstance(retry, str) else retry,
+        **policies,
+    }

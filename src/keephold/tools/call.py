@@ -20,7 +20,7 @@ from keephold.handles.question import Question
 from keephold.handles.state import Failure, Ok, Outcome
 from keephold.handles.view import Handles
 from keephold.tools.base import Invocation, Sink
-from keephold.tools.children import ChildProcess, Children
+from keephold.tools.child import ChildProcess, Children
 
 _UNREAD_LIMIT = 64 * 1024
 _THREAD_OUTPUT_LIMIT = 1024 * 1024
@@ -45,14 +45,16 @@ class Call:
         "_sink", "_thread_out", "_unread",
     )  # fmt: skip
 
-    def __init__(self, invocation: Invocation, sink: Sink, *, threaded: bool) -> None:
+    def __init__(
+        self, invocation: Invocation, sink: Sink, *, threaded: bool = False, durable: DurableCall | None = None
+    ) -> None:
         self._invocation = invocation
         self._sink = sink
         self._loop = asyncio.get_running_loop() if threaded else None
         self._thread_out: _ThreadOutput | None = None
         self._inbox: deque[tuple[Any, int]] | None = None
         self._unread = 0
-        self._durable: DurableCall | None = None
+        self._durable = durable
         self._reader: asyncio.Future[Any] | None = None
         self._asking: asyncio.Lock | None = None
         self._queued: list[Question] | None = None

@@ -101,9 +101,9 @@ class _Call:
     def started(self) -> bool:
         return isinstance(self._process, KeptProcess) and self._process.started
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         if isinstance(self._process, KeptProcess):
-            self._process.let_go()
+            self._process.release()
             self._process = None
 
     def _prepare(self) -> None:

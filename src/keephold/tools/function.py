@@ -35,10 +35,10 @@ from keephold.tools.base import (
     Sink,
     TaskMode,
     Tool,
+    tool_fields,
 )
 from keephold.tools.call import Call
 from keephold.tools.guard import watch_children
-from keephold.tools.policies import tool_fields
 from keephold.tools.signature import Signature
 
 _log = logging.getLogger("keephold.tools")

@@ -97,7 +97,7 @@ class _Watch:
             raise ToolError(f"{machine.no_programs}.", code="command_not_started")
         if self.running:
             return
-        self._let_go()
+        self._release()
         conceal()  # before the first child can look
         try:
             read, self._pipe = os.pipe()
@@ -115,7 +115,7 @@ class _Watch:
                 pass_fds=(read,),
             )
         except OSError as error:
-            self._let_go()
+            self._release()
             raise _not_started(error) from error
         finally:
             os.close(read)
@@ -131,9 +131,9 @@ class _Watch:
         machine.end_groups(self.mark)
         self._program.kill()
         self._program.wait()
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._program = None
         if self._pipe is not None:
             machine.guarded(self.mark, None)
@@ -162,11 +162,6 @@ def release() -> None:
         _command.close()
         _command = None
         marks.release()
-
-
-def reap() -> None:
-    """Kill the processes of dead runtimes; blocks meanwhile."""
-    marks.reap()
 
 
 def watch_children() -> None:

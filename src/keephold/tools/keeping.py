@@ -14,7 +14,7 @@ from keephold.handles.output import Output
 from keephold.handles.state import Failure, error_of
 from keephold.store.base import KeptOutput
 from keephold.tools.base import Invocation, KeepingSink
-from keephold.tools.keeper.children import Ended, Hooks, KeptProcess, KeptPty
+from keephold.tools.keeper.children import Hooks, KeptProcess, KeptPty, ProcessEnd
 from keephold.tools.keeper.client import Elsewhere, Keeper, Returned
 from keephold.tools.keeper.record import KeptRecord, read_record
 from keephold.tools.keeper.times import read_times, timeline
@@ -130,7 +130,7 @@ class Keeping:
             case Returned(child=child, layout=layout):
                 self.output.follow_again(layout)
                 return child
-            case Ended():
+            case ProcessEnd():
                 self._ended(found)
             case None:
                 self._lost(_NOT_KEPT)
@@ -138,7 +138,7 @@ class Keeping:
                 raise KeepholdError(f"it is kept on {record.host}", code="crashed")
         return None
 
-    def _ended(self, end: Ended) -> None:
+    def _ended(self, end: ProcessEnd) -> None:
         self._sink.took(_last_batch(end.causes))
         self._sink.followed(end.total)
         self.output.unfollow()

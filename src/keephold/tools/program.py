@@ -13,12 +13,22 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 from keephold.errors import ConfigError, ToolError
 from keephold.platforms import machine
 from keephold.schema.canonical import check_parameters
-from keephold.tools.base import ACTIONS, Action, Invocation, OutputPolicy, OutputView, QuestionPolicy, Tool, ToolRuntime
+from keephold.tools.base import (
+    ACTIONS,
+    Action,
+    Invocation,
+    OutputPolicy,
+    OutputView,
+    Policies,
+    QuestionPolicy,
+    Tool,
+    ToolRuntime,
+    tool_fields,
+)
 from keephold.tools.child import environment, remove
 from keephold.tools.environment import wrong_names
 from keephold.tools.guard import Guard
 from keephold.tools.marks import call_mark
-from keephold.tools.policies import Policies, tool_fields
 
 if TYPE_CHECKING:
     from keephold.tools.template import CommandLine
@@ -36,7 +46,7 @@ ACTION_PARAMETERS: Mapping[str, Mapping[str, Any]] = {
             "type": "string",
             "enum": ["auto", "stream", "screen"],
             "description": (
-                "What to show: `stream`, the new output as text; `screen`, what the terminal shows now; "
+                "Show `stream`, the new output as text; `screen`, what the terminal shows now; "
                 "`auto`, the default, the screen of a full-screen program and the stream of any other."
             ),
         },

@@ -7,11 +7,9 @@ outcome carries that reason.
 
 import asyncio
 import logging
-import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from keephold.durable.deferred import Pending, parking
 from keephold.errors import KeepholdError, ToolError
@@ -24,21 +22,27 @@ from keephold.handles.question import Open, Question
 from keephold.handles.registry import Registry
 from keephold.handles.state import (
     LONGEST_LABEL,
-    Answered,
-    Asked,
     EndedBy,
     Failure,
     Ok,
     Outcome,
+    QuestionAnswered,
+    QuestionAsked,
     Running,
     Stopped,
     error_of,
 )
 from keephold.handles.timeline import Timeline
-from keephold.store.base import Attempted, Journaled, Op, Parking, Wrote
-from keephold.store.endings import clip
-from keephold.text import to_json
-from keephold.tools.base import Invocation, Live, RetryPolicy, SupportsReturn
+from keephold.store.base import Journaled, Op, Parking, Wrote
+from keephold.tools.attempts import Attempts
+from keephold.tools.base import (
+    Invocation,
+    Live,
+    SupportsApply,
+    SupportsProbe,
+    SupportsRecordedInput,
+    SupportsReturn,
+)
 from keephold.tools.run_timers import OutputNotifications, PausableTimeout, Probing
 
 if TYPE_CHECKING:
@@ -48,7 +52,7 @@ _log = logging.getLogger("keephold.tools")
 
 FORCE_SECS = 3.0
 """Seconds after its grace in which a call may still end before its handle stops and the call lingers."""
-_READ_AGAIN_SECS, _TAKE_AGAIN_SECS = 1.0, 5.0
+_TAKE_AGAIN_SECS = 5.0
 
 
 class RunHost(Protocol):
@@ -76,63 +80,43 @@ class RunHost(Protocol):
         """End a call whose end was requested while its parking was being written."""
 
 
+class _Asked(NamedTuple):
+    """The open question of a call."""
+
+    route: Open
+    """Who may answer it."""
+    then: Callable[[Outcome], None]
+    record: Callable[[Any, bytes], Op] | None
+
+
 class Run:
     """One call from its start until nothing of it runs."""
 
     __slots__ = (
-        "_answer_to",
-        "_around",
-        "_began",
-        "_between",
-        "_ending",
-        "_failures",
-        "_force",
-        "_gone",
-        "_invocation",
-        "_next",
-        "_open",
-        "_parking",
-        "_probing",
-        "_ready",
-        "_record",
-        "_released",
-        "_returning",
-        "_settled",
-        "_timeout",
-        "content",
-        "delivering",
-        "handing_over",
-        "handle",
-        "live",
-        "questions",
-        "registry",
+        "_asked", "_attempts", "_began", "_ending", "_force", "_gone", "_host", "_invocation", "_parking", "_probing",
+        "_ready", "_released", "_returning", "_timeout", "content", "delivering", "handing_over", "handle", "live",
+        "questions", "registry",
     )  # fmt: skip
 
-    def __init__(self, registry: Registry, handle: Handle, around: RunHost) -> None:
+    def __init__(self, registry: Registry, handle: Handle, host: RunHost) -> None:
         self.registry = registry
         self.handle = handle
         self.live: Live | None = None
         self.handing_over = False
         """The runtime is closing, or another one runs the call: its end is not recorded here (R6, E6)."""
         self._invocation: Invocation | None = None
-        self._between = False
-        """The next attempt is planned; nothing of the call runs."""
-        self._failures = 0
-        """How many attempts have failed. Those that ended with their process are not counted (R5)."""
-        self._next: asyncio.TimerHandle | None = None
-        """Until the next attempt."""
-        self._settled: Callable[[], Awaitable[None]] | None = None
+        self._attempts: Attempts | None = None
+        """Set once an attempt has failed, or an earlier runtime has planned one."""
         self._ending: tuple[Failure, EndedBy] | None = None
         self._force: asyncio.TimerHandle | None = None
+        """Until the call is abandoned, or until its keeper is asked for its process again."""
         self._probing: Probing | None = None
-        self._around = around
+        self._host = host
         self._gone: asyncio.Event | None = None
         self._parking: Parking | None = None
         """Set while the `Pending` that the tool returned is being written."""
-        self._answer_to: Callable[[Outcome], None] | None = None
-        self._record: Callable[[Any, bytes], Op] | None = None
-        self._open: Open | None = None
-        """Who may answer the open question."""
+        self._asked: _Asked | None = None
+        """The open question."""
         self.questions = 0
         """Number of open questions so far."""
         self.delivering = False
@@ -164,10 +148,9 @@ class Run:
     def start(self, invocation: Invocation) -> None:
         """Start it after the start is written. If the tool cannot start, stop with the reason (B6)."""
         self._invocation = invocation
-        self._failures = sum(entry.kind == "attempt" for entry in invocation.entries)
         handle = self.handle
         if handle.next_attempt_at is not None:
-            self.resume_in(max(0.0, handle.next_attempt_at - self.registry.clock.now()))
+            self._further().resume_in(max(0.0, handle.next_attempt_at - self.registry.clock.now()))
         elif isinstance(handle.decided, Running):  # registered as such, or a call that is resumed
             if handle.attempt > 1:
                 self.mark_attempt()
@@ -189,7 +172,7 @@ class Run:
                 self.released()
                 return
             _log.warning("the process of call %s is not taken back yet: %s", self.handle.uid, error)
-            self._next = asyncio.get_running_loop().call_later(_TAKE_AGAIN_SECS, self._take_back_again)
+            self._force = asyncio.get_running_loop().call_later(_TAKE_AGAIN_SECS, self._take_back_again)
             return
         except Exception as error:
             _log.error("the process of call %s cannot be taken back", self.handle.uid, exc_info=error)
@@ -203,7 +186,7 @@ class Run:
         if isinstance(self.handle.decided, Stopped):
             return  # it had ended
         if self.handing_over:
-            live.let_go()
+            live.release()
             self.released()
         elif self._ending is not None:
             self._end_live()
@@ -254,9 +237,8 @@ class Run:
                 self._timeout.pause()
 
     def _watch_reading(self) -> None:
-        probe = getattr(self.live, "probe", None)  # SupportsProbe
-        if probe is not None:
-            self._probing = Probing(self.handle, probe, self.reading)
+        if hasattr(self.live, "probe"):  # `isinstance` of a protocol is slow, and this is asked at every start
+            self._probing = Probing(self.handle, cast(SupportsProbe, self.live).probe, self.reading)
         if self.handle.watchers:
             self.probe_soon()  # somebody has waited for it since it was queued
 
@@ -288,63 +270,40 @@ class Run:
 
     def _again(self, error: Failure) -> bool:
         """After a transient failure: plan another attempt, if there may be one (R5)."""
-        handle, retry = self.handle, self.handle.tool.retry
-        if self.handing_over or handle.lingering:
+        tool = self.handle.tool
+        if self.handing_over or self.handle.lingering or (self._ending is not None and self._ending[1] != "timeout"):
             return False
-        if self._ending is not None and self._ending[1] != "timeout":
+        if tool.engine is not None or tool.retry.policy == "never" or self.has_key:
+            return False  # an engine has begun the attempts that there may be
+        attempts = self._further()
+        if attempts.exhausted:
             return False
-        if handle.tool.engine is not None:
-            return False  # its engine has begun the attempts that there may be
-        if retry.policy == "never" or self._failures + 1 >= retry.max_attempts or self.has_key:
-            return False
-        self._failures += 1
-        self._plan(retry_delay(retry, self._failures), error)
+        self._cancel_timers()
+        settled = getattr(self.live, "settled", None)
+        self.live, self._probing, self._ending = None, None, None
+        attempts.plan(error, settled)
         return True
 
-    def _plan(self, delay: float, error: Failure) -> None:
-        """Begin the next attempt after a delay in seconds. The plan is written first, so a crash cannot lose it."""
-        handle, registry = self.handle, self.registry
-        self._cancel_timers()
-        if self._force is not None:
-            self._force.cancel()
-        self._settled = getattr(self.live, "settled", None)
-        self.live, self._probing, self._ending, self._between = None, None, None, True
-        handle.attempt += 1
-        handle.next_attempt_at = registry.clock.now() + delay
-        op = Attempted(handle.uid, handle.fence, handle.attempt, handle.next_attempt_at)
-        reason = to_json({"message": clip(error.message), "code": error.code})
-        why = Journaled(handle.uid, handle.fence, "attempt", str(self._failures), b"", reason)
-        registry.commit((op, why), lambda _: self.resume_in(delay), lambda _: self.lost(), keep=True)
+    def _further(self) -> Attempts:
+        if self._attempts is None:
+            assert self._invocation is not None
+            self._attempts = Attempts(
+                self.registry,
+                self.handle,
+                self._invocation,
+                wanted=self._is_wanted,
+                begin=self._begin_again,
+                lost=self.lost,
+            )
+        return self._attempts
 
-    def resume_in(self, delay: float) -> None:
-        """Wait for the time of a planned attempt."""
-        self._between = True
-        if not isinstance(self.handle.decided, Stopped) and not self.handing_over:
-            self._next = asyncio.get_running_loop().call_later(delay, self._attempt)
+    def _is_wanted(self) -> bool:
+        return self._ending is None and not self.handing_over and not isinstance(self.handle.decided, Stopped)
 
-    def _attempt(self) -> None:
-        handle = self.handle
-        op = Attempted(handle.uid, handle.fence, handle.attempt, None)
-        handle.next_attempt_at = None
-        self.registry.commit((op,), lambda _: self.registry.run_soon(self._load()), lambda _: self.lost(), keep=True)
-
-    async def _load(self) -> None:
-        """Begin an attempt with the journal of those before."""
-        assert self._invocation is not None
-        handle = self.handle
-        if self._settled is not None:
-            await self._settled()  # the attempt before may still be recording
-        try:
-            entries = await self.registry.store.journal(handle.uid) if handle.tool.on_crash == "replay" else ()
-        except KeepholdError as error:
-            _log.warning("the journal of call %s cannot be read: %s", handle.uid, error)
-            self.resume_in(_READ_AGAIN_SECS)
-            return
-        self._invocation = replace(self._invocation, attempt=handle.attempt, fence=handle.fence, entries=entries)
-        if self._ending is None and not self.handing_over:
-            self._between = False
-            self.mark_attempt()
-            self._begin()
+    def _begin_again(self, invocation: Invocation) -> None:
+        self._invocation = invocation
+        self.mark_attempt()
+        self._begin()
 
     def mark_attempt(self) -> None:
         """Write a line into the output that separates the attempts (E10)."""
@@ -373,7 +332,7 @@ class Run:
         uid, fence = self.handle.uid, self.handle.fence
         ops = [Journaled(uid, fence, "input", cause.decode(), cause, b"null") for cause in causes]
         if ops:
-            self.registry.commit(ops, lambda _: None, lambda _: None, keep=True)
+            self.registry.write_soon(*ops)
 
     def followed(self, total: int) -> None:
         output = self.registry.output_of(self.handle)
@@ -386,8 +345,8 @@ class Run:
         handle = self.handle
         if self._probing is not None:  # a function reports by itself when it stops reading
             self._probing.printed()
-        if self.registry.meter is not None:
-            self.registry.meter.printed(handle.tool.name, size)
+        for meter in self.registry.meters:
+            meter.printed(handle.tool.name, size)
         if output.timeline is None:
             output.timeline = Timeline(self.registry.clock.now())
         output.timeline.printed(output.total, self.registry.clock.now, asyncio.get_running_loop().time())
@@ -409,7 +368,7 @@ class Run:
 
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         self.registry.progressed(self.handle, Progress(done, total, message and message[:LONGEST_LABEL]))
-        self.registry.facts.progressed(self.handle)
+        self.registry.facts.tell_soon(self.handle)
 
     def show(self, diff: "FileDiff") -> None:
         for watcher in tuple(self.handle.watchers or ()):
@@ -444,32 +403,32 @@ class Run:
             return
         if self._probing is not None:
             self._reads_no_more()  # what it reads next is the answer
-        route = self._around.route(handle, question)
+        route = self._host.route(handle, question)
         registry, now = self.registry, self.registry.clock.now()
         if isinstance(route, Open):
             then = answered(registry, handle.uid, "question", then)
-            self._answer_to, self._record, self._open = then, record, route
+            asked = self._asked = _Asked(route, then, record)
             self.questions += 1
             registry.conversation(handle.conversation).open_questions += 1
             handle.asks_caller = route.caller and not route.person
             if route.person and self._timeout is not None:
                 self._timeout.pause()
-            registry.apply_event(handle, Asked(now, question, self.questions), partial(self._asked, then))
+            registry.apply_event(handle, QuestionAsked(now, question, self.questions), partial(self._opened, asked))
         else:
-            registry.apply_event(handle, Asked(now, question), quiet=True)
+            registry.apply_event(handle, QuestionAsked(now, question), quiet=True)
             also = (record(route.value, b""),) if record is not None and isinstance(route, Ok) else ()
-            registry.apply_event(handle, Answered(now), lambda: then(route), also)
+            registry.apply_event(handle, QuestionAnswered(now), lambda: then(route), also)
 
-    def _asked(self, then: Callable[[Outcome], None]) -> None:
+    def _opened(self, asked: _Asked) -> None:
         """The question is visible, unless it was closed meanwhile."""
-        if self._answer_to is then:
-            self._around.opened(self.handle)
+        if self._asked is asked:
+            self._host.opened(self.handle)
         self.registry.notify_watchers(self.handle)
 
     def withdraw(self) -> None:
-        if self._answer_to is not None:
+        if self._asked is not None:
             self._close_question()
-            self.registry.apply_event(self.handle, Answered(self.registry.clock.now()))
+            self.registry.apply_event(self.handle, QuestionAnswered(self.registry.clock.now()))
 
     def stop(self, outcome: Outcome, *, exit_code: int | None = None, signal: int | None = None) -> None:
         self._stop(outcome, "self", exit_code, signal)
@@ -488,7 +447,7 @@ class Run:
                 ended_by = "self"  # B7: a tool that is cancelled may still return its own result
             else:
                 outcome = error
-        if self._answer_to is not None:
+        if self._asked is not None:
             self._close_question()
         self._cancel_timers()
         if self.handing_over or (self.registry.closing and _is_closing(outcome)):
@@ -500,7 +459,7 @@ class Run:
             self.registry.end(handle, outcome, ended_by, exit_code, signal, yields=requested)
         elif self._ending is None and ended_by != "crash":
             self.delivering = True
-            self._around.deliver(handle, outcome, partial(self._delivered, outcome, exit_code, signal))
+            self._host.deliver(handle, outcome, partial(self._delivered, outcome, exit_code, signal))
         else:  # it was ended: the reason is the outcome, and its output was never approved
             self.registry.withhold(handle)
             self.registry.end(handle, outcome, ended_by, exit_code, signal)
@@ -530,13 +489,13 @@ class Run:
         handle, ending = self.handle, self._ending
         self.released()
         if ending is not None:  # its end was requested while that was being written
-            self._around.end(handle, *ending)
+            self._host.end(handle, *ending)
 
     def released(self) -> None:
         handle = self.handle
         if self._force is not None:
             self._force.cancel()
-        if handle.run is not self or self._between:
+        if handle.run is not self or (self._attempts is not None and self._attempts.between):
             return
         if self.delivering:
             self._released = True
@@ -546,33 +505,33 @@ class Run:
             self._gone.set()
         if handle.lingering:
             self.registry.released(handle)
-        self._around.leave(handle)
+        self._host.leave(handle)
 
     # Requests to the tool
 
     def write(self, arguments: Mapping[str, Any], cause: bytes) -> None:
         """Send the input of an `apply` to the running tool (C6); `cause` names the call that sends it."""
         assert self.live is not None
-        apply = getattr(self.live, "apply", None)  # SupportsApply
-        write = getattr(self.live, "write_recorded", None)  # SupportsRecordedInput
         if "eof" in arguments:  # beside something else
             self.write({name: value for name, value in arguments.items() if name != "eof"}, cause)
             self.write({"input": None}, cause + b":eof")
-        elif apply is not None:
-            apply(arguments, cause)
-        elif write is not None:
-            write(arguments["input"], cause)
+        elif isinstance(self.live, SupportsApply):
+            self.live.apply(arguments, cause)
+        elif isinstance(self.live, SupportsRecordedInput):
+            self.live.write_recorded(arguments["input"], cause)
         else:
             self.live.write(arguments["input"])
         self._reads_no_more()
 
     def answer(self, value: Any, cause: bytes) -> None:
         """Record the answer to the open question, then pass it to the tool."""
-        then = self._answer_to
-        assert then is not None
-        also = (self._record(value, cause),) if self._record is not None else ()
+        asked = self._asked
+        assert asked is not None
+        also = (asked.record(value, cause),) if asked.record is not None else ()
         self._close_question()
-        self.registry.apply_event(self.handle, Answered(self.registry.clock.now()), lambda: then(Ok(value)), also)
+        self.registry.apply_event(
+            self.handle, QuestionAnswered(self.registry.clock.now()), lambda: asked.then(Ok(value)), also
+        )
 
     def end(self, error: Failure, ended_by: EndedBy) -> None:
         """End it for this reason. The first reason counts; the handle stops when the tool has ended."""
@@ -584,7 +543,7 @@ class Run:
         if self._parking is not None:
             return  # it has returned; `_parked` sees to it
         if self.delivering:  # it has ended; a result that was not shown stays hidden
-            self._around.closed(self.handle)
+            self._host.closed(self.handle)
             self._undelivered(error, ended_by)
             return
         self._close_question()
@@ -592,7 +551,8 @@ class Run:
         if self._returning:
             return  # `take_back` sees to it
         if self.live is None:  # its start is being written, or it is between two attempts
-            self._between = False
+            if self._attempts is not None:
+                self._attempts.between = False
             self.stop(Failure("Tool execution cancelled.", "cancelled"))
             self.released()
             return
@@ -617,18 +577,18 @@ class Run:
         self._cancel_timers()
         if self.delivering:
             self.delivering = False
-            self._around.closed(self.handle)
+            self._host.closed(self.handle)
             if self._released:
                 self.released()
         handle, output = self.handle, self.handle.output
-        let_go = getattr(self.live, "let_go", None) if self.kept else None  # SupportsKeeping
-        if let_go is not None:
-            let_go()
+        release = getattr(self.live, "release", None) if self.kept else None  # SupportsKeeping
+        if release is not None:
+            release()
             self.released()
             return
         if output is not None and self.registry.store.durable and not self._returning:
             op = Wrote(handle.uid, handle.fence, output.keep(self.registry.store.inline_output))
-            self.registry.commit((op,), lambda _: None, lambda _: None, keep=True)
+            self.registry.write_soon(op)
         if self.live is not None:
             self.live.end(0)
 
@@ -647,7 +607,7 @@ class Run:
         if isinstance(self.handle.decided, Stopped):
             return
         self.handle.lingering = True
-        self.stop(Failure("The tool did not end when it was told to.", "cancelled"))
+        self.stop(Failure("The tool did not end when it was cancelled.", "cancelled"))
 
     @property
     def kept(self) -> bool:
@@ -677,7 +637,7 @@ class Run:
     @property
     def open_to_caller(self) -> bool:
         """Whether the caller may answer the open question."""
-        return self._open is not None and self._open.caller
+        return self._asked is not None and self._asked.route.caller
 
     @property
     def unseen(self) -> bool:
@@ -727,9 +687,10 @@ class Run:
         if self._timeout is not None:
             self._timeout.cancel()
             self._timeout = None
-        if self._next is not None:
-            self._next.cancel()
-            self._next = None
+        if self._force is not None:
+            self._force.cancel()
+        if self._attempts is not None:
+            self._attempts.cancel()
         if self._probing is not None:
             self._probing.stop()
         if self.content is not None:
@@ -739,13 +700,13 @@ class Run:
             self._ready = None
 
     def _close_question(self) -> None:
-        if self._answer_to is not None:
-            if self._open is not None and self._open.person and self._timeout is not None:
+        if self._asked is not None:
+            if self._asked.route.person and self._timeout is not None:
                 self._timeout.resume()
-            self._answer_to = self._record = self._open = None
+            self._asked = None
             self.handle.asks_caller = False
             self.registry.conversation(self.handle.conversation).open_questions -= 1
-            self._around.closed(self.handle)
+            self._host.closed(self.handle)
 
     # The user at its terminal
 
@@ -775,19 +736,11 @@ class Run:
 
     def awaited(self) -> None:
         """An `await` watches it."""
-        if self._answer_to is not None:
-            self._around.awaited(self.handle)
+        if self._asked is not None:
+            self._host.awaited(self.handle)
         self.probe_soon()
 
 
 def _is_closing(outcome: Outcome) -> bool:
     """Whether a call failed because its effects refuse further steps (R6)."""
     return isinstance(outcome, Failure) and outcome.code == "runtime_closing"
-
-
-def retry_delay(retry: RetryPolicy, attempt: int) -> float:
-    """Return the seconds to wait after a failed attempt: exponential, less up to half of it at random (R5)."""
-    longest = retry.base_delay_ms * 2.0 ** min(attempt - 1, 60)
-    if retry.max_delay_ms:
-        longest = min(longest, retry.max_delay_ms)
-    return longest / 1000 * (1 - random.random() / 2)

@@ -150,7 +150,7 @@ class OutputNotifications:
         message = f"`{handle.id}` ({handle.tool.name}) has new output."
         carriers = handle.tool.spawn.notifications.deliver
         op = Notified(handle.conversation, "tool.content", "info", message, now, handle.uid, carriers)
-        self._registry.commit((op,), lambda _: None, lambda _: None, keep=True)
+        self._registry.write_soon(op)
 
     def delivered(self) -> None:
         """The notification was delivered: notify of further output again."""

@@ -221,7 +221,7 @@ def _check(argument: str, element: Template) -> None:
 
 def _elements(words: Sequence[Any], where: str) -> list[Template]:
     problems = [
-        f'{where}[{at}]: a word of a command is a string; write "{word}"'
+        f'{where}[{at}]: each part of a command is a string; write "{word}"'
         for at, word in enumerate(words)
         if not isinstance(word, str)
     ]

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from keephold.errors import ConfigError, ToolError
 from keephold.handles.gate import RESOURCE
@@ -26,7 +26,7 @@ from keephold.schema.arguments import ArgumentCheck, check_for
 from keephold.schema.canonical import check_parameters
 from keephold.schema.dialects import Dialect, tool_list
 from keephold.schema.shared import HANDLE_TOOLS, PREFIX, Presentation, verbs_for
-from keephold.tools.base import ACTIONS, Action, Invocation, Live, Sink, Tool
+from keephold.tools.base import ACTIONS, Action, Invocation, Live, Sink, SupportsSlots, SupportsSlotsOfCalls, Tool
 
 if TYPE_CHECKING:
     from keephold.tools.template import Template
@@ -230,10 +230,10 @@ class Toolbox:
         # The steps of a workflow and the calls of an agent queue themselves; it would block them forever.
         if tool.source != "builtin" and tool.kind != "workflow" and getattr(tool.runtime, "takes_slot", True):
             names.update(self._slots)
-        names.update(getattr(tool.runtime, "slots", {}))  # SupportsSlots
-        slots_of = getattr(tool.runtime, "slots_of", None)  # SupportsSlotsOfCalls
-        if slots_of is not None:
-            names.update(slots_of(invocation.arguments))
+        if hasattr(tool.runtime, "slots"):
+            names.update(cast(SupportsSlots, tool.runtime).slots)
+        if hasattr(tool.runtime, "slots_of"):
+            names.update(cast(SupportsSlotsOfCalls, tool.runtime).slots_of(invocation.arguments))
         return names
 
 

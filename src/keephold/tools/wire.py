@@ -183,16 +183,16 @@ class Whole:
         self._held += data
         first = _FIRST.search(self._held)
         if len(self._held) > WHOLE_LIMIT or (first is not None and first[0] != b"{"):
-            self._let_go()
+            self._pass_as_text()
 
     def close(self) -> Wire | None:
         """The output has ended: return the form that all of it was, or None if it was text."""
         form = None if self._is_text else parse_whole(bytes(self._held))
         if form is None:
-            self._let_go()
+            self._pass_as_text()
         return form
 
-    def _let_go(self) -> None:
+    def _pass_as_text(self) -> None:
         self._is_text = True
         if self._held:
             self._on_text(bytes(self._held))

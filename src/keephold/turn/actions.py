@@ -1,6 +1,7 @@
 """Carry out each kind of call: one-shot, spawn, fetch, apply, abort (C1–C8).
 
-`start` begins a call and sees to it that the call is answered, once or more; the first answer counts.
+`start` begins a call and sees to it that the call is answered, once or more; the first answer counts. `send` is what
+the user types, which no model sends.
 """
 
 import asyncio
@@ -8,15 +9,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from keephold.durable.calls import Durability
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle, OnStop, Watcher
 from keephold.handles.observing import answered
-from keephold.handles.question import answer_fits, expected, problem_with, question_key
+from keephold.handles.question import answer_fits, expected, problem_with, question_key, read_answer
 from keephold.handles.registry import Registry
-from keephold.handles.state import Failure, Outcome, Pending, Reply, Running, Stopped, Waiting, name
+from keephold.handles.state import EndedBy, Failure, Outcome, PendingState, Reply, Running, Stopped, Waiting, name
 from keephold.handles.view import Handles
 from keephold.limits import Limits
 from keephold.schema.arguments import decode_input
@@ -29,8 +31,7 @@ from keephold.turn.permission import Ask, Granted, Permission, require
 from keephold.turn.prompts import RunTool, digest
 from keephold.turn.questions import is_exclusive, not_answered
 from keephold.turn.relay import Relay
-from keephold.turn.replies import CANCELLED, Replies, aborted, error_reply, failed_reply
-from keephold.turn.send_input import read_input
+from keephold.turn.replies import CANCELLED, Replies, error_reply, failed_reply
 from keephold.turn.settle import Settle, printed
 from keephold.turn.tool_call import (
     ActiveCall,
@@ -62,7 +63,7 @@ class Actions:
         self._toolbox = toolbox
         self._durability = durability
         self._relay = relay
-        self._admission = admission
+        self.admission = admission
         self._permission = permission
         self._replies = replies
 
@@ -72,7 +73,7 @@ class Actions:
             self._start_handle(call)
             return
         call.handle = self._named_handle(call)
-        self._act_anywhere(call)
+        self.act_anywhere(call)
 
     async def perform(
         self,
@@ -84,14 +85,15 @@ class Actions:
         secret: bool = False,
         answers: str | None = None,
         declines: bool = False,
+        ends: tuple[Failure, EndedBy] | None = None,
     ) -> Reply:
         """Fetch, apply or abort a handle outside any batch, in whichever process it runs; a refusal is an error reply.
 
-        `secret`, `answers` and `declines` are those of `ParsedCall`. The store never gets a secret, nor what a person
-        types.
+        `secret`, `answers`, `declines` and `ends` are those of `ParsedCall`. The store never gets a secret, nor what a
+        person types.
         """
         parsed = call_on(handle, action, arguments or {}, by)
-        parsed = replace(parsed, secret=secret, answers=answers, declines=declines)
+        parsed = replace(parsed, secret=secret, answers=answers, declines=declines, ends=ends)
         done: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
         def answer(_: ActiveCall, reply: Reply) -> None:
@@ -100,14 +102,37 @@ class Actions:
 
         call = ActiveCall(parsed, answer, handle=handle)
         try:
-            self._act_anywhere(call)
+            self.act_anywhere(call)
             return await done
         except ToolError as error:
             return error_reply(error)
         finally:
             call.withdraw()  # if this was cancelled: nobody waits for the decision
 
-    def _act_anywhere(self, call: ActiveCall) -> None:
+    async def send(
+        self,
+        handle: Handle,
+        given: Any | UnsetType,
+        keys: Sequence[str] = (),
+        *,
+        secret: bool = False,
+        answers: str | None = None,
+    ) -> Reply:
+        """Send a handle what the user types, and return its state when it has settled; None closes its stdin.
+
+        This is an `apply` that no model made. It may answer what only a person may (Q4), and needs no permission.
+        Raises `ToolError`.
+        """
+        arguments: dict[str, Any] = {"keys": list(keys)} if keys else {}
+        if given is not UNSET:
+            arguments["input"] = given
+        reply = await self.perform(handle, "apply", arguments, by="person", secret=secret, answers=answers)
+        if reply.is_error:
+            raise ToolError(reply.result, code=reply.code or "tool_error")
+        return reply
+
+    def act_anywhere(self, call: ActiveCall) -> None:
+        """Like `act`, in whichever process runs the handle."""
         if self._relay.elsewhere(call.handle):
             self._relay.forward(call)
         else:
@@ -118,7 +143,7 @@ class Actions:
         parsed, handle = call.parsed, call.handle
         if parsed.action == "apply":
             if parsed.by == "person" and not parsed.declines:
-                call.parsed = replace(parsed, arguments=read_input(handle, parsed.arguments))
+                call.parsed = replace(parsed, arguments=_read_input(handle, parsed.arguments))
             _check_takes_input(handle)  # before the user is asked about it
         if parsed.declines:
             self._when_visible(call, self._decline)
@@ -181,7 +206,7 @@ class Actions:
     def _decide(self, call: ActiveCall, tool: Tool) -> Outcome | Ask | None:
         """P1: decide whether a call may run. No other place does."""
         parsed = call.parsed
-        if parsed.by != "model":  # a principal only answers questions
+        if parsed.by != "model" or parsed.ends is not None:  # a principal only answers questions
             return None
         keeps = tool.on_crash == "keep" and parsed.action == "spawn"
         store = self._registry.store
@@ -197,7 +222,7 @@ class Actions:
                 'Open the runtime with store="sqlite:///work.db", or set [store] url.',
                 "requires_durable",
             )
-        verdict = self._permission.to_run(tool, parsed.action, call.handle.conversation, call.people)
+        verdict = self._permission.to_run(tool, parsed.action, call.handle.conversation, call.prompt_queue)
         if not isinstance(verdict, Allowed):
             return verdict
         call.allowed = verdict
@@ -205,7 +230,7 @@ class Actions:
 
     def _ask(self, call: ActiveCall, ask: Ask, tool: Tool, then: Callable[[Outcome | None], None]) -> None:
         """Ask the user; `then` gets None to run the call, with the permitted arguments in it."""
-        parsed, uid = call.parsed, call.made.uid if call.made is not None else None
+        parsed, made = call.parsed, call.made.uid if call.made is not None else None
         toolbox = self._toolbox.of(call.handle.conversation)
 
         def check(edited: Any) -> dict[str, Any]:
@@ -229,9 +254,10 @@ class Actions:
             conversation=call.handle.conversation,
             edit=ask.edit,
             digest=digest(tool.name, parsed.action, parsed.handle_id, parsed.arguments),
-            uid=uid,
+            uid=call.handle.uid,
         )
-        call.asking = self._permission.ask(ask, prompt, check, answered(self._registry, uid, "permission", decided))
+        asking = self._permission.ask(ask, prompt, check, answered(self._registry, made, "permission", decided))
+        call.asking = asking if asking.then is not None else None  # None: a decision since `_decide` covers this call
 
     def _named_handle(self, call: ActiveCall) -> Handle:
         parsed = call.parsed
@@ -253,8 +279,9 @@ class Actions:
         """Decide whether the call starts at once, so that it may be registered as running."""
         tool = call.parsed.tool
         assert tool is not None
-        call.permitted = not self._admission.queues(tool) and self._decide(call, tool) is None
-        return call.permitted
+        if not self.admission.queues(tool):
+            call.verdict = self._decide(call, tool)
+        return call.verdict is None
 
     def start_again(self, handle: Handle, record: Record) -> None:
         """Start a call that a dead process registered and never started: its user may not have permitted it (P5)."""
@@ -265,8 +292,10 @@ class Actions:
             arguments=record.arguments,
             handle_id=handle.id if handle.stateful else None,
         )
-        people = self._permission.people_of(handle)
-        call = ActiveCall(parsed, lambda *_: None, handles=Handles(self._registry, handle.conversation), people=people)
+        prompt_queue = self._permission.queue_of(handle)
+        call = ActiveCall(
+            parsed, lambda *_: None, handles=Handles(self._registry, handle.conversation), prompt_queue=prompt_queue
+        )
         call.make(handle)
         call.restore(record)
         self._start_handle(call)
@@ -274,7 +303,11 @@ class Actions:
     def _start_handle(self, call: ActiveCall) -> None:
         handle, tool, given, allowed = call.handle, call.parsed.tool, call.parsed, call.allowed
         assert tool is not None
-        verdict = None if call.permitted or isinstance(handle.decided, Stopped) else self._decide(call, tool)
+        if isinstance(handle.decided, Stopped):
+            call.verdict = None
+        elif isinstance(call.verdict, UnsetType):
+            call.verdict = self._decide(call, tool)
+        verdict = call.verdict
         if not isinstance(verdict, Ask):
             if call.allowed != allowed:
                 self._record_permission(call, edited=False)
@@ -308,7 +341,7 @@ class Actions:
         handle = call.handle
         arguments, resources = (call.parsed.arguments, self.resources(call)) if edited else (None, ())
         op = Rewritten(handle.uid, handle.fence, arguments, resources, call.allowed)
-        self._registry.commit((op,), lambda _: None, lambda _: None, keep=True)
+        self._registry.write_soon(op)
 
     def _start_allowed(self, call: ActiveCall, refusal: Outcome | None) -> None:
         handle = call.handle
@@ -321,7 +354,7 @@ class Actions:
         invocation = self._invocation(call)
         if not handle.stateful:
             handle.watch(_OneShot(self, call))
-        self._admission.admit(handle, invocation)
+        self.admission.admit(handle, invocation)
         if not handle.stateful:
             self.give_up_if_hopeless(call)
         else:
@@ -330,7 +363,7 @@ class Actions:
     def _admitted(self, call: ActiveCall) -> None:
         """Answer a spawn when it is known whether it has started."""
         handle = call.handle
-        if self._admission.lanes.asking(handle):
+        if self.admission.lanes.asking(handle):
             self._registry.when_visible(partial(self._admitted, call))
         elif handle.decided is handle.state:
             self._spawned(call)
@@ -352,12 +385,12 @@ class Actions:
             durability=self._durability,
             attempt=handle.attempt,
             fence=handle.fence,
-            guard=self._admission.guard,
+            guard=self.admission.guard,
         )
 
     def resources(self, call: ActiveCall) -> tuple[str, ...]:
         """Return the names of the resources the call needs (B5)."""
-        return self._admission.resources(self._invocation(call))
+        return self.admission.resources(self._invocation(call))
 
     def follow(self, call: ActiveCall) -> None:
         """Answer a call that was begun before this batch was resumed (B9)."""
@@ -412,13 +445,15 @@ class Actions:
     async def _answer_launched(self, call: ActiveCall, how: Launching) -> None:
         handle = call.handle
         try:
-            call.answer(self._replies.object(await how.reply(handle, self._durability)))
+            record = await self._registry.store.handle(handle.uid)
+            assert record is not None
+            call.answer(self._replies.object(await how.reply(handle, record)))
         except Exception as error:
             call.answer(failed_reply(handle.call_id, error, handle.tool))
 
     def asks_user(self, handle: Handle) -> bool:
         """Return whether a question of the handle is open, or the user is asked about its result."""
-        return isinstance(handle.state, Waiting) or self._admission.is_delivering(handle.uid)
+        return isinstance(handle.state, Waiting) or self.admission.is_delivering(handle.uid)
 
     def show(self, handle: Handle) -> Reply:
         """Return a handle's state as a reply (C3)."""
@@ -430,16 +465,16 @@ class Actions:
     def give_up_if_hopeless(self, call: ActiveCall) -> None:
         """B5: end a one-shot call that waits for a resource which only its own caller can free."""
         handle = call.handle
-        if not isinstance(handle.state, Pending) or call.handles is None:
+        if not isinstance(handle.state, PendingState) or call.handles is None:
             return
-        holder = self._admission.hopeless(handle, call.handles.already_handled)
+        holder = self.admission.hopeless(handle, call.handles.already_handled)
         if holder is not None:
             error = Failure(
                 f"Handle `{holder.id}` (tool `{holder.tool.name}`) holds what this call needs and will not free it "
                 "by itself; finish or abort it first",
                 "resource_held",
             )
-            self._admission.end(handle, error, "self")
+            self.admission.end(handle, error, "self")
 
     # Apply and abort
 
@@ -514,21 +549,31 @@ class Actions:
         handle = call.handle
         if handle.active:
             handle.watch(OnStop(lambda _: call.answer(self._replies.handle(handle))))
-            self._admission.end(handle, aborted(call.parsed.by), "abort")
+            self.admission.end(handle, *call.parsed.ending)
         else:
             call.answer(self._replies.handle(handle))
 
     def cancel(self, handles: Sequence[Handle]) -> None:
         """B7: the turn is cancelled; end one-shot calls."""
-        self._admission.end_all(handles, Failure(CANCELLED, "cancelled"), "cancel")
+        self.admission.end_all(handles, Failure(CANCELLED, "cancelled"), "cancel")
 
-    def interrupt(self, handles: Sequence[Handle], why: Failure) -> None:
-        """R9: end calls of an interrupted batch."""
-        self._admission.end_all(handles, why, "turn_end")
 
-    async def release(self, handles: Sequence[Handle]) -> None:
-        """Release calls that a resumed batch starts again (B9)."""
-        await self._admission.release(handles)
+def _read_input(handle: Handle, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Check what the user sends to a handle of this process; text becomes an answer of the open question's type."""
+    if not arguments:
+        raise ToolError(
+            "there is nothing to send: give a text or keys, or null to close its stdin", code="invalid_arguments"
+        )
+    given, keys = arguments.get("input"), arguments.get("keys")
+    if given is None and keys and "input" in arguments:
+        raise ToolError("send either keys or the end of the input (null), not both", code="invalid_arguments")
+    if keys and "keys" not in handle.tool.action_parameters.get("apply", {}):
+        raise ToolError(
+            f"tool `{handle.tool.name}` is not a terminal and takes no keys; send a text", code="invalid_arguments"
+        )
+    if isinstance(handle.state, Waiting) and isinstance(given, str):
+        return {**arguments, "input": read_answer(handle.state.question, given)}
+    return arguments
 
 
 def _nothing_sent(why: object) -> ToolError:

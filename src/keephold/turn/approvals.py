@@ -11,38 +11,33 @@ is `waiting` in the store. A prompt that is decided at once, as programs do, is 
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from keephold.errors import KeepholdError
 from keephold.handles.registry import Registry
+from keephold.listeners import Listeners
 from keephold.store.base import Op, Posted, TakenDown
 from keephold.text import to_json
-from keephold.turn.decisions import GONE, TAKEN, Decided, read_decision
 from keephold.turn.prompts import (
+    GONE,
+    TAKEN,
     AskQuestion,
-    Decision,
+    Decided,
     DeliverResult,
     Edited,
-    Prompt,
     RunTool,
     StandingPermission,
     Until,
+    begins,
+    read_decision,
 )
+
+if TYPE_CHECKING:
+    from keephold.turn.prompt_queue import Asking
 
 POST_SECS = 0.05
 """Seconds after which an open prompt is posted."""
-
-
-class OpenPrompt(Protocol):
-    """A prompt that waits for its decision (`turn/prompt_queue.py`)."""
-
-    prompt: Prompt
-    check: Callable[[Any], object] | None
-    """Raises `KeepholdError` for edited arguments that the tool does not take."""
-
-    def decide(self, decision: Decision) -> None:
-        """Take this decision instead of the prompter's."""
 
 
 class Approvals:
@@ -53,7 +48,8 @@ class Approvals:
         self._ids = secrets.token_hex(4)
         """Makes the ids of this process differ from those of others."""
         self._count = 0
-        self._open: dict[str, OpenPrompt] = {}
+        self.open: dict[str, Asking] = {}
+        """The open prompts by their ids, oldest first."""
         self._starts: dict[str, str] = {}
         """By uid: the open prompt for permission to start the handle's call."""
         self._standing: dict[str, dict[tuple[str, str | None], StandingPermission]] = {}
@@ -62,6 +58,9 @@ class Approvals:
         """Open prompts that are not posted yet."""
         self._timer: asyncio.TimerHandle | None = None
         self._posted: set[str] = set()
+        self.on_changed: Listeners[[]] = Listeners()
+        """Called when a prompt opens or closes, and again when the store has the change. Other processes read it then:
+        a load balancer may send the client's next request to one of them."""
         self._closed = False
 
     def _id(self) -> str:
@@ -70,16 +69,17 @@ class Approvals:
 
     # Prompts
 
-    def opened(self, asking: OpenPrompt) -> str:
+    def opened(self, asking: "Asking") -> str:
         """Add an open prompt, and return the id by which it is decided."""
         id = (isinstance(asking.prompt, AskQuestion) and asking.prompt.request) or self._id()
-        self._open[id] = asking
-        if isinstance(asking.prompt, RunTool) and asking.prompt.uid is not None:
-            self._starts[asking.prompt.uid] = id
+        self.open[id], asking.since = asking, self.now()
+        if (uid := begins(asking.prompt)) is not None:
+            self._starts[uid] = id
         if isinstance(asking.prompt, RunTool | DeliverResult) and self._registry.store.durable and not self._closed:
             self._new.append(id)
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(POST_SECS, self._post)
+        self.on_changed()
         return id
 
     def about(self, uid: str) -> str | None:
@@ -88,18 +88,18 @@ class Approvals:
 
     def closed(self, id: str) -> None:
         """Remove a prompt that is decided or withdrawn."""
-        asking = self._open.pop(id, None)
+        asking = self.open.pop(id, None)
         if asking is not None and asking.prompt.uid is not None and self._starts.get(asking.prompt.uid) == id:
             del self._starts[asking.prompt.uid]
         if id in self._posted:
             self._take_down(id)
+        self.on_changed()
 
     def _post(self) -> None:
         self._timer, new, self._new = None, self._new, []
-        at = self.now()
-        prompts = {id: self._open[id].prompt for id in new if id in self._open}
-        self._write(*(Posted(id, "prompt", at, to_json(prompt)) for id, prompt in prompts.items()))
-        self._posted.update(prompts)
+        asked = {id: self.open[id] for id in new if id in self.open}
+        self._write(*(Posted(id, "prompt", each.since, to_json(each.prompt)) for id, each in asked.items()))
+        self._posted.update(asked)
 
     def _take_down(self, *ids: str) -> None:
         self._posted.difference_update(ids)
@@ -108,11 +108,11 @@ class Approvals:
     def _write(self, *ops: Op) -> None:
         """Post or take down. A store that cannot write keeps the operations until it can."""
         if ops and not self._closed:
-            self._registry.commit(ops, lambda _: None, lambda _: None, keep=True)
+            self._registry.commit(ops, lambda _: self.on_changed(), lambda _: None, keep=True)
 
     def decide(self, id: str, said: Mapping[str, Any], by: str | None) -> Decided:
         """Decide an open prompt of this process, wherever it is shown."""
-        asking = self._open.get(id)
+        asking = self.open.get(id)
         if asking is None:
             return GONE
         try:
@@ -163,10 +163,17 @@ class Approvals:
             arguments=arguments,
         )
         self._standing.setdefault(conversation, {})[tool, question] = given
+        asyncio.get_running_loop().call_soon(self._settle)  # after the call about which the user was asked
         if self._registry.store.durable and not self._closed:
             self._posted.add(given.id)
             self._write(Posted(given.id, "standing", given.at, to_json(given)))
         return given
+
+    def _settle(self) -> None:
+        """Withdraw the open prompts that a standing permission covers: their calls have it now (P5, Q2)."""
+        for asking in tuple(self.open.values()):
+            if asking.then is not None and asking.settled():
+                asking.withdraw()
 
     def _end(self, conversation: str, what: tuple[str, str | None]) -> None:
         known = self._standing.get(conversation, {})
@@ -200,5 +207,5 @@ class Approvals:
             self._timer.cancel()
         if self._posted:
             self._take_down(*self._posted)
-        self._open.clear()
+        self.open.clear()
         self._closed = True

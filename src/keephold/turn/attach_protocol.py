@@ -1,11 +1,12 @@
-"""The frames that a runtime and an attached client exchange over a Unix socket.
+"""The frames that a runtime and an attached client exchange, and the channel that carries them over a Unix socket.
 
-A frame is one byte of kind, four bytes of length (big endian) and the payload: raw bytes for output and input, JSON for
-everything else. The first frame of a client is its request.
+Frames without a socket are in `turn/relayed_streams.py`. As bytes, a frame is one byte of kind, four bytes of length
+(big endian) and the payload: raw bytes for output and input, JSON for everything else. The first frame of a client is
+its request.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -38,6 +39,7 @@ END: Kind = "e"
 REPLY: Kind = "y"
 """The result of a `send`: the handle's state as a reply shows it (C3)."""
 ERROR: Kind = "x"
+LAST = (END, REPLY)
 
 
 class Want(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -64,6 +66,10 @@ class Want(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The input was read without showing it."""
     answers: str | None = None
     """The input answers this question (`turn/tool_call.py`), or is refused."""
+
+
+TYPING = ("attach", "send")
+"""Requests whose client sends input."""
 
 
 class Given(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -143,11 +149,11 @@ class Talk(Protocol):
 
 
 async def all_frames(talk: Talk) -> AsyncGenerator[Frame, None]:
-    """Yield every frame up to the last one, an `END` or a `REPLY`."""
+    """Yield every frame up to the last one."""
     while True:
         frame = await talk.receive()
         yield frame
-        if frame[0] in (END, REPLY):
+        if frame[0] in LAST:
             return
 
 
@@ -160,29 +166,74 @@ def redraw(screen: "Screen") -> bytes:
     return b"".join(drawn)
 
 
+def encoded(payload: bytes | msgspec.Struct) -> bytes:
+    """Encode the payload of a frame."""
+    return to_json(payload) if isinstance(payload, msgspec.Struct) else payload
+
+
 def frame(kind: str, payload: bytes | msgspec.Struct) -> bytes:
     """Encode a frame."""
-    data = to_json(payload) if isinstance(payload, msgspec.Struct) else payload
+    data = encoded(payload)
     return kind.encode() + len(data).to_bytes(4) + data
 
 
-def split(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the frames of a reply: each one's kind and payload."""
-    place = 0
-    while place < len(data):
-        start = place + _HEAD
-        end = start + int.from_bytes(data[place + 1 : start])
-        yield chr(data[place]), data[start:end]
-        place = end
-
-
-async def receive(reader: asyncio.StreamReader, longest: int | None = None) -> tuple[str, bytes] | None:
-    """Return the next frame, None at the end. Raises `KeepholdError` if it is too long."""
-    try:
-        head = await reader.readexactly(_HEAD)
-        size = int.from_bytes(head[1:])
-        if longest is not None and size > longest:
-            raise KeepholdError(f"a frame of {size} bytes; at most {longest} are taken", code="limit_exceeded")
-        return chr(head[0]), await reader.readexactly(size)
-    except (asyncio.IncompleteReadError, ConnectionError):
+def take(data: bytearray, longest: int | None = None) -> tuple[str, bytes] | None:
+    """Take the first frame off; None if it is not whole. Raises `KeepholdError` if it is too long."""
+    size = int.from_bytes(data[1:_HEAD]) if len(data) >= _HEAD else 0
+    if longest is not None and size > longest:
+        raise KeepholdError(f"a frame of {size} bytes; at most {longest} are taken", code="limit_exceeded")
+    if len(data) < _HEAD + size:
         return None
+    kind, payload = chr(data[0]), bytes(data[_HEAD : _HEAD + size])
+    del data[: _HEAD + size]
+    return kind, payload
+
+
+class Channel(Protocol):
+    """A connection of the process that runs a handle to one client."""
+
+    async def receive(self) -> tuple[str, bytes] | None:
+        """Return the client's next frame, None if it has left. Raises `KeepholdError` if the frame is too long."""
+
+    async def send(self, kind: str, payload: bytes | msgspec.Struct) -> None:
+        """Send a frame; return when the client has taken so much that it may be sent more."""
+
+    async def close(self) -> None:
+        """Close it behind the last frame."""
+
+    def abort(self) -> None:
+        """Close it now."""
+
+
+class Socket:
+    """A channel over a Unix socket, at either end."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, longest: int | None = None) -> None:
+        self._reader, self._writer, self._longest = reader, writer, longest
+        self._held = bytearray()
+
+    async def receive(self) -> tuple[str, bytes] | None:
+        while (found := take(self._held, self._longest)) is None:
+            try:
+                data = await self._reader.read(1 << 16)
+            except ConnectionError:
+                return None
+            if not data:
+                return None
+            self._held += data
+        return found
+
+    async def send(self, kind: str, payload: bytes | msgspec.Struct) -> None:
+        self.post(kind, payload)
+        await self._writer.drain()
+
+    def post(self, kind: str, payload: bytes | msgspec.Struct = b"") -> None:
+        """Send a frame without waiting."""
+        self._writer.write(frame(kind, payload))
+
+    async def close(self) -> None:
+        self._writer.close()
+        await self._writer.wait_closed()
+
+    def abort(self) -> None:
+        self._writer.transport.abort()

@@ -4,19 +4,17 @@ A runtime with a durable store listens on a Unix socket that only its user can r
 it. An idle socket costs nothing.
 
 A client reads a handle's output by offset and at its own pace. A slow client delays neither the tool nor other clients
-and costs one frame of memory; overwritten output is reported as a gap. A terminal has at most one driver. While a user
-drives a terminal, it has the size of theirs and takes what they type; however the client leaves, it gets its old size
-back.
+and costs one frame of memory; overwritten output is reported as a gap.
 """
 
 import asyncio
 import logging
 import shlex
 import socket
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import Collection
 from contextlib import aclosing
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 import msgspec
 
@@ -25,90 +23,21 @@ from keephold.forking import close_in_children
 from keephold.handles.handle import Handle
 from keephold.handles.registry import Registry
 from keephold.handles.state import Waiting
-from keephold.handles.timeline import asciicast
 from keephold.store.base import SupportsWhispers
-from keephold.text import time_of_day, to_utf8
-from keephold.tools.base import SupportsScreen
-from keephold.tools.run import Run
+from keephold.text import to_utf8
 from keephold.turn import attach_protocol as frames
-from keephold.turn import send_input
 from keephold.turn.actions import Actions
 from keephold.turn.attach_protocol import Size, Want
-from keephold.turn.output_follower import CHUNK, Following, status_of
+from keephold.turn.attached import CHUNK, Driver, HandleFollower, driving, recorded, status_of, terminal_of
 from keephold.turn.owner_connection import socket_of
-from keephold.turn.relayed_streams import TYPING, Poll, Sessions
+from keephold.turn.relayed_streams import Poll, PollAnswer, RelayedStreams
 from keephold.turn.settle import printed
-
-_PIECE = 4096
-_AGAIN_SECS = 0.02
-"""Seconds between two attempts to write to a program that reads slowly. Nothing signals that it has read."""
-_UNREAD = 1 << 20
-"""Bytes of input that may wait for the program; more are dropped, as a terminal does."""
-_LARGEST = Size(500, 1000)
-
-
-class Driving:
-    """One user who drives a terminal: entered when they take over, left when they leave."""
-
-    def __init__(self, run: Run, live: SupportsScreen) -> None:
-        self._run = run
-        self._live = live
-        self._unread = bytearray()
-        self._again: asyncio.TimerHandle | None = None
-        screen = live.screen()
-        self._before = Size(screen.rows, screen.cols)
-
-    def __enter__(self) -> "Driving":
-        self._run.drive(True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._again is not None:
-            self._again.cancel()
-        try:
-            self.resize(self._before)
-        finally:
-            self._run.drive(False)
-
-    def resize(self, size: Size) -> None:
-        """Give the terminal this size; 0 keeps the size."""
-        if size.rows > 0 and size.cols > 0:
-            self._live.resize(min(size.rows, _LARGEST.rows), min(size.cols, _LARGEST.cols))
-
-    def type(self, data: bytes) -> None:
-        """Write input as fast as the program reads. A key that interrupts it is not queued."""
-        if self._unread and self._live.interrupts(data):
-            self._unread.clear()
-            if self._again is not None:
-                self._again.cancel()
-                self._again = None
-        if len(self._unread) + len(data) <= _UNREAD:
-            self._unread += data
-        if self._again is None:
-            self._write_unread()
-
-    def _write_unread(self) -> None:
-        self._again = None
-        while self._unread:
-            try:
-                self._live.type(bytes(self._unread[:_PIECE]))
-            except ToolError as error:
-                if error.code == "input_not_read":
-                    self._again = asyncio.get_running_loop().call_later(_AGAIN_SECS, self._write_unread)
-                else:  # it has ended
-                    self._unread.clear()
-                return
-            del self._unread[:_PIECE]
-
 
 _log = logging.getLogger("keephold.turn")
 
-_DEAF = frames.frame(
-    frames.ERROR,
-    frames.Refused(
-        "The process that runs the handle hears no input from other machines at present. Nothing was sent. Try again.",
-        "owner_not_answering",
-    ),
+_DEAF = frames.Refused(
+    "The process that runs the handle hears no input from other machines at present. Nothing was sent. Try again.",
+    "owner_not_answering",
 )
 _LAST_SECS = 1.0
 """How long closing waits for clients to read the last frames."""
@@ -120,14 +49,12 @@ class Streams:
     def __init__(self, registry: Registry, actions: Actions) -> None:
         self.registry = registry
         self.actions = actions
-        self.drivers: dict[str, float] = {}
-        """By uid of a terminal: since when a user drives it."""
         self._server: asyncio.Server | None = None
         self._path = ""
         self._clients: dict[asyncio.Task[None], _Client] = {}
         self._left: set[str] = set()
         """The uids of handles that another process takes over."""
-        self._sessions = Sessions()
+        self._sessions = RelayedStreams()
 
     async def open(self) -> None:
         """Listen, if the store names a socket. Raises `KeepholdError` if that fails."""
@@ -171,30 +98,30 @@ class Streams:
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.transport.set_write_buffer_limits(high=CHUNK)
-        self._serve(_Client(self, reader, writer), writer.transport.abort)
+        self._serve(frames.Socket(reader, writer, frames.LONGEST))
 
-    def _serve(self, client: "_Client", disconnect: Callable[[], None]) -> "asyncio.Task[None]":
-        """Serve a client, and disconnect it even if it was never served: a task may be cancelled before it begins."""
-        task = asyncio.get_running_loop().create_task(client.serve())
+    def _serve(self, channel: frames.Channel, want: Want | None = None) -> "asyncio.Task[None]":
+        client = _Client(self, channel)
+        task = asyncio.get_running_loop().create_task(client.serve(want))
         self._clients[task] = client
         task.add_done_callback(self._gone)
-        task.add_done_callback(lambda _: disconnect())
         return task
 
     def _gone(self, task: "asyncio.Task[None]") -> None:
-        del self._clients[task]
+        """Disconnect a client even if it was never served: a task may be cancelled before it begins."""
+        self._clients.pop(task).channel.abort()
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a connection was cut short", exc_info=error)
 
-    async def polled(self, poll: Poll) -> bytes:
+    async def polled(self, poll: Poll) -> PollAnswer:
         """Return the next frames of a client that has no connection (`turn/relayed_streams.py`)."""
         if poll.want is not None:
-            ear = getattr(self.registry.store, "ear", "") if poll.want.want in TYPING else ""
-            if poll.want.want in TYPING and not ear:
-                return _DEAF
+            store, types = self.registry.store, poll.want.want in frames.TYPING
+            ear = store.ear if types and isinstance(store, SupportsWhispers) else ""
+            if types and not ear:
+                return PollAnswer([(frames.ERROR, frames.encoded(_DEAF))])
             session = self._sessions.begin(poll.session, ear)
-            session.reader.feed_data(frames.frame(frames.WANT, poll.want))
-            session.serving = self._serve(_Client(self, session.reader, session), session.abort)
+            session.serving = self._serve(session, poll.want)
         return await self._sessions.take(poll.session, poll.sent)
 
     def handle(self, uid: str) -> Handle:
@@ -207,74 +134,63 @@ class Streams:
         return handle
 
 
-class _Writer(Protocol):
-    """The part of `asyncio.StreamWriter` that is used."""
-
-    def write(self, data: bytes) -> None: ...
-
-    async def drain(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    async def wait_closed(self) -> None: ...
-
-
 class _Client:
     """One connection, from its first frame to its end."""
 
-    def __init__(self, streams: Streams, reader: asyncio.StreamReader, writer: _Writer) -> None:
+    def __init__(self, streams: Streams, channel: frames.Channel) -> None:
         self._streams = streams
-        self._reader = reader
-        self._writer = writer
-        self.following: Following | None = None
+        self.channel = channel
+        self.following: HandleFollower | None = None
 
-    async def serve(self) -> None:
-        """Serve the client's request, or send why it is refused."""
+    async def serve(self, want: Want | None = None) -> None:
+        """Serve the client's request, which is its first frame if it is not known, or send why it is refused."""
         try:
-            await self._serve()
-            await self._writer.drain()
-            self._writer.close()
-            await self._writer.wait_closed()
+            try:
+                if want is None:
+                    want = await self._wanted()
+                if want is not None:
+                    await self._do(want)
+            except KeepholdError as error:
+                await self.channel.send(frames.ERROR, frames.Refused(error.message, error.code))
+            await self.channel.close()
         except ConnectionError:  # the client has left
             pass
 
-    async def _serve(self) -> None:
-        try:
-            first = await frames.receive(self._reader, frames.LONGEST)
-            if first is not None:
-                await self._do(*first)
-        except KeepholdError as error:
-            self._send_frame(frames.ERROR, frames.Refused(error.message, error.code))
-
-    async def _do(self, kind: str, payload: bytes) -> None:
+    async def _wanted(self) -> Want | None:
+        if (first := await self.channel.receive()) is None:
+            return None
+        kind, payload = first
         try:
             want = msgspec.json.decode(payload, type=Want)
         except msgspec.DecodeError as error:
             raise ToolError(f"the first frame does not say what is wanted: {error}", code="invalid_arguments") from None
         if kind != frames.WANT:
             raise ToolError(f"the first frame must be of kind `{frames.WANT}`, not {kind!r}", code="invalid_arguments")
+        return want
+
+    async def _do(self, want: Want) -> None:
         handle = self._streams.handle(want.uid)
         match want.want:
             case "read":
-                await self._forward(Following(handle, want.since, times=want.times).so_far())
+                for frame in HandleFollower(handle, want.since, times=want.times).so_far():
+                    await self.channel.send(*frame)
             case "follow":
-                screen = _terminal(handle) if want.screen else None
-                await self._follow(Following(handle, want.since, screen, times=want.times), None)
+                screen = terminal_of(handle) if want.screen else None
+                await self._follow(HandleFollower(handle, want.since, screen, times=want.times), None)
             case "attach":
-                await self._attach(handle, Size(want.rows, want.cols))
+                with driving(handle) as driver:
+                    driver.resize(Size(want.rows, want.cols))
+                    await self._follow(HandleFollower(handle, screen=driver.live), driver)
             case "cast":
-                await self._forward(_cast(handle))
+                for frame in recorded(handle.output, status_of(handle, 0)):
+                    await self.channel.send(*frame)
             case "send":
                 await self._send(handle, want)
 
-    def _send_frame(self, kind: str, payload: bytes | msgspec.Struct) -> None:
-        self._writer.write(frames.frame(kind, payload))
-
-    async def _forward(self, found: AsyncGenerator[frames.Frame, None]) -> None:
-        async with aclosing(found):
-            async for kind, payload in found:
-                self._send_frame(kind, payload)
-                await self._writer.drain()
+    async def _show(self, following: HandleFollower) -> None:
+        async with aclosing(following.until_stopped()) as found:
+            async for frame in found:
+                await self.channel.send(*frame)
 
     async def _send(self, handle: Handle, want: Want) -> None:
         state = handle.state
@@ -284,46 +200,26 @@ class _Client:
                 f"`keephold send --password {shlex.quote(handle.id)}` reads it without showing it",
                 code="bad_answer",
             )
-        self._send_frame(frames.STATE, status_of(handle, printed(handle)))
-        received = await frames.receive(self._reader, frames.LONGEST)
+        await self.channel.send(frames.STATE, status_of(handle, printed(handle)))
+        received = await self.channel.receive()
         if received is None:  # the client gave up, and sent nothing
             return
         try:
             given = msgspec.json.decode(received[1], type=frames.Given)
         except msgspec.DecodeError as error:
             raise ToolError(f"the second frame is not input to send: {error}", code="invalid_arguments") from None
-        actions = self._streams.actions
-        reply = await send_input.send(
-            actions, handle, given.input, given.keys, secret=want.secret, answers=want.answers
-        )
-        self._send_frame(frames.REPLY, to_utf8(reply.result))
+        send = self._streams.actions.send
+        reply = await send(handle, given.input, given.keys, secret=want.secret, answers=want.answers)
+        await self.channel.send(frames.REPLY, to_utf8(reply.result))
 
-    async def _attach(self, handle: Handle, size: Size) -> None:
-        streams, live, run = self._streams, _terminal(handle), handle.run
-        assert run is not None
-        since = streams.drivers.get(handle.uid)
-        if since is not None:
-            raise ToolError(
-                f"somebody has been driving terminal `{handle.id}` since {time_of_day(since)}, and only one can; "
-                f"`keephold attach --read-only {shlex.quote(handle.id)}` watches",
-                code="driven_by_person",
-            )
-        streams.drivers[handle.uid] = streams.registry.clock.now()
-        try:
-            with Driving(run, live) as driving:
-                driving.resize(size)
-                await self._follow(Following(handle, screen=live), driving)
-        finally:
-            del streams.drivers[handle.uid]
-
-    async def _follow(self, following: Following, driving: Driving | None) -> None:
+    async def _follow(self, following: HandleFollower, driver: Driver | None) -> None:
         """Follow until the handle has stopped or the client has left."""
         self.following = following
-        sending = asyncio.create_task(self._forward(following.until_stopped()))
-        reading = asyncio.create_task(self._read(driving))
+        sending = asyncio.create_task(self._show(following))
+        reading = asyncio.create_task(self._read(driver))
         try:
             await asyncio.wait((sending, reading), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done() and driving is not None and isinstance(sending.exception(), ToolError):
+            if sending.done() and driver is not None and isinstance(sending.exception(), ToolError):
                 await self._take_last(reading, cast(ToolError, sending.exception()))
             elif sending.done():
                 sending.result()
@@ -334,32 +230,19 @@ class _Client:
 
     async def _take_last(self, reading: "asyncio.Task[None]", why: ToolError) -> None:
         """Tell a driver why its connection ends, and read what it has sent before it knew."""
-        self._send_frame(frames.ERROR, frames.Refused(why.message, why.code))
+        await self.channel.send(frames.ERROR, frames.Refused(why.message, why.code))
         await asyncio.wait((reading,), timeout=_LAST_SECS)
 
-    async def _read(self, driving: Driving | None) -> None:
+    async def _read(self, driver: Driver | None) -> None:
         """Read what the client sends, until it leaves. A client that only follows may leave, too."""
-        while (received := await frames.receive(self._reader, frames.LONGEST)) is not None:
+        while (received := await self.channel.receive()) is not None:
             match received:
-                case frames.INPUT, data if driving is not None:
-                    driving.type(data)
-                case frames.RESIZE, data if driving is not None:
-                    driving.resize(msgspec.json.decode(data, type=Size))
+                case frames.INPUT, data if driver is not None:
+                    driver.type(data)
+                case frames.RESIZE, data if driver is not None:
+                    driver.resize(msgspec.json.decode(data, type=Size))
                 case frames.DETACH, _:
                     return
-
-
-async def _cast(handle: Handle) -> AsyncGenerator[frames.Frame, None]:
-    """Yield the session so far, as the lines of an asciicast."""
-    output = handle.output
-    if output is None or output.timeline is None or not output.terminal:
-        raise ToolError(
-            f"handle `{handle.id}` is not a terminal, so there is no session to show", code="invalid_arguments"
-        )
-    yield frames.STATE, status_of(handle, 0)
-    for line in asciicast(output.timeline, output):
-        yield frames.OUTPUT, f"{line}\n".encode()
-    yield frames.END, status_of(handle, 0)
 
 
 def _bound(path: str) -> socket.socket:
@@ -378,17 +261,3 @@ def _bound(path: str) -> socket.socket:
 
 def _remove(path: str) -> None:
     Path(path).unlink(missing_ok=True)
-
-
-def _terminal(handle: Handle) -> SupportsScreen:
-    """Return the terminal of a handle. Raises `ToolError` if it has none, or has stopped."""
-    if handle.tool.source != "terminal":
-        word = shlex.quote(handle.id)
-        raise ToolError(
-            f"handle `{handle.id}` is not a terminal: `keephold logs -f {word}` follows what it prints, "
-            f"`keephold send {word}` sends it something",
-            code="invalid_arguments",
-        )
-    if handle.run is None or handle.run.live is None or handle.run.ending or not handle.active:
-        raise ToolError(f"handle `{handle.id}` does not run", code="not_running")
-    return cast(SupportsScreen, handle.run.live)

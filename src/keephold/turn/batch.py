@@ -13,14 +13,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from keephold.durable.lineage import outside_label
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.registry import Registry
 from keephold.handles.state import Failure, Reply, Running, Stopped, error_of
-from keephold.handles.view import Handles, Patience
+from keephold.handles.view import PATIENT, Handles, Patience
 from keephold.handles.waits import all_stopped
-from keephold.ids import call_id
+from keephold.ids import call_id, outside_label
 from keephold.limits import Limits
 from keephold.store.base import Opened, Record
 from keephold.text import to_utf8
@@ -35,7 +34,6 @@ from keephold.turn.tool_call import ActiveCall, ParsedCall
 Claim = Callable[[Record], Awaitable[Record | None]]
 """Claims a call of a dead process; None if another process was first."""
 
-_PATIENT = Patience()
 _NUMBERED = 10
 """From this many handles of one label on, names are drawn: looking for the next free number reads each of them."""
 CANCEL_GRACE_SECS = 0.05
@@ -62,13 +60,13 @@ class Batch:
         park_after: float | None = None,
         *,
         resumable: bool = True,
-        people: PromptQueue | None = None,
+        prompt_queue: PromptQueue | None = None,
         patience: float | None = None,
         step: bool = False,
-        waits: Patience = _PATIENT,
+        waits: Patience = PATIENT,
         metadata: dict[str, Any] | None = None,
     ) -> None:
-        """`resumable`: its answers are wanted after a crash, so the store records that it is open. `people` and
+        """`resumable`: its answers are wanted after a crash, so the store records that it is open. `prompt_queue` and
         `patience` are those of `ActiveCall`. `step`: keephold has chosen the labels, for a step of a workflow.
         `waits` limits the waits of its tools (M7); `answer_now` ends that of its caller. `metadata` is
         that of one-shot calls."""
@@ -92,7 +90,7 @@ class Batch:
                 self._answer,
                 handles=handles,
                 on_parked=self._parked,
-                people=people,
+                prompt_queue=prompt_queue,
                 patience=patience,
             )
             for parsed in calls
@@ -279,8 +277,9 @@ class Batch:
         made = [call.made for call in open_calls if call.made is not None and self._registry.runs(call.made)]
         again = [each for each in made if _starts_again(each)]
         lost = [each for each in made if each not in again and not each.stateful and not survives_crash(each)]
-        self._actions.interrupt(lost, INTERRUPTED)
-        self._released = asyncio.get_running_loop().create_task(self._actions.release(again))
+        admission = self._actions.admission
+        admission.end_all(lost, INTERRUPTED, "turn_end")
+        self._released = asyncio.get_running_loop().create_task(admission.release(again))
         return lost
 
     async def released(self) -> None:

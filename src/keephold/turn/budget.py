@@ -22,8 +22,8 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from keephold.handles.output import Span, unfinished
-from keephold.handles.rendering import render_piece
-from keephold.text import SEQUENCE, SEQUENCE_SIZE, has_controls, strip_controls, to_json, to_utf8
+from keephold.handles.rendering import end_of_begun, render_piece
+from keephold.text import SEQUENCE_SIZE, strip_controls, to_json, to_utf8
 from keephold.tools.base import OutputView, Window
 
 
@@ -140,14 +140,8 @@ class _Printed:
         if self._output.terminal:
             return render_piece(self._output, data, start)
         text = data.decode("utf-8", "replace")
-        before = self._output.before(start, SEQUENCE_SIZE).decode("utf-8", "replace") if text else ""
-        if has_controls(before):
-            for sequence in SEQUENCE.finditer(before + text):
-                if sequence.end() > len(before):
-                    if sequence.start() < len(before):
-                        text = text[sequence.end() - len(before) :]
-                    break
-        return strip_controls(text)
+        begun = end_of_begun(self._output.before(start, SEQUENCE_SIZE), text) if text else 0
+        return strip_controls(text[begun:])
 
 
 def _project(source: _Plain | _Printed, cap: int, view: OutputView, hint: str) -> str:

@@ -24,10 +24,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from keephold.durable.lineage import caller_of
 from keephold.handles.handle import Handle, Watcher
 from keephold.handles.registry import Registry
-from keephold.handles.state import Answered, Failure, Stopped, Waiting
+from keephold.handles.state import Failure, QuestionAnswered, Stopped, Waiting
+from keephold.ids import caller_of
 from keephold.store.base import Changed, Counted, Done, Failed, Journaled, Op, Record
 
 _log = logging.getLogger("keephold.recovery")
@@ -299,7 +299,7 @@ class CrashLoops:
         for op in ops:
             if type(op) is Journaled and op.kind not in ("trace", "attempt") and op.uid in self._calls:
                 progress[op.uid] = self._calls[op.uid]
-            elif type(op) is Changed and type(op.event) is Answered and self._alone is not None:
+            elif type(op) is Changed and type(op.event) is QuestionAnswered and self._alone is not None:
                 handle = self._registry.loaded(op.uid)
                 if handle is None or not self._made_by(self._alone, handle):
                     mark = self._accompanied()
@@ -316,7 +316,7 @@ class CrashLoops:
         def refused(error: Exception) -> None:
             failed(error)
             if mark and self._alone is not alone:  # nothing else removes the mark
-                self._registry.commit(mark, lambda _: None, lambda _: None, keep=True)
+                self._registry.write_soon(*mark)
 
         return (*ops, *more), written, refused
 
@@ -345,7 +345,7 @@ class CrashLoops:
         """Clear the calls that have run long enough, and mark a suspect that is alone again."""
         steady = [call for call in self._calls.values() if call.began is not None and call.began + STEADY_SECS <= now]
         if steady:
-            self._registry.commit([call.counted(0) for call in steady], lambda _: None, lambda _: None, keep=True)
+            self._registry.write_soon(*[call.counted(0) for call in steady])
             for call in steady:
                 call.handle.unwatch(call)
                 self.clear(call)
@@ -355,7 +355,7 @@ class CrashLoops:
         found = next((each for each in running if each is not None and each.suspected), None)
         if found is not None and not self._company(found):
             self._alone = found
-            self._registry.commit((found.counted(found.deaths, alone=True),), lambda _: None, lambda _: None, keep=True)
+            self._registry.write_soon(found.counted(found.deaths, alone=True))
 
     # The end
 
@@ -378,7 +378,7 @@ class CrashLoops:
                 call = self._calls.get(handle.uid)
                 ops.append(Counted(handle.uid, handle.fence, 0 if call is None else call.deaths, "released"))
         if ops:
-            self._registry.commit(ops, lambda _: None, lambda _: None, keep=True)
+            self._registry.write_soon(*ops)
 
 
 def _runs(handle: Handle) -> bool:

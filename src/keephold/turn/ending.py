@@ -24,14 +24,13 @@ from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle, Watcher
 from keephold.handles.pace import Pace
 from keephold.handles.registry import Registry
-from keephold.handles.state import EndedBy, Failure, Pending, Stopped, name
+from keephold.handles.state import EndedBy, Failure, PendingState, Stopped, name
 from keephold.handles.waits import all_stopped
 from keephold.store.base import HandleQuery
 from keephold.tools.run import FORCE_SECS, Run
 from keephold.turn.admission import Admission
 from keephold.turn.batch import INTERRUPTED, Batch
-from keephold.turn.inquiry import Inquiry
-from keephold.turn.inquiry_service import Inquiries, InquiryFailed
+from keephold.turn.inquiry import Inquiries, Inquiry, InquiryFailed
 from keephold.turn.recovery import Recovery, survives_crash, waits_for_resume
 from keephold.turn.replies import Replies, encode
 
@@ -339,7 +338,7 @@ def _aborted(handle: Handle) -> bool:
 
 def _since(handle: Handle) -> float:
     state = handle.state
-    return state.created if isinstance(state, Pending) or state.started is None else state.started
+    return state.created if isinstance(state, PendingState) or state.started is None else state.started
 
 
 async def _all_over(handles: Sequence[Handle]) -> None:
@@ -397,14 +396,14 @@ async def end_calls(registry: Registry, admission: Admission, recovery: Recovery
     admission.loops.release(list(kept))
     grace = max((handle.tool.spawn.abort_grace_ms for handle in ended), default=0) / 1000
     admission.end_all(ended, Failure("Ended: the runtime was closed.", "aborted"), "shutdown")
-    let_go = [handle.run for handle in kept if handle.run is not None]
-    for run in let_go:
+    released = [handle.run for handle in kept if handle.run is not None]
+    for run in released:
         run.hand_over()
     try:
         async with asyncio.timeout(grace + _CLOSE_SECS):
             await all_stopped(ended)
             await asyncio.sleep(0)  # first deliver the answers that these ends have brought
-            for run in let_go:
+            for run in released:
                 await run.gone()
     except TimeoutError:
         pass

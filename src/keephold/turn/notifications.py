@@ -18,8 +18,8 @@ from keephold.handles.handle import Handle
 from keephold.handles.registry import Registry
 from keephold.handles.state import Reply, Stopped
 from keephold.store.base import Carrier, Delivered, Notified, QueuedNotification, Shown
-from keephold.store.endings import FAILED, STOPPED, clip, words
 from keephold.store.rows import Level
+from keephold.store.rules import FAILED, STOPPED, clip, words
 from keephold.text import strip_controls
 from keephold.turn.replies import Replies
 
@@ -123,7 +123,7 @@ class Notifications:
             Notified(each.conversation, each.kind, each.level, each.message, each.at, each.uid, each.carriers)
             for each in undelivered
         ]
-        self._registry.commit(again, lambda _: None, lambda _: None, keep=True)
+        self._registry.write_soon(*again)
 
     async def present(self, delivered: Sequence[QueuedNotification]) -> tuple[Notification, ...]:
         """Return delivered notifications as the model gets them; if this is cancelled, queue them again (N3)."""

@@ -16,12 +16,11 @@ from keephold.handles.registry import Registry
 from keephold.handles.view import Conditions, Handles
 from keephold.limits import Limits
 from keephold.tools.toolbox import Offers, Toolbox
-from keephold.turn import send_input
 from keephold.turn.actions import Actions
 from keephold.turn.admission import Admission
 from keephold.turn.approvals import Approvals
 from keephold.turn.batch import Batch
-from keephold.turn.inquiry_service import Inquiries
+from keephold.turn.inquiry import Inquiries
 from keephold.turn.notifications import Notifications
 from keephold.turn.prompt_queue import PromptQueue
 from keephold.turn.recovery import Recovery
@@ -103,7 +102,7 @@ class Parts:
     inquiries: Inquiries
     notifications: Notifications
     approvals: Approvals
-    people: PromptQueue
+    prompt_queue: PromptQueue
     admission: Admission
     recovery: Recovery
     relay: Relay
@@ -141,7 +140,7 @@ class Parts:
         """Send a handle input or keys as the user, and return its state when it has settled (C6, Q4)."""
         await self.ready()
         handle = await Handles(self.registry, conversation).find(id)
-        reply = await send_input.send(self.actions, handle, input, keys)
+        reply = await self.actions.send(handle, input, keys)
         return msgspec.json.decode(reply.result, type=dict[str, Any])
 
     async def handle(self, conversation: str, id: str) -> HandleInfo:

@@ -41,7 +41,7 @@ NOT_DELIVERED_BY_USER = "Result delivery skipped by user."
 class Ask(NamedTuple):
     """The user has to decide."""
 
-    people: PromptQueue
+    prompt_queue: PromptQueue
     edit: bool
     """The configuration wants the arguments edited (`run = "edit"`)."""
 
@@ -64,9 +64,9 @@ Check = Callable[[Any], dict[str, Any]]
 class Permission:
     """Decides by the tools' modes, the user's decisions and the configured `detached`."""
 
-    def __init__(self, detached: Detached, people: PromptQueue, approvals: Approvals) -> None:
+    def __init__(self, detached: Detached, prompt_queue: PromptQueue, approvals: Approvals) -> None:
         self.detached = detached
-        self._people = people
+        self._prompt_queue = prompt_queue
         self._approvals = approvals
         self.finders: list[Callable[[str], PromptQueue | None]] = []
         """Find who is asked about a conversation, instead of the runtime's prompter. The first that knows decides."""
@@ -76,9 +76,9 @@ class Permission:
     # To run
 
     def to_run(
-        self, tool: Tool, action: Action | None, conversation: str, people: PromptQueue | None = None
+        self, tool: Tool, action: Action | None, conversation: str, prompt_queue: PromptQueue | None = None
     ) -> Verdict:
-        """Decide whether a call of the tool may run; `people` are asked instead of the runtime's prompter."""
+        """Decide whether a call of the tool may run; `prompt_queue` is asked, not the runtime's."""
         mode = _mode(tool, action)
         if mode == "unattended":
             return None
@@ -89,11 +89,11 @@ class Permission:
         known = self._approvals.standing(conversation, tool.name)
         if known is not None:
             return _standing(known) if known.value else Ok(SKIPPED_REMEMBERED)
-        if people is None:
+        if prompt_queue is None:
             found = (find(conversation) for find in self.finders)
-            people = next((each for each in found if each is not None), self._people)
-        if people.here:
-            return Ask(people, mode == "edit")
+            prompt_queue = next((each for each in found if each is not None), self._prompt_queue)
+        if prompt_queue.here:
+            return Ask(prompt_queue, mode == "edit")
         if self.detached == "auto":
             return Allowed("detached")
         setting = "run" if action is None or action not in tool.run_actions else f"run_actions.{action}"
@@ -105,11 +105,11 @@ class Permission:
     def ask(self, ask: Ask, prompt: RunTool, check: Check, then: Then) -> Asking:
         """Ask the user. `then` gets the arguments to run with, or how the call ends without running."""
         lasts = msgspec.structs.replace(prompt, until=self._approvals.until(prompt.conversation))
-        return _ToRun(ask.people, self._approvals, lasts, check, then).asking
+        return _ToRun(ask.prompt_queue, self._approvals, lasts, check, then).asking
 
-    def people_of(self, handle: Handle) -> PromptQueue:
+    def queue_of(self, handle: Handle) -> PromptQueue:
         """Return who decides about a handle's call that was begun by a dead process."""
-        return self._people.deciding(handle)
+        return self._prompt_queue.deciding(handle)
 
     # To deliver
 
@@ -121,13 +121,13 @@ class Permission:
         It is called once, before the end is visible. `text` returns the result as text.
         """
         mode: RunMode = handle.tool.result
-        people = self._people.deciding(handle)
+        prompt_queue = self._prompt_queue.deciding(handle)
         free = mode == "unattended" or self._is_unattended(handle.conversation)
         if mode == "skip":  # a failure stays a failure: a killed process is never shown as success (S3)
             then(_withheld(outcome, NOT_DELIVERED))
-        elif free or (not people.here and self.detached == "auto"):
+        elif free or (not prompt_queue.here and self.detached == "auto"):
             then(outcome)
-        elif not people.here:
+        elif not prompt_queue.here:
             then(_denied(handle.tool, f'show its result (`result = "{mode}"`)', "result"))
         else:
             id, result = handle.id if handle.stateful else None, text()
@@ -141,7 +141,7 @@ class Permission:
                 uid=handle.uid,
                 digest=digest(handle.tool.name, None, id, {"result": result}),
             )
-            return people.ask(prompt, lambda said: then(_delivered(outcome, said)))
+            return prompt_queue.ask(prompt, lambda said: then(_delivered(outcome, said)))
         return None
 
 
@@ -150,18 +150,18 @@ class _ToRun:
 
     def __init__(
         self,
-        people: PromptQueue,
+        prompt_queue: PromptQueue,
         approvals: Approvals,
         prompt: RunTool,
         check: Check,
         then: Then,
     ) -> None:
-        self._people = people
+        self._prompt_queue = prompt_queue
         self._approvals = approvals
         self._prompt = prompt
         self._check = check
         self._then = then
-        self.asking = people.ask(prompt, self._said, self._said_meanwhile, check)
+        self.asking = prompt_queue.ask(prompt, self._said, self._said_meanwhile, check)
 
     def _said(self, decision: Decision) -> None:
         match decision:
@@ -183,15 +183,16 @@ class _ToRun:
                 self._then(Ok(SKIPPED))
 
     def _said_meanwhile(self) -> bool:
-        """Apply a decision that was remembered while this prompt was queued; return whether there is one."""
+        """Apply a decision that was remembered while this prompt was open; return whether one covers it."""
         known = self._approvals.standing(self._prompt.conversation, self._prompt.tool)
-        if known is not None:
-            granted = Granted(self._prompt.arguments, _standing(known))
-            self._then(granted if known.value else Ok(SKIPPED_REMEMBERED))
-        return known is not None
+        if known is None or (known.value and self._prompt.problem is not None):  # nobody has allowed a refused edit
+            return False
+        granted = Granted(self._prompt.arguments, _standing(known))
+        self._then(granted if known.value else Ok(SKIPPED_REMEMBERED))
+        return True
 
     def _grant(self, arguments: dict[str, Any], by: str | None) -> None:
-        self._then(Granted(arguments, Allowed("user", self._approvals.now(), by or self._people.who)))
+        self._then(Granted(arguments, Allowed("user", self._approvals.now(), by or self._prompt_queue.who)))
 
     def _approved(self) -> dict[str, Any] | None:
         """Return the arguments that the user saw; None: they have to be asked again."""
@@ -217,12 +218,12 @@ class _ToRun:
         prompt = self._prompt
         new = digest(prompt.tool, prompt.action, prompt.id, arguments)
         self._prompt = msgspec.structs.replace(prompt, problem=problem, arguments=arguments, digest=new)
-        self._people.ask_again(self.asking, self._prompt)
+        self._prompt_queue.ask_again(self.asking, self._prompt)
 
     def _remember(self, wanted: bool, may_run: bool, by: str | None) -> None:
         prompt = self._prompt
         if wanted:
-            who = by or self._people.who
+            who = by or self._prompt_queue.who
             self._approvals.give(prompt.conversation, prompt.tool, may_run, by=who, arguments=prompt.arguments)
 
 

@@ -3,7 +3,7 @@
 Everything else keeps running while a prompt is open. A prompt whose answer is no longer needed is withdrawn: a queued
 one is never shown, a shown one is cancelled. A prompt that cannot be shown now does not delay the others.
 
-If the user sees all prompts at once and chooses (`at_once` of the prompter), each is shown when it comes.
+Every open prompt is also in the list of open requests (`turn/approvals.py`), where it can be decided.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from weakref import WeakSet
 from msgspec.structs import replace
 
 from keephold.handles.handle import Handle, OnStop
-from keephold.listeners import Listeners
 from keephold.turn.approvals import Approvals
 from keephold.turn.prompts import (
     Answer,
@@ -49,23 +48,34 @@ class LeftOpen(Exception):
     """Raised by a prompter that cannot show a prompt now: the prompt stays open, and others are shown meanwhile."""
 
 
+class FromList:
+    """The prompter of a user who decides from the list of open requests, in any order. It shows nothing itself."""
+
+    who = "the dashboard"
+
+    async def __call__(self, prompt: Prompt) -> Decision:
+        raise LeftOpen
+
+
 class Asking:
     """A prompt that is queued, shown, or left open."""
 
-    __slots__ = ("_people", "asked", "check", "prompt", "settled", "task", "then")
+    __slots__ = ("_prompt_queue", "asked", "check", "prompt", "settled", "since", "task", "then")
 
     def __init__(
         self,
-        people: "PromptQueue",
+        prompt_queue: "PromptQueue",
         prompt: Prompt,
         then: Callable[[Decision], None],
         settled: Callable[[], bool],
         check: Callable[[Any], object] | None,
     ) -> None:
-        self._people = people
+        self._prompt_queue = prompt_queue
         self.prompt = prompt
+        self.since = 0.0
         self.settled = settled
         self.check = check
+        """Raises `KeepholdError` for edited arguments that the tool does not take."""
         self.asked = then
         self.then: Callable[[Decision], None] | None = then
         """None: it was answered or withdrawn."""
@@ -75,13 +85,13 @@ class Asking:
         """Withdraw the prompt. This does nothing once it is answered or withdrawn."""
         if self.then is not None:
             self.then = None
-            self._people.withdrawn(self)
+            self._prompt_queue.withdrawn(self)
 
     def decide(self, decision: Decision) -> None:
         """Take a decision that was made elsewhere, and withdraw the prompt where it is shown (P6)."""
         if self.then is not None:
             then, self.then = self.then, None
-            self._people.decided_elsewhere(self, then, decision)
+            self._prompt_queue.decided_elsewhere(self, then, decision)
 
 
 class PromptQueue:
@@ -93,9 +103,8 @@ class PromptQueue:
         self._approvals = approvals
         self.who: str = getattr(prompter, "who", "the user")
         """Who decides here, for the record."""
-        self._at_once: bool = getattr(prompter, "at_once", False)
-        self.beside: Callable[[Prompter], Prompter] | None = None
-        """Wraps a client's prompter so that the runtime's user is asked, too; the first answer wins."""
+        self._from_list = isinstance(prompter, FromList)
+        """Whether the runtime's user decides from the list: a prompt that a client cannot show stays open there."""
         self._others: dict[str, PromptQueue] = {}
         self.finders: list[Callable[[Handle], PromptQueue | None]] = []
         """Find who is asked about a call that was not assigned, as after a restart. The first that knows decides."""
@@ -107,11 +116,7 @@ class PromptQueue:
         self.decides = True
         """Whether its user may approve calls and results and answer exclusive questions, as the owner may (K9)."""
         self._joined: WeakSet[PromptQueue] = WeakSet()
-        """The queues of clients whose prompts are shown here, too."""
-        self.on_settled: Listeners[[Prompt]] = Listeners()
-        """Called when a decision has reached the call that asked, or its prompt was withdrawn."""
-        self._settles: Callable[[Prompt], None] = self._settle_shown
-        """Called after each decision."""
+        """The queues of clients."""
 
     @property
     def here(self) -> bool:
@@ -129,26 +134,22 @@ class PromptQueue:
 
     def deciding(self, handle: Handle) -> "PromptQueue":
         """Return the queue for prompts about a handle that only the owner may decide (K9)."""
-        people = self.of(handle)
-        return people if people.decides else self
+        prompt_queue = self.of(handle)
+        return prompt_queue if prompt_queue.decides else self
 
     def joined(self, prompter: Prompter, *, decides: bool = True) -> "PromptQueue":
-        """Return a queue that asks through that prompter and, with `beside`, the runtime's user, too.
+        """Return a queue that asks a client through that prompter. A user who decides from the list (`FromList`) may
+        decide, too: the first decision counts.
 
         `decides`: see the attribute. Without it, the prompter gets only questions that anybody may answer."""
-        if self.beside is None:
-            people = PromptQueue(prompter, self._approvals)
-        else:
-            people = PromptQueue(self.beside(prompter), self._approvals)
-            people.who = getattr(prompter, "who", people.who)
-            people._at_once, people._settles = True, self._settle_shown
-            self._joined.add(people)
-        people.decides = decides
-        return people
+        prompt_queue = PromptQueue(prompter, self._approvals)
+        prompt_queue.decides, prompt_queue._from_list = decides, self._from_list
+        self._joined.add(prompt_queue)
+        return prompt_queue
 
-    def assign(self, handle: Handle, people: "PromptQueue") -> None:
+    def assign(self, handle: Handle, prompt_queue: "PromptQueue") -> None:
         """Send prompts about a handle to that queue, until the handle stops."""
-        self._others[handle.uid] = people
+        self._others[handle.uid] = prompt_queue
         handle.watch(OnStop(self._forget))
 
     def _forget(self, handle: Handle) -> None:
@@ -188,25 +189,21 @@ class PromptQueue:
         self._waiting.appendleft(asking)
 
     def decided_elsewhere(self, asking: Asking, then: Callable[[Decision], None], decision: Decision) -> None:
-        prompt = asking.prompt
         self.withdrawn(asking)
         asking.task = None  # `_said` ignores the end of the task: the call may be asked about again by then
         try:
             then(decision)
         finally:
-            if self._at_once:
-                self._settles(prompt)
             self._next()
 
     def withdrawn(self, asking: Asking) -> None:
         self._unlist(asking)
-        if asking in self._shown:
-            assert asking.task is not None
-            asking.task.cancel()  # `_said` shows the next one, when the terminal is free again
-        elif asking in self._waiting:
+        if asking in self._waiting:  # if it is asked again, its old prompt may still be shown
             self._waiting.remove(asking)
         elif asking in self._left:
             self._left.remove(asking)
+        elif asking in self._shown and asking.task is not None:
+            asking.task.cancel()  # `_said` shows the next one, when the terminal is free again
 
     def again(self) -> None:
         """Show the prompts that were left open, before all others."""
@@ -215,7 +212,7 @@ class PromptQueue:
         self._next()
 
     def _next(self) -> None:
-        while self._waiting and (self._at_once or not self._shown) and not self._closed:
+        while self._waiting and not self._shown and not self._closed:
             asking = self._waiting.popleft()
             if asking.settled():
                 asking.then = None
@@ -226,7 +223,14 @@ class PromptQueue:
             asking.task.add_done_callback(partial(self._said, asking))
 
     async def _show(self, prompt: Prompt) -> Decision | None:
-        """Return the decision; None if the prompt could not be shown."""
+        """Return the decision; None if the prompt could not be shown and stays open."""
+        if self._from_list and isinstance(prompt, AskQuestion) and prompt.question.secret:
+            return None  # clients are not asked for secrets
+        said = await self._asked(prompt)
+        failed = isinstance(said, Dismissed) and said.reason is not None
+        return None if failed and self._from_list else said
+
+    async def _asked(self, prompt: Prompt) -> Decision | None:
         assert self._prompter is not None
         try:
             said: object = await self._prompter(prompt)
@@ -249,7 +253,6 @@ class PromptQueue:
             self._next()
             return
         said = Dismissed() if task.cancelled() else task.result()
-        prompt = asking.prompt
         try:
             if asking.then is not None and said is None:
                 self._left.append(asking)
@@ -258,29 +261,17 @@ class PromptQueue:
                 self._unlist(asking)
                 then(said)
         finally:
-            if self._at_once:
-                self._settles(prompt)
             self._next()
-
-    def _settle_shown(self, prompt: Prompt) -> None:
-        """Withdraw the other shown prompts that this decision covers, too."""
-        self.on_settled(prompt)
-        shown = [*self._shown, *(asking for people in self._joined for asking in people._shown)]
-        for asking in shown:
-            if asking.then is not None and asking.settled():
-                asking.withdraw()
 
     async def close(self) -> None:
         """Withdraw every prompt."""
-        tasks = [task for people in (self, *self._joined) for task in people._withdraw_all()]
+        tasks = [task for prompt_queue in (self, *self._joined) for task in prompt_queue._withdraw_all()]
         if tasks:
             await asyncio.wait(tasks, timeout=_CLOSE_SECS)
 
     def _withdraw_all(self) -> "list[asyncio.Task[Decision | None]]":
         self._closed = True
-        self._waiting.clear()
-        self._left.clear()
         tasks = [asking.task for asking in self._shown if asking.task is not None]
-        for asking in tuple(self._shown):
+        for asking in (*self._shown, *self._waiting, *self._left):
             asking.withdraw()
         return tasks

@@ -3,15 +3,19 @@
 `Runtime(prompter=…)` takes a coroutine function that gets one prompt and returns the user's decision. Prompts are shown
 one at a time, in the order they come (Q5). A prompt whose answer is no longer needed is withdrawn by cancelling the
 coroutine.
+
+A decision may also come as JSON: from the dashboard, the API, or another process (P6).
 """
 
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
-from keephold.handles.question import Question
+from keephold.durable.keys import unmasked
+from keephold.errors import KeepholdError
+from keephold.handles.question import Question, answer_fits, problem_with, read_answer
 from keephold.text import to_json
 
 Until = Literal["turn", "revoked"]
@@ -84,6 +88,11 @@ class AskQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="ask_question")
 
 
 Prompt = RunTool | DeliverResult | AskQuestion
+
+
+def begins(prompt: Prompt) -> str | None:
+    """Return the uid of the handle that begins if the prompt is approved."""
+    return prompt.uid if isinstance(prompt, RunTool) and prompt.action in (None, "spawn") else None
 
 
 class Approved(msgspec.Struct, frozen=True, tag="approved"):
@@ -163,3 +172,76 @@ def too_long(text: str) -> str | None:
         f"the client was not asked to approve a text of {len(text):,} characters, because a dialog gets at most "
         f"{LONGEST_DIALOG:,}; run this where a person has a terminal or the dashboard"
     )
+
+
+_WORDS: dict[type[Prompt], tuple[str, ...]] = {
+    RunTool: ("approve", "deny", "edit", "cancel"),
+    DeliverResult: ("approve", "deny", "edit", "cancel"),
+    AskQuestion: ("answer", "cancel"),
+}
+"""The decisions that each kind of prompt takes."""
+
+
+class Decided(TypedDict):
+    """Whether a decision was `taken`, must be made `again`, or came too late."""
+
+    status: Literal["taken", "again", "gone"]
+    problem: str | None
+
+
+TAKEN: Decided = {"status": "taken", "problem": None}
+GONE: Decided = {
+    "status": "gone",
+    "problem": "nobody waits for this any more: it was decided, it ended, or its caller left",
+}
+
+
+def read_decision(prompt: Prompt, said: Mapping[str, Any], by: str | None = None) -> Decision:
+    """Read a decision about the prompt. Raises `KeepholdError` if it is invalid, or was made about another call (P5).
+
+    `by` is recorded as the one who decided."""
+    digest, current = said.get("digest"), getattr(prompt, "digest", None)
+    if digest is not None and digest != current:
+        raise _wrong("this has changed since you saw it, so nothing is decided; look at it again")
+    word, remember, reason = said.get("decision"), bool(said.get("remember")), said.get("reason")
+    words = _WORDS[type(prompt)]
+    if word not in words:
+        raise _wrong(f"`decision` must be one of {', '.join(words)} here")
+    match word:
+        case "approve":
+            return Approved(remember, by)
+        case "deny":
+            return Denied(reason if isinstance(reason, str) and reason.strip() else None, remember, by)
+        case "edit":
+            return Edited(_edited(prompt, said.get("value")), by)
+        case "answer":
+            assert isinstance(prompt, AskQuestion)
+            return Answer(_answer(prompt, said.get("value")), remember, by)
+        case _:
+            return Dismissed()
+
+
+def _edited(prompt: Prompt, value: Any) -> Any:
+    if isinstance(prompt, DeliverResult):
+        if not isinstance(value, str):
+            raise _wrong("`value` must be the text that the model is to see")
+        return unmasked(value, prompt.result)
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise _wrong(f"the arguments are not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise _wrong("the arguments must be a JSON object")
+    return unmasked(value, prompt.arguments) if isinstance(prompt, RunTool) else value
+
+
+def _answer(prompt: AskQuestion, value: Any) -> Any:
+    given = read_answer(prompt.question, value) if isinstance(value, str) else value
+    if not answer_fits(prompt.question, given):
+        raise _wrong(problem_with(prompt.question, given), code="bad_answer")
+    return given
+
+
+def _wrong(message: str, code: str = "invalid_arguments") -> KeepholdError:
+    return KeepholdError(message, code=code)

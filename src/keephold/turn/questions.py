@@ -19,7 +19,7 @@ from keephold.tools.base import QuestionPolicy
 from keephold.tools.toolbox import is_builtin
 from keephold.tools.waiting import INTERNAL
 from keephold.turn.approvals import Approvals
-from keephold.turn.inquiry_service import Inquiries
+from keephold.turn.inquiry import Inquiries
 from keephold.turn.permission import Detached
 from keephold.turn.prompt_queue import Asking, PromptQueue
 from keephold.turn.prompts import Answer, AskQuestion, Decision, Dismissed
@@ -36,7 +36,7 @@ class _Asked:
     question: Question
     policy: QuestionPolicy
     open: Open
-    people: PromptQueue
+    prompt_queue: PromptQueue
     prompt: Asking | None = None
     inquiry: "asyncio.Task[None] | None" = None
     invalid: int = 0
@@ -51,14 +51,14 @@ class Questions:
         registry: Registry,
         limits: Limits,
         detached: Detached,
-        people: PromptQueue,
+        prompt_queue: PromptQueue,
         inquiries: Inquiries,
         approvals: Approvals,
     ) -> None:
         self._registry = registry
         self._limits = limits
         self._detached = detached
-        self._people = people
+        self._prompt_queue = prompt_queue
         self._inquiries = inquiries
         self._approvals = approvals
         self._asked: dict[str, _Asked] = {}
@@ -72,8 +72,10 @@ class Questions:
             return recalled
         if policy.answered and not question.secret:
             return _checked(question, policy.answer, f"the fixed answer {policy.answer!r} of question `{question.id}`")
-        people = self._people.deciding(handle) if is_exclusive(handle, question) else self._people.of(handle)
-        who = self._who(handle, question, policy, people)
+        prompt_queue = (
+            self._prompt_queue.deciding(handle) if is_exclusive(handle, question) else self._prompt_queue.of(handle)
+        )
+        who = self._who(handle, question, policy, prompt_queue)
         if not any(who):
             if self._detached == "defaults" and question.default is not None and not question.secret:
                 return _checked(question, question.default, f"the default of question `{question.id}`")
@@ -84,15 +86,15 @@ class Questions:
                 f"{open_now} questions are open already ([limits] open_questions); answer some of them first",
                 "limit_exceeded",
             )
-        self._asked[handle.uid] = _Asked(question, policy, who, people)
+        self._asked[handle.uid] = _Asked(question, policy, who, prompt_queue)
         return who
 
-    def _who(self, handle: Handle, question: Question, policy: QuestionPolicy, people: PromptQueue) -> Open:
+    def _who(self, handle: Handle, question: Question, policy: QuestionPolicy, prompt_queue: PromptQueue) -> Open:
         if policy.exclusive or question.secret:  # Q4: never a model, on any path
-            return Open(caller=False, person=people.here, assistant=False)
+            return Open(caller=False, person=prompt_queue.here, assistant=False)
         for_user = policy.target == "user"
         caller = handle.stateful and "apply" in handle.tool.actions
-        person = people.here and (for_user or not (caller or self._inquiries.here))
+        person = prompt_queue.here and (for_user or not (caller or self._inquiries.here))
         # A question for the user goes to the model only if no user can be asked and the model may stand in: it spawned
         # the handle (Q3), or `detached` allows it.
         stands_in = not for_user or (not person and (handle.stateful or self._detached == "auto"))
@@ -136,7 +138,7 @@ class Questions:
             until=self._approvals.until(handle.conversation),
             request=question_request(handle.uid, handle.state.number),
         )
-        asked.prompt = asked.people.ask(
+        asked.prompt = asked.prompt_queue.ask(
             prompt, lambda said: self._said(handle, asked, said), lambda: self._answered_meanwhile(handle, asked)
         )
 
@@ -161,12 +163,12 @@ class Questions:
                 asked.invalid += 1
                 problem = problem_with(question, value)
                 if asked.invalid <= _AGAIN:
-                    asked.people.ask_again(prompt, msgspec.structs.replace(prompt.prompt, problem=problem))
+                    asked.prompt_queue.ask_again(prompt, msgspec.structs.replace(prompt.prompt, problem=problem))
                 else:
                     self._end(handle, not_answered(question.id, f"{asked.invalid} answers were invalid; {problem}"))
             case Answer(value, remember, by):
                 if remember and prompt.prompt.may_remember:
-                    who = by or asked.people.who
+                    who = by or asked.prompt_queue.who
                     self._approvals.give(handle.conversation, handle.tool.name, value, by=who, question=question.id)
                 self._answer(handle, value)
             case Dismissed(reason):

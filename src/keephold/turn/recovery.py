@@ -25,30 +25,16 @@ from keephold.durable.calls import Durability
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle, OnStop
 from keephold.handles.registry import Registry, notice
-from keephold.handles.state import Ended, EndedBy, Failure, Outcome, Pending, State, Stopped, transition
+from keephold.handles.state import Ended, EndedBy, Failure, Outcome, PendingState, State, Stopped, transition
 from keephold.handles.view import Handles
-from keephold.store.base import (
-    Attempted,
-    Changed,
-    Claimed,
-    Entry,
-    HandleQuery,
-    HookCalled,
-    KeptOutput,
-    Opened,
-    OpenTurn,
-    Record,
-    Registered,
-    Released,
-    Resolution,
-    Retried,
-    TakenBack,
-)
-from keephold.store.endings import end_notice, ended, gone, timed_out
-from keephold.tools.base import Invocation, Tool
-from keephold.tools.guard import Guard, reap
+from keephold.store import ops
+from keephold.store.base import Entry, HandleQuery, KeptOutput, Opened, OpenTurn, Record, Resolution, newest_retry
+from keephold.store.rules import end_notice, ended, gone, timed_out
+from keephold.tools.base import Invocation, SupportsCancelHook, SupportsKnowing, Tool
+from keephold.tools.guard import Guard
 from keephold.tools.keeper.record import read_record
 from keephold.tools.keeping import end_kept, is_elsewhere, kept_output
+from keephold.tools.marks import reap
 from keephold.tools.toolbox import Toolbox
 from keephold.turn.admission import Admission
 from keephold.turn.crash_loops import in_order
@@ -71,7 +57,7 @@ def waits_for_resume(state: State, source: str | None) -> bool:
     """B9: a call that never started, or can be started again, is left to the process that resumes its turn.
 
     `source` is that of its tool."""
-    return isinstance(state, Pending) or source == "builtin"
+    return isinstance(state, PendingState) or source == "builtin"
 
 
 class _Claimed(NamedTuple):
@@ -118,8 +104,9 @@ class Recovery:
         self.guard: Guard
         self.leaves_calls = False
         """Whether calls are left to a runtime that has the tools of their own program (R1)."""
-        self.adopts: Callable[[str], bool] = lambda conversation: True
-        """Whether calls of a conversation are resumed here: another project may have another tool of a name (X6)."""
+        self.adopts: list[Callable[[str], bool]] = []
+        """Whether calls of a conversation are resumed here, because another project may have another tool of a name
+        (X6): if any says so, or there is none."""
 
     async def start(self) -> None:
         """At the start of a runtime: restore the resources that parked calls hold, and sweep. If there is more than one
@@ -238,14 +225,19 @@ class Recovery:
             loops.resumed(records)
 
     def _known(self, record: Record) -> Tool | None:
-        return self._toolbox.of(record.conversation).get(record.tool) if self.adopts(record.conversation) else None
+        adopted = not self.adopts or any(adopts(record.conversation) for adopts in self.adopts)
+        return self._toolbox.of(record.conversation).get(record.tool) if adopted else None
 
     def _tool(self, record: Record) -> Tool | None:
         """Return the tool of a call, with the policies that the call itself chose."""
         tool = None if self.leaves_calls else self._known(record)
         if tool is None or tool.launching is None:
-            knows = getattr(tool.runtime, "knows", None) if tool is not None else None  # SupportsKnowing
-            return tool if knows is None or knows(record.arguments) else None
+            unknown = (
+                tool is not None
+                and isinstance(tool.runtime, SupportsKnowing)
+                and not tool.runtime.knows(record.arguments)
+            )
+            return None if unknown else tool
         try:
             return tool.launching.read(record.arguments, self._registry.clock.now(), None).of(tool)
         except ToolError:  # its agent, say, is not registered here: a runtime that has it resumes the call
@@ -279,9 +271,9 @@ class Recovery:
     async def claim(self, record: Record, *, queued: bool = False, kept: bool = False) -> Record | None:
         """Claim a dead owner's call; None if another process was first, or it has stopped. `queued`, `kept`: as in
         `Claimed`."""
-        asked = TakenBack(record.conversation, ((record.uid, "asked"),))  # its question died with its process
+        asked = ops.TakenBack(record.conversation, ((record.uid, "asked"),))  # its question died with its process
         claimed: Record | None
-        claimed, _ = await self._registry.write((Claimed(record.uid, record.owner, queued, kept), asked))
+        claimed, _ = await self._registry.write((ops.Claimed(record.uid, record.owner, queued, kept), asked))
         if claimed is not None and self._registry.traces is not None:
             await self._registry.traces.taken(claimed)
         return claimed
@@ -291,13 +283,10 @@ class Recovery:
         if isinstance(record.state, Stopped):
             self._call_hook(record)
             return None
-        if not isinstance(record.state, Pending) and record.parking is None:
-            if tool.engine is not None:
-                await self._follow(record, tool)
-                return None
-            if tool.on_crash == "keep" and record.stateful:
-                await self._take_back(record, tool)
-                return None
+        runs_on = tool.engine is not None or (tool.on_crash == "keep" and record.stateful)
+        if runs_on and not isinstance(record.state, PendingState) and record.parking is None:
+            await self._take_back(record, tool)
+            return None
         was_alone = record.standing == "alone"
         claimed = await self.claim(record, queued=True)
         if claimed is None:
@@ -306,8 +295,7 @@ class Recovery:
             await self._release(claimed)
             return None
         # R5: if repeating is harmless, a crash does not end it. R8 ends crash loops, not `max_attempts`.
-        repeats = tool.retry.policy == "idempotent" or tool.engine is not None
-        repeats = repeats or (tool.on_crash == "keep" and record.stateful)  # not started yet
+        repeats = tool.retry.policy == "idempotent" or runs_on  # one that would run on has not started yet
         if tool.on_crash != "replay" and claimed.next_attempt_at is None and not repeats:
             await self._end(claimed, record.attempt)
         elif was_alone:
@@ -317,29 +305,21 @@ class Recovery:
         return None
 
     async def _take_back(self, record: Record, tool: Tool) -> None:
-        """R7: take back a call whose process is kept, or has ended meanwhile. One on another host is left alone."""
-        directory = self._registry.store.directory
-        assert directory is not None, "only a store on disk has calls of dead processes"
-        if is_elsewhere(directory, record.uid):
+        """Take back a call that has run on: an engine runs it, or its process is kept, and may have ended meanwhile
+        (R7). A process on another host is left alone."""
+        directory = self._registry.store.directory if tool.engine is None else None
+        if directory is not None and is_elsewhere(directory, record.uid):
             return
         claimed = await self.claim(record, kept=True)
         if claimed is None:
             return
-        found = read_record(directory, record.uid)
-        claimed.output = None if found is None else kept_output(directory, found)
-        handle = self._registry.take_over(claimed)
-        handle.tool = tool
+        found = None if directory is None else read_record(directory, record.uid)
+        if directory is not None:
+            claimed.output = None if found is None else kept_output(directory, found)
+        handle, _ = self._take_over(claimed, tool)
         await self._admission.take_back(handle, self._invocation(claimed, tool))
 
-    async def _follow(self, record: Record, tool: Tool) -> None:
-        """Follow a call that an engine runs: it has run on."""
-        claimed = await self.claim(record, kept=True)
-        if claimed is not None:
-            handle = self._registry.take_over(claimed)
-            handle.tool = tool
-            await self._admission.take_back(handle, self._invocation(claimed, tool))
-
-    async def end_left(self, uid: str, owner: str, error: Failure) -> None:
+    async def end_left(self, uid: str, owner: str, error: Failure, by: EndedBy) -> None:
         """End a dead owner's call although its tool is not here, because it is aborted (C7)."""
         record = await self._registry.store.handle(uid)
         if record is None or record.owner != owner or isinstance(record.state, Stopped):
@@ -350,7 +330,7 @@ class Recovery:
             await self._release(claimed)
         elif claimed is not None:
             output = await self._end_kept(claimed)
-            await self._end(claimed, record.attempt, error, "abort", output)
+            await self._end(claimed, record.attempt, error, by, output)
             directory = self._registry.store.directory
             if output is not None and directory is not None and not is_elsewhere(directory, uid):
                 self.guard.keeper.forget(uid, output=False)  # on another host, the next runtime there ends it by this
@@ -366,7 +346,7 @@ class Recovery:
 
     async def _release(self, record: Record) -> None:
         """Park a call that has taken its key (`external`)."""
-        (state,) = await self._registry.write((Released(record.uid, record.fence),))
+        (state,) = await self._registry.write((ops.Released(record.uid, record.fence),))
         self._registry.changed_elsewhere(record.uid, state)
 
     async def _end(
@@ -380,12 +360,12 @@ class Recovery:
         """End a call with its process, unless its completion was accepted before (R4)."""
         event = Ended(self._registry.clock.now(), error, by)
         state = transition(record.state, event)
-        same = Attempted(record.uid, record.fence, attempt, None)  # the claim began none
+        same = ops.Attempted(record.uid, record.fence, attempt, None)  # the claim began none
         tool = self._known(record)
         notification = notice(tool, state) if tool is not None and record.stateful else None
         if error.code == "crash_loop" and isinstance(state, Stopped):
             notification = end_notice(state)  # also if the tool's settings want no notification
-        change = Changed(record.uid, record.fence, event, state, output, notification, yields=True)
+        change = ops.Changed(record.uid, record.fence, event, state, output, notification, yields=True)
         _, completed = await self._registry.write((same, change))
         self._registry.changed_elsewhere(record.uid, completed or state)
 
@@ -393,7 +373,7 @@ class Recovery:
         """Run a claimed call again: with its journal in hand, or when its next attempt is due."""
         tool = handle.tool
         self._admission.loops.watch(handle, record.deaths)
-        if isinstance(record.state, Pending) and record.retry_of is None:
+        if isinstance(record.state, PendingState) and record.retry_of is None:
             self.actions.start_again(handle, record)  # it may wait for permission, and nobody has given that
             return
         journaled = tool.on_crash == "replay" or tool.retry.policy != "never"  # else nothing in it counts
@@ -441,16 +421,15 @@ class Recovery:
                 "`keephold retry --store`",
                 code="not_retryable",
             )
-        first = record.retry_of or uid
-        again = self._registry.repeated(record, first)
-        newest = await store.named(record.conversation, again.id)
-        if isinstance(newest, Record) and newest.retry_of == first and newest.uid != uid:
+        newest = await newest_retry(store, record)
+        if newest is not None:
             raise KeepholdError(
                 f"handle `{record.id}` was retried before; its newest retry has the uid {newest.uid}",
                 code="not_retryable",
             )
+        again = self._registry.repeated(record, record.retry_of or uid)
         looped = outcome.code == "crash_loop"
-        await self._registry.write((Retried(again, uid) if looped else Registered(again),), keep=False)
+        await self._registry.write((ops.Retried(again, uid) if looped else ops.Registered(again),), keep=False)
         if tool is not None and stopped.started is None:  # nobody has allowed it
             self.actions.start_again(*self._take_over(again, tool))
         elif tool is not None:
@@ -522,13 +501,12 @@ class Recovery:
     async def call_hook(self, record: Record) -> None:
         """D2: end the work outside. A hook that fails with a transient error is called again."""
         tool = self._known(record)
-        hook = getattr(tool.runtime, "cancelled", None) if tool is not None else None  # SupportsCancelHook
         try:
             if tool is None:  # a runtime that has it will
-                await self._registry.write((Released(record.uid, record.fence),))
+                await self._registry.write((ops.Released(record.uid, record.fence),))
                 return
-            if hook is not None:
-                await hook(await self._durability.waits.key_of(record), record.arguments)
+            if isinstance(tool.runtime, SupportsCancelHook):
+                await tool.runtime.cancelled(await self._durability.waits.key_of(record), record.arguments)
         except Exception as error:
             _log.error("the on_cancel hook of tool `%s` failed (call %s)", record.tool, record.uid, exc_info=error)
             if isinstance(error, ToolError) and error.transient:
@@ -536,7 +514,7 @@ class Recovery:
                 return
         finally:
             self._hooks.discard(record.uid)
-        await self._registry.write((HookCalled(record.uid),))
+        await self._registry.write((ops.HookCalled(record.uid),))
 
 
 _LONGEST = 3600.0

@@ -19,16 +19,16 @@ from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.question import question_key
 from keephold.handles.registry import Registry
-from keephold.handles.state import Reply, Waiting
+from keephold.handles.state import EndedBy, Failure, Reply, Waiting
 from keephold.store.base import Replied, Request, RequestClosed, Requested, SupportsWhispers
 from keephold.tools.base import Action
 from keephold.tools.run import FORCE_SECS
 from keephold.turn.approvals import Approvals
 from keephold.turn.attach_protocol import REPLY, Want
-from keephold.turn.decisions import GONE, TAKEN, Decided
 from keephold.turn.owner_connection import OwnerAddress, linked, socket_of
-from keephold.turn.relayed_streams import IS_POLL, POLL_SECS, Poll
-from keephold.turn.replies import aborted, error_reply, failed_reply
+from keephold.turn.prompts import GONE, TAKEN, Decided
+from keephold.turn.relayed_streams import POLL_SECS, Poll, PollAnswer
+from keephold.turn.replies import error_reply, failed_reply
 from keephold.turn.tool_call import ActiveCall, By, ParsedCall, call_on
 
 if TYPE_CHECKING:
@@ -42,11 +42,9 @@ _ALIVE_SECS = 0.2
 _OF_USE = b"true"
 _TAKEN = b""
 """The reply of an owner that has taken a request and not finished: it will be carried out."""
-_ANSWERED = b"."
-"""Precedes the frames of a reply, of which there may be none."""
 
 
-class _Wanted(msgspec.Struct, omit_defaults=True):
+class _Wanted(msgspec.Struct, omit_defaults=True, tag="act"):
     """A request, as it is stored: the whole call, but never a secret."""
 
     action: Action
@@ -57,6 +55,7 @@ class _Wanted(msgspec.Struct, omit_defaults=True):
     by: By = "model"
     answers: str | None = None
     declines: bool = False
+    ends: tuple[Failure, EndedBy] | None = None
 
 
 class _Decision(msgspec.Struct, omit_defaults=True, tag="decide"):
@@ -75,7 +74,7 @@ class _Message(msgspec.Struct, tag="message"):
     text: str
 
 
-_IS_DECISION, _IS_MESSAGE = b'{"type":"decide",', b'{"type":"message",'
+_request = msgspec.json.Decoder(_Wanted | _Decision | _Message | Poll)
 
 
 class Relay:
@@ -150,7 +149,7 @@ class Relay:
         await self.recovery.take_first(owner, handle.conversation, handle.uid)
         await self._registry.refresh((handle.uid,))
         if handle.owner == owner and parsed.action == "abort":
-            await self.recovery.end_left(handle.uid, owner, aborted(parsed.by))
+            await self.recovery.end_left(handle.uid, owner, *parsed.ending)
             await self._registry.refresh((handle.uid,))
         if self.elsewhere(handle) and handle.owner == owner:
             raise _gone(handle)
@@ -166,9 +165,10 @@ class Relay:
             parsed.by,
             _question_answered(handle, parsed),
             parsed.declines,
+            parsed.ends,
         )
         what = f"runs handle `{handle.id}`"
-        body = await self._asked(handle.uid, owner, msgspec.json.encode(wanted), what, _longest(handle))
+        body = await self._asked(handle.uid, owner, wanted, what, _longest(handle))
         if body is None:
             return None
         await self._registry.refresh((handle.uid,))
@@ -177,25 +177,20 @@ class Relay:
 
     async def decide(self, id: str, owner: str, said: dict[str, Any] | None, by: str | None) -> Decided:
         """Have the owner decide its open prompt, or, without a decision, revoke its standing permission (P6)."""
-        wanted = _Decision(id, said, by)
-        body = None
-        if self._registry.store.alive(owner):
-            body = await self._asked(id, owner, msgspec.json.encode(wanted), "asks this")
+        body = await self._asked(id, owner, _Decision(id, said, by), "asks this")
         return GONE if body is None else msgspec.json.decode(body, type=Decided)
 
     async def tell(self, owner: str, to: str, text: str) -> bool:
         """Give a message to a part of another process. Return whether it was of use there."""
-        body = await self._asked("", owner, msgspec.json.encode(_Message(to, text)), "serves this")
+        body = await self._asked("", owner, _Message(to, text), "serves this")
         return body == _OF_USE
 
-    async def poll(self, uid: str, owner: str, poll: Poll) -> bytes:
+    async def poll(self, uid: str, owner: str, poll: Poll) -> PollAnswer:
         """Return the next frames of a session in the owner's process (`turn/relayed_streams.py`)."""
-        what, body = "runs the handle", None
-        if self._registry.store.alive(owner):
-            body = await self._asked(uid, owner, msgspec.json.encode(poll), what, 2 * POLL_SECS)
+        body = await self._asked(uid, owner, poll, "runs the handle", 2 * POLL_SECS)
         if body is None:
             raise KeepholdError("The runtime that ran the handle is gone; ask again.", code="owner_not_answering")
-        return body[1:]
+        return msgspec.msgpack.decode(body, type=PollAnswer)
 
     @property
     def can_whisper(self) -> bool:
@@ -207,13 +202,17 @@ class Relay:
         assert isinstance(store, SupportsWhispers)
         await store.whisper(ear, message)
 
-    async def _asked(self, about: str, owner: str, request: bytes, what: str, longest: float = 1.0) -> bytes | None:
+    async def _asked(
+        self, about: str, owner: str, request: msgspec.Struct, what: str, longest: float = 1.0
+    ) -> bytes | None:
         """Write a request and wait for the reply; None if the owner dies. It may take `longest` once it has begun."""
         registry, store = self._registry, self._registry.store
+        if not store.alive(owner):
+            return None
         id, rung = secrets.token_hex(12), asyncio.Event()
         self._awaited[id] = rung
         try:
-            await registry.write((Requested(id, about, owner, request),), keep=False)
+            await registry.write((Requested(id, about, owner, msgspec.json.encode(request)),), keep=False)
             body, asked_at = None, asyncio.get_running_loop().time()
             while not body:
                 if not store.alive(owner):
@@ -269,27 +268,25 @@ class Relay:
             else:
                 self._taken.discard(request.id)
 
-        def not_taken(_: Exception) -> None:  # the store cannot write: a sweep tries again
-            self._taken.discard(request.id)
-
-        self._registry.commit((Replied(request.id, _TAKEN),), taken, not_taken)
+        # If the store cannot write, a sweep tries again.
+        self._registry.commit((Replied(request.id, _TAKEN),), taken, lambda _: self._taken.discard(request.id))
 
     def _serve(self, request: Request) -> None:
-        if request.body.startswith(_IS_DECISION):
-            self._decide(request)
-            return
-        if request.body.startswith(_IS_MESSAGE):
-            self._registry.run_soon(self._deliver(request))
-            return
-        if request.body.startswith(IS_POLL):
-            self._registry.run_soon(self._answer_poll(request))
-            return
+        match _request.decode(request.body):
+            case _Wanted() as wanted:
+                self._act(request, wanted)
+            case _Decision() as decision:
+                self._decide(request, decision)
+            case _Message() as message:
+                self._registry.run_soon(self._deliver(request, message))
+            case Poll() as poll:
+                self._registry.run_soon(self._answer_poll(request, poll))
+
+    def _act(self, request: Request, wanted: _Wanted) -> None:
         handle = self._registry.loaded(request.uid)
-        wanted = msgspec.json.decode(request.body, type=_Wanted)
 
         def answer(_: object, reply: Reply) -> None:
-            self._reply(request.id, msgspec.json.encode(reply))
-            self._taken.discard(request.id)
+            self._reply(request, msgspec.json.encode(reply))
 
         if handle is None:
             refusal = ToolError("the handle is not run here any more; ask again", code="handle_not_found")
@@ -297,29 +294,24 @@ class Relay:
             return
         handle.cursor = max(handle.cursor, wanted.cursor)
         parsed = call_on(handle, wanted.action, wanted.arguments, wanted.by)
-        parsed = replace(parsed, cause=wanted.cause, answers=wanted.answers, declines=wanted.declines)
+        parsed = replace(parsed, cause=wanted.cause, answers=wanted.answers, declines=wanted.declines, ends=wanted.ends)
         try:
             self.actions.act(ActiveCall(parsed, answer, handle=handle))
         except Exception as error:
             answer(None, failed_reply(handle.call_id, error))
 
-    async def _deliver(self, request: Request) -> None:
-        message = msgspec.json.decode(request.body, type=_Message)
+    async def _deliver(self, request: Request, message: _Message) -> None:
         used = False
         try:
             if message.to in self.mailboxes:
                 used = await self.mailboxes[message.to](message.text)
         finally:
-            self._reply(request.id, _OF_USE if used else b"false")
-            self._taken.discard(request.id)
+            self._reply(request, _OF_USE if used else b"false")
 
-    async def _answer_poll(self, request: Request) -> None:
-        frames = await self.streams.polled(msgspec.json.decode(request.body, type=Poll))
-        self._reply(request.id, _ANSWERED + frames)
-        self._taken.discard(request.id)
+    async def _answer_poll(self, request: Request, poll: Poll) -> None:
+        self._reply(request, msgspec.msgpack.encode(await self.streams.polled(poll)))
 
-    def _decide(self, request: Request) -> None:
-        wanted = msgspec.json.decode(request.body, type=_Decision)
+    def _decide(self, request: Request, wanted: _Decision) -> None:
         trouble = self._registry.store.trouble
         if wanted.said is None:
             decided: Decided = TAKEN if self._approvals.revoke(wanted.id) else GONE
@@ -327,11 +319,11 @@ class Relay:
             decided = {"status": "again", "problem": f"the store cannot write ({trouble}); nothing is decided"}
         else:
             decided = self._approvals.decide(wanted.id, wanted.said, wanted.by)
-        self._reply(request.id, msgspec.json.encode(decided))  # after what the decision has written (R4)
-        self._taken.discard(request.id)
+        self._reply(request, msgspec.json.encode(decided))  # after what the decision has written (R4)
 
-    def _reply(self, id: str, body: bytes) -> None:
-        self._registry.commit((Replied(id, body),), lambda _: None, lambda _: None, keep=True)
+    def _reply(self, request: Request, body: bytes) -> None:
+        self._registry.write_soon(Replied(request.id, body))
+        self._taken.discard(request.id)
 
 
 def _is_typed(parsed: ParsedCall) -> bool:
@@ -379,8 +371,8 @@ def _slow(what: str) -> ToolError:
 
 def _gone(handle: Handle) -> ToolError:
     return ToolError(
-        f"The process that ran handle `{handle.id}` is gone, and this one has no tool `{handle.tool.name}` to go on "
-        "with it. Start a runtime that has the tool, or abort it.",
+        f"The process that ran handle `{handle.id}` is gone, and this one has no tool `{handle.tool.name}` to "
+        "resume it. Start a runtime that has the tool, or abort it.",
         code="owner_not_answering",
         transient=True,
     )

@@ -1,4 +1,4 @@
-"""The attach protocol without a socket: the frames of a handle, asked for by rows of the store (M3).
+"""The channel of the attach protocol without a socket: the frames of a handle, asked for by rows of the store (M3).
 
 Processes on other machines share the store and nothing else. A client's first request opens a session in the owner's
 process; each request is answered with the frames that are there, as soon as there is one. So output arrives as it is
@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import deque
-from typing import Protocol, cast
+from typing import Protocol
 
 import msgspec
 from msgspec import UNSET
@@ -42,14 +42,9 @@ _AHEAD = 1 << 18
 """Bytes of frames that may wait for the next request."""
 _PIECE = 5000
 """Bytes of a whisper; PostgreSQL takes fewer than 8,000, and they are sent as base64."""
-TYPING = ("attach", "send")
-"""Requests whose client sends input."""
-_FINAL = b"".join(kind.encode() for kind in (frames.END, frames.REPLY, frames.ERROR))
 _FINAL_SECS = 2.0
 """How long a session may take to end after its last frame."""
-_HEARD = "h"
-"""The frame that is for `RelayedLink` alone."""
-_CLOSED = frames.frame(frames.ERROR, frames.Refused("the stream is closed; ask again", "runtime_closed"))
+_CLOSED = frames.Refused("the stream is closed; ask again", "runtime_closed")
 _LOST = (
     "Your last input may not have reached the handle: the connection to its process was lost. See what the handle "
     "shows, then attach or send again."
@@ -66,9 +61,6 @@ class Poll(msgspec.Struct, omit_defaults=True, tag="stream"):
     """How many whispers the client has sent."""
 
 
-IS_POLL = b'{"type":"stream",'
-
-
 class Whisper(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """A part of the bytes that a client sends in a session."""
 
@@ -77,55 +69,65 @@ class Whisper(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     data: bytes
 
 
-class _Heard(msgspec.Struct):
-    """How many whispers the owner has taken, and where it hears them."""
+class PollAnswer(msgspec.Struct, array_like=True):
+    """The answer to a `Poll`."""
 
-    count: int
-    ear: str
+    frames: list[tuple[str, bytes]]
+    heard: int = 0
+    """How many whispers the owner has taken."""
+    ear: str = ""
+    """Where the owner hears them."""
 
 
 _whisper = msgspec.json.Decoder(Whisper)
 
 
-class Session:
-    """One client of a handle that this process runs: what it reads and writes instead of a socket."""
+class RelayedStream:
+    """The channel to one client of a handle that this process runs."""
 
     def __init__(self, ear: str) -> None:
-        self.reader = asyncio.StreamReader(limit=frames.LONGEST)
-        self.reader.set_transport(cast(asyncio.BaseTransport, self))
         self.expiry: asyncio.TimerHandle | None = None
         self.serving: asyncio.Task[None] | None = None
         self.ear = ear
         """Where the client's whispers are heard; empty: it sends none."""
-        self._ready = bytearray()
-        self._changed, self._room = asyncio.Event(), asyncio.Event()
-        self._closed = self._lost = self._final = False
-        self._heard, self._told = 0, -1
+        self._said = bytearray()
+        """The client's frames, of which the last one may not be whole."""
+        self._ready: list[tuple[str, bytes]] = []
+        self._ahead = 0
+        self._spoken, self._changed, self._room = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.closed = self._lost = self._final = False
+        self._heard = self._told = 0
 
-    # The writer
+    # The channel
 
-    def write(self, data: bytes) -> None:
-        self._ready += data
-        self._final = data[:1] in _FINAL
-        self._changed.set()
+    async def receive(self) -> tuple[str, bytes] | None:
+        while (found := frames.take(self._said, frames.LONGEST)) is None and not self._lost:
+            self._spoken.clear()
+            await self._spoken.wait()
+        return found
 
-    async def drain(self) -> None:
-        while len(self._ready) > _AHEAD and not self._closed:
+    async def send(self, kind: str, payload: bytes | msgspec.Struct) -> None:
+        self._post(kind, payload)
+        while self._ahead > _AHEAD:
             self._room.clear()
             await self._room.wait()
 
-    def close(self) -> None:
-        self._closed = True
+    def _post(self, kind: str, payload: bytes | msgspec.Struct) -> None:
+        data = frames.encoded(payload)
+        self._ready.append((kind, data))
+        self._ahead += len(data)
+        self._final = kind in (*frames.LAST, frames.ERROR)
         self._changed.set()
-        self._room.set()
-
-    async def wait_closed(self) -> None: ...
 
     def abort(self) -> None:
         """Close it, and say so to a client that waits for more."""
-        if not self._closed:
-            self.write(_CLOSED)
-            self.close()
+        if not self.closed:
+            self._post(frames.ERROR, _CLOSED)
+            self.closed = True
+
+    async def close(self) -> None:
+        self.closed = True
+        self._changed.set()
 
     # The client
 
@@ -134,7 +136,10 @@ class Session:
             self.lose()
         elif number == self._heard and not self._lost and self.ear:
             self._heard += 1
-            self.reader.feed_data(data)
+            self._said += data
+            self._spoken.set()
+            if len(self._said) > 2 * frames.LONGEST:  # whispers cannot be held back (K6)
+                self.lose()
             asyncio.get_running_loop().call_later(_HEARD_SECS, self._acknowledge)
 
     def _acknowledge(self) -> None:
@@ -152,62 +157,50 @@ class Session:
 
     def lose(self) -> None:
         """Take no more whispers: one is missing, or may be."""
-        if self.ear and not self._lost:
-            self._lost = True
-            self.reader.feed_eof()
+        self._lost = bool(self.ear)
+        self._spoken.set()
 
-    # The transport, as its reader uses it
-
-    def pause_reading(self) -> None:
-        """Lose the session: twice the longest frame waits to be read, and whispers cannot be held back (K6)."""
-        self.lose()
-
-    def resume_reading(self) -> None: ...
-
-    async def take(self) -> tuple[bytes, bool]:
-        """Return the frames that are there, or the next one, and whether they are the last ones."""
+    async def take(self) -> PollAnswer:
+        """Return the frames that are there, or the next one."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_TYPING_POLL_SECS if self.ear else POLL_SECS):
                 await self._changed.wait()
         self._changed.clear()
-        taken = bytes(self._ready)
-        self._ready.clear()
+        taken, self._ready, self._ahead = self._ready, [], 0
         self._room.set()
         if self._final and self.serving is not None:  # at once, or when the last input of a driver has been read
             await asyncio.wait((self.serving,), timeout=_FINAL_SECS)
-        if self.ear and self._told != self._heard:
-            self._told = self._heard
-            taken = frames.frame(_HEARD, _Heard(self._heard, self.ear)) + taken
-        if self._closed and self._lost:
-            taken += frames.frame(frames.ERROR, frames.Refused(_LOST, "input_lost"))
-        return taken, self._closed
+        self._told = self._heard
+        if self.closed and self._lost:
+            taken.append((frames.ERROR, frames.encoded(frames.Refused(_LOST, "input_lost"))))
+        return PollAnswer(taken, self._heard, self.ear)
 
 
-class Sessions:
+class RelayedStreams:
     """The sessions of a runtime's handles."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Session] = {}
+        self._open: dict[str, RelayedStream] = {}
 
-    def begin(self, id: str, ear: str = "") -> Session:
+    def begin(self, id: str, ear: str = "") -> RelayedStream:
         self._end(id)
-        session = self._open[id] = Session(ear)
+        session = self._open[id] = RelayedStream(ear)
         return session
 
-    async def take(self, id: str, sent: int = 0) -> bytes:
+    async def take(self, id: str, sent: int = 0) -> PollAnswer:
         """Return the next frames of a session. `sent`: how many whispers its client has sent."""
         session = self._open.get(id)
         if session is None:
-            return _CLOSED
+            return PollAnswer([(frames.ERROR, frames.encoded(_CLOSED))])
         if session.expiry is not None:
             session.expiry.cancel()
         kept = _TYPING_KEPT_SECS if session.ear else _KEPT_SECS
         session.expiry = asyncio.get_running_loop().call_later(kept, self._end, id)
         session.expect(sent)
-        taken, last = await session.take()
-        if last:
+        answer = await session.take()
+        if session.closed:
             self._end(id)
-        return taken
+        return answer
 
     def hear(self, message: str | None) -> None:
         """Hand a whisper to its session. None: whispers may be lost. Any other text is ignored."""
@@ -240,7 +233,7 @@ class Polls(Protocol):
     @property
     def can_whisper(self) -> bool: ...
 
-    async def poll(self, uid: str, owner: str, poll: Poll) -> bytes:
+    async def poll(self, uid: str, owner: str, poll: Poll) -> PollAnswer:
         """Return the owner's reply. Raises `KeepholdError` if the owner has died or is silent."""
 
     async def whisper(self, ear: str, message: str) -> None:
@@ -266,7 +259,7 @@ class RelayedLink:
         self._sent = self._arriving = self._heard = 0
         """How many whispers were begun, have been sent, and are acknowledged."""
         self._failed: KeepholdError | None = None
-        self._types = want.want in TYPING
+        self._types = want.want in frames.TYPING
         """Whether frames are sent: until this client detaches."""
         self._owed = True
         """Whether input was not acknowledged when this client detached."""
@@ -281,11 +274,16 @@ class RelayedLink:
         """Return the next frame; None if the owner's answer has none."""
         try:
             if not self._frames:
-                await self._next()
-            if not self._frames:
-                return None
+                self._polling = self._polling or asyncio.create_task(self._poll())
+                await asyncio.wait((self._polling,))
+                polling, self._polling = self._polling, None
+                polling.result()
+                if self._failed is not None:
+                    raise self._failed
+                if not self._frames:
+                    return None
             kind, data = self._frames.popleft()
-            self._over = kind in (frames.END, frames.REPLY)
+            self._over = kind in frames.LAST
             frame = frames.decoded(kind, data)
         except KeepholdError as error:
             self._over = True
@@ -297,25 +295,13 @@ class RelayedLink:
             self.send(frames.INPUT, given)
         return frame
 
-    async def _next(self) -> None:
-        if self._polling is None:
-            self._polling = asyncio.create_task(self._poll())
-        await asyncio.wait((self._polling,))
-        polling, self._polling = self._polling, None
-        polling.result()
-        if self._failed is not None:
-            raise self._failed
-
     async def _poll(self) -> None:
         want, self._want = self._want, None
-        data = await self._polls.poll(self._uid, self._owner, Poll(self._session, want, self._arriving))
-        for kind, payload in frames.split(data):
-            if kind == _HEARD:
-                heard = msgspec.json.decode(payload, type=_Heard)
-                self._heard, self._ear = heard.count, heard.ear
-                self._send_unsent()
-            else:
-                self._frames.append((kind, payload))
+        answer = await self._polls.poll(self._uid, self._owner, Poll(self._session, want, self._arriving))
+        self._frames += answer.frames
+        if answer.ear:  # else the session is over
+            self._heard, self._ear = answer.heard, answer.ear
+            self._send_unsent()
 
     def send(self, kind: frames.Kind, payload: bytes | msgspec.Struct = b"") -> None:
         """Send a frame, unless the session takes none. `receive` or `close` raises if it may be lost."""

@@ -15,9 +15,9 @@ from keephold.errors import ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.output import Output
 from keephold.handles.pace import Pace
-from keephold.handles.state import Failure, Ok, Outcome, Pending, PrintedOutput, Reply, Stopped, Waiting, name
+from keephold.handles.state import Failure, Ok, Outcome, PendingState, PrintedOutput, Reply, Stopped, Waiting, name
 from keephold.handles.view import Waited
-from keephold.store.endings import NOTIFICATION_CHARACTERS
+from keephold.store.rules import NOTIFICATION_CHARACTERS
 from keephold.text import time_of_day, to_json
 from keephold.tools.base import OutputView, Screen, SupportsScreen, Tool, ViewName
 from keephold.turn.budget import Projector, ProjectorProtocol, shares, size_of
@@ -47,14 +47,6 @@ def failed_reply(call_id: str, error: Exception, tool: Tool | None = None) -> Re
         return error_reply(error, tool)
     _log.error("call %s failed", call_id, exc_info=error)
     return error_reply(ToolError(f"The call failed: {type(error).__name__}: {error}"), tool)
-
-
-_ABORTERS = {"model": "the assistant", "person": "a person", "principal": "the client"}
-
-
-def aborted(by: Literal["model", "person", "principal"]) -> Failure:
-    """C7: make the outcome of an aborted handle."""
-    return Failure(f"Aborted by {_ABORTERS[by]}.", "aborted")
 
 
 def encode(value: Any) -> str:
@@ -281,7 +273,7 @@ class Replies:
                 _add_error(entry, state, state.outcome, handle)
                 if state.deliberate:  # its output is not in the result (C7)
                     self._add_content(entry, handle, view, limit)
-        elif not isinstance(state, Pending):
+        elif not isinstance(state, PendingState):
             entry |= _parked(handle) | _ready(handle)
             if handle.progress is not None:
                 entry["progress"] = handle.progress

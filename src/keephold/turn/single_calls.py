@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Reply
-from keephold.handles.view import Patience
+from keephold.handles.view import PATIENT, Patience
 from keephold.store.base import CARRIERS, QueuedNotification, Responded, Shown
 from keephold.tools.toolbox import Tools
 from keephold.turn.batch import Batch
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from keephold.turn.parts import Parts
 
 
-_PATIENT = Patience()
 _PASSES = 30
 """Passes of the event loop in which a server has sent a reply."""
 
@@ -143,16 +142,16 @@ class CallQueue:
         call: ToolCall,
         *,
         park_after: float | None = 30,
-        people: PromptQueue | None = None,
+        prompt_queue: PromptQueue | None = None,
         tools: Tools | None = None,
         step: bool = False,
-        waits: Patience = _PATIENT,
+        waits: Patience = PATIENT,
         metadata: dict[str, Any] | None = None,
     ) -> QueuedCall:
-        """Begin a call. `people` gets the prompts about it, if it decides (K9), and its questions unless it spawns.
+        """Begin a call. `prompt_queue` gets its prompts, if it decides (K9), and its questions unless it spawns.
         `tools` are those it may use (default: those that the conversation is offered). `step`, `waits` and `metadata`
         are those of `Batch`."""
-        parts, deciding = self._parts, people if people is not None and people.decides else None
+        parts, deciding = self._parts, prompt_queue if prompt_queue is not None and prompt_queue.decides else None
         async with self._lock:
             parts.lifecycle.check_open()
             await parts.lifecycle.open()
@@ -177,7 +176,7 @@ class CallQueue:
                 self._count,
                 park_after,
                 resumable=False,
-                people=deciding,
+                prompt_queue=deciding,
                 patience=park_after if deciding is None else None,  # the client's user may take their time
                 step=step,
                 waits=waits,
@@ -190,8 +189,8 @@ class CallQueue:
                 parts.batches.discard(batch)
                 raise
         queued = QueuedCall(self, call, batch)
-        if people is not None and queued.handle is not None and not queued.handle.stateful:
-            parts.people.assign(queued.handle, people)
+        if prompt_queue is not None and queued.handle is not None and not queued.handle.stateful:
+            parts.prompt_queue.assign(queued.handle, prompt_queue)
         return queued
 
     async def _answered(self, queued: QueuedCall, call: ToolCall) -> Response:
@@ -201,10 +200,9 @@ class CallQueue:
             reply = error_reply(ToolError(error.message, code=error.code))
         finally:
             self._parts.batches.discard(queued._batch)
-        meter = self._parts.registry.meter
-        if meter is not None and not queued.left:
-            meter.shown(size_of(reply.model))
         if not queued.left:
+            for meter in self._parts.registry.meters:
+                meter.shown(size_of(reply.model))
             with contextlib.suppress(KeepholdError):  # the store cannot be read: notifications stay queued
                 queued.notifications = await self._record(reply)
         carried = await self._parts.notifications.present(queued.notifications)

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle
-from keephold.handles.state import Reply
+from keephold.handles.state import EndedBy, Failure, Outcome, Reply
 from keephold.handles.view import Handles
 from keephold.ids import check_id
 from keephold.limits import Limits, nested_deeper
@@ -20,6 +21,7 @@ from keephold.store.base import Allowed, Record
 from keephold.text import json_text, plain
 from keephold.tools.base import Action, Launch, Tool
 from keephold.tools.toolbox import Toolbox, Tools
+from keephold.turn.permission import Ask
 from keephold.turn.prompt_queue import Asking, PromptQueue
 
 
@@ -33,6 +35,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 By = Literal["model", "person", "principal"]
 """Who acts on a handle. A principal's client may answer questions, but not those that only a person may (K9)."""
+_ABORTERS: dict[By, str] = {"model": "the assistant", "person": "a person", "principal": "the client"}
 
 
 class ParsedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,12 +70,19 @@ class ParsedCall(msgspec.Struct, frozen=True, kw_only=True):
     """The input answers a question for a secret, and is refused by any other."""
     declines: bool = False
     """The user does not want to answer the open question (Q7)."""
+    ends: tuple[Failure, EndedBy] | None = None
+    """How an `abort` by the runtime itself, which needs no permission, ends the handle; None: as `by` aborts it."""
 
     @property
     def lane(self) -> Literal["parallel", "serial", "synchronising"]:
         if self.tool is None or self.error is not None or self.action in ("fetch", "apply", "abort"):
             return "parallel"  # a refused call waits for no other
         return self.tool.scheduling
+
+    @property
+    def ending(self) -> tuple[Failure, EndedBy]:
+        """How an `abort` ends the handle (C7)."""
+        return self.ends or (Failure(f"Aborted by {_ABORTERS[self.by]}.", "aborted"), "abort")
 
     @property
     def backs_out(self) -> bool:
@@ -92,7 +102,7 @@ class ActiveCall:
 
     __slots__ = (
         "_on_answer", "_on_parked", "allowed", "asking", "handle", "handles", "made", "named", "parsed", "patience",
-        "people", "permitted",
+        "prompt_queue", "verdict",
     )  # fmt: skip
 
     def __init__(
@@ -103,7 +113,7 @@ class ActiveCall:
         handle: Handle | None = None,
         handles: Handles | None = None,
         on_parked: "Callable[[ActiveCall], None] | None" = None,
-        people: PromptQueue | None = None,
+        prompt_queue: PromptQueue | None = None,
         patience: float | None = None,
     ) -> None:
         self.parsed = parsed
@@ -112,7 +122,7 @@ class ActiveCall:
         self._on_parked = on_parked or _ignore
         self.handles = handles
         """The conversation's handles, as this call sees them."""
-        self.people = people
+        self.prompt_queue = prompt_queue
         """Who is asked about this call, if not the runtime's prompter."""
         self.patience = patience
         """Seconds after which a spawn answers `pending` if its permission is still open; None: it waits."""
@@ -127,9 +137,8 @@ class ActiveCall:
         """The handle of the id it names, from the moment its batch begins."""
         self.allowed: Allowed | None = None
         """The permission with which it runs; None: the configuration's."""
-        self.permitted = False
-        """Whether its permission was decided before it starts: it was registered as running, or a dead process has
-        recorded an approval."""
+        self.verdict: Outcome | Ask | UnsetType | None = UNSET
+        """Whether a one-shot call or a spawn may run, decided once. None: it may; UNSET: not decided yet."""
         self.asking: Asking | None = None
         """The open prompt for its permission."""
 
@@ -141,7 +150,7 @@ class ActiveCall:
         """Use the approval that a dead process recorded and did not use: it is for the recorded arguments (P5)."""
         if record.allowed is not None and record.allowed.by in ("user", "standing"):
             self.parsed = msgspec.structs.replace(self.parsed, arguments=record.arguments)
-            self.allowed, self.permitted = record.allowed, True
+            self.allowed, self.verdict = record.allowed, None
 
     def answer(self, reply: Reply) -> None:
         self._on_answer(self, reply)

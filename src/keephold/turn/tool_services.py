@@ -8,21 +8,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle, OnStop
+from keephold.handles.observing import Measure
 from keephold.handles.state import EndedBy, Failure, Ok, Reply, Stopped
 from keephold.handles.view import Handles
-from keephold.handles.waits import all_stopped
 from keephold.text import to_json
 from keephold.tools.base import Tool
 from keephold.tools.toolbox import One
 from keephold.tools.waiting import WaitToolHost, wait_tools
 from keephold.tools.waiting.agents import Agents
-from keephold.tools.waiting.measure import Measure
 from keephold.tools.workflow.expressions import Expressions
 from keephold.turn.replies import CANCELLED, Replies
-from keephold.turn.tool_call import ToolCall
+from keephold.turn.tool_call import ActiveCall, ToolCall, call_on
 
 if TYPE_CHECKING:
     from keephold.turn.parts import Parts
@@ -55,11 +55,9 @@ class ToolServices:
         return wait_tools(
             WaitToolHost(
                 durability=lambda: self._parts.durability,
-                show=self._replies.object,
-                text=self._replies.printed,
-                end=self.end,
-                run=self.run,
-                has_tool=self._has_tool,
+                replies=self._replies,
+                services=self,
+                has_tool=lambda name: self._parts.toolbox.get(name) is not None,
                 offered=lambda conversation: self._parts.offers.of(conversation),
                 agents=agents,
                 measure=measure,
@@ -70,17 +68,10 @@ class ToolServices:
             )
         )
 
-    def _has_tool(self, name: str) -> bool:
-        return self._parts.toolbox.get(name) is not None
-
     async def end(self, handle: Handle, error: Failure, ended_by: EndedBy) -> None:
-        """End a handle; it has stopped when this returns. A handle of another process ends as an aborted one."""
-        if not self._parts.relay.elsewhere(handle):
-            self._parts.admission.end(handle, error, ended_by)
-            await all_stopped([handle])
-            return
-        reply = await self._parts.actions.perform(handle, "abort", by="model")
-        if reply.is_error:
+        """End a handle; it has stopped when this returns."""
+        reply = await self._parts.actions.perform(handle, "abort", by="model", ends=(error, ended_by))
+        if reply.is_error and handle.active:
             raise ToolError(reply.result, code=reply.code or "tool_error")
 
     async def run(
@@ -148,11 +139,8 @@ class ToolServices:
         """Abort a call that is no longer wanted; `abort` distinguishes it from one cancelled from outside."""
         if handle is None or not handle.active or handle.stateful:
             return
-        error = Failure(CANCELLED, "cancelled")
-        if self._parts.relay.elsewhere(handle):
-            self._parts.registry.run_soon(self.end(handle, error, "abort"))
-        else:
-            self._parts.admission.end(handle, error, "abort")
+        abort = replace(call_on(handle, "abort", {}, "model"), ends=(Failure(CANCELLED, "cancelled"), "abort"))
+        self._parts.actions.act_anywhere(ActiveCall(abort, lambda *_: None, handle=handle))
 
 
 def _counts(state: Stopped) -> bool:

@@ -9,28 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import msgspec
 
 from keephold.durable.deferred import ResolveOutcome
-from keephold.durable.lineage import root_of
 from keephold.errors import KeepholdError, ToolError, TurnFailed
 from keephold.handles.handle import Handle, HandleInfo
 from keephold.handles.state import Failure, Reply
 from keephold.handles.view import Conditions
-from keephold.ids import check_conversation, is_plain
-from keephold.store.base import (
-    Answers,
-    Carrier,
-    HandedOut,
-    HandleQuery,
-    Notified,
-    Op,
-    OpenTurn,
-    QueuedNotification,
-    Responded,
-    TakenBack,
-    TurnBegan,
-    TurnEnded,
-    TurnReleased,
-)
-from keephold.store.endings import FAILED, STOPPED
+from keephold.ids import check_conversation, is_plain, root_of
+from keephold.store import ops
+from keephold.store.base import Answers, Carrier, HandleQuery, OpenTurn, QueuedNotification
+from keephold.store.rules import FAILED, STOPPED
 from keephold.tools.toolbox import Tools
 from keephold.turn.batch import Batch
 from keephold.turn.budget import size_of
@@ -111,7 +97,7 @@ class Turn:
         """How many callers wait for its end."""
         self._abandoned = False
         """The caller of `end` was cancelled."""
-        self._handed: list[Notified] = []
+        self._handed: list[ops.Notified] = []
         """Results that the caller of `end` is about to get."""
 
     @property
@@ -181,7 +167,7 @@ class Turn:
     async def _begin(self, before: OpenTurn | None) -> None:
         registry = self._parts.registry
         was, owner = (before.turn, before.owner) if before is not None else (None, None)
-        began = TurnBegan(self.conversation, self.id, registry.clock.now(), was, owner)
+        began = ops.TurnBegan(self.conversation, self.id, registry.clock.now(), was, owner)
         try:
             await registry.write((began,), keep=False)
         except KeepholdError as error:
@@ -247,7 +233,7 @@ class Turn:
                 await each.released()
         await self._ender.interrupted(self._ender.interrupt(self.conversation))
         with contextlib.suppress(KeepholdError):
-            await registry.write((TurnReleased(self.conversation, self.id),), keep=False)
+            await registry.write((ops.TurnReleased(self.conversation, self.id),), keep=False)
         self._forget()
 
     async def run(self, calls: Sequence[ToolCall], *, park_after: float | None = None) -> list[Response]:
@@ -328,8 +314,7 @@ class Turn:
         if batch.failed is not None:
             self.failed = batch.failed
             self.cancel()
-        meter = self._parts.registry.meter
-        if meter is not None:
+        for meter in self._parts.registry.meters:
             meter.shown(sum(size_of(reply.model) for reply in replies))
         return _responses(calls, replies, carried, [note_on(batch, at) for at in range(len(calls))])
 
@@ -422,7 +407,7 @@ class Turn:
         cursors = tuple(cursor for reply in replies for cursor in reply.cursors)
         shown = still_shown(self._parts.registry, replies)
         carry: tuple[Carrier, ...] = ("response",) if self._started else ("response", "turn")
-        op = Responded(self.conversation, self.id, number, responses, cursors, shown, carry if calls else ())
+        op = ops.Responded(self.conversation, self.id, number, responses, cursors, shown, carry if calls else ())
         carried = await self._parts.notifications.carried(self._parts.registry.responded(op))
         if calls:
             self._started = True
@@ -529,7 +514,7 @@ class Turn:
         parts.inquiries.forget(conversation, self.id)
         parts.notifications.forget(conversation)
 
-    def _final_ops(self, ending: Ending, taken: bool, over: bool) -> list[Op]:
+    def _final_ops(self, ending: Ending, taken: bool, over: bool) -> list[ops.Op]:
         """Return the operations of the turn's end.
 
         The model learns the results of handles that the end waited for: by the message of another response or, without
@@ -537,32 +522,32 @@ class Turn:
         now, owed, heard = self._parts.registry.clock.now(), self._ender.owed, ending.again and taken
         results = [_result_notification(handle, result, now) for handle, result in owed.items()]
         told = self._ender.over if heard else [*owed, *self._ender.told]
-        ops: list[Op] = [TakenBack(self.conversation, tuple((handle.uid, "stopped") for handle in told))]
+        last: list[ops.Op] = [ops.TakenBack(self.conversation, tuple((handle.uid, "stopped") for handle in told))]
         if heard:  # by the message; if the process dies before it is sent, by notifications
-            ops.append(HandedOut(self.conversation, tuple(_as_notification(each) for each in results)))
+            last.append(ops.HandedOut(self.conversation, tuple(_as_notification(each) for each in results)))
             self._handed = results
         else:
-            ops += results
+            last += results
         if ending.aborted:
-            ops.append(Notified(self.conversation, "turn.aborted", "warning", ending.aborted, now))
+            last.append(ops.Notified(self.conversation, "turn.aborted", "warning", ending.aborted, now))
         if over:
-            ops.append(TurnEnded(self.conversation, self.id, now))
-        return ops
+            last.append(ops.TurnEnded(self.conversation, self.id, now))
+        return last
 
 
-def _as_notification(each: Notified) -> QueuedNotification:
+def _as_notification(each: ops.Notified) -> QueuedNotification:
     return QueuedNotification(
         0, each.conversation, each.kind, each.level, each.message, each.at, each.uid, each.carriers
     )
 
 
-def _result_notification(handle: Handle, result: dict[str, Any], at: float) -> Notified:
+def _result_notification(handle: Handle, result: dict[str, Any], at: float) -> ops.Notified:
     """Make the notification of a handle's result at the end of its turn (T2, T3)."""
     failed = bool(result.get("is_error"))
     kind, level = (FAILED, "error") if failed else (STOPPED, "info")
     message = result_words(handle, failed, str(result.get("result", "")))
     carriers = handle.tool.spawn.notifications.deliver
-    return Notified(handle.conversation, kind, level, message, at, handle.uid, carriers)  # type: ignore[arg-type]
+    return ops.Notified(handle.conversation, kind, level, message, at, handle.uid, carriers)  # type: ignore[arg-type]
 
 
 def _responses(

@@ -10,7 +10,7 @@ from mcp.shared.exceptions import MCPError
 
 import keephold
 from keephold.errors import ToolError
-from keephold.tools.remote.result import failure, is_lost, outcome_of
+from keephold.tools.remote.following import failure, is_lost, outcome_of
 
 SERVER = keephold.mcp_server("x", url="https://user:pass@example.org/mcp", headers={"Authorization": "Bearer abcdef"})
 

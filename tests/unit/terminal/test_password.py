@@ -12,7 +12,7 @@ from tests.unit.terminal.calls import Recorder, Start, guard, python, sh, start
 
 from keephold.handles.question import Question
 from keephold.handles.state import Failure, Ok, Outcome, PrintedOutput
-from keephold.tools.terminal.veil import Veil
+from keephold.tools.terminal.stream import Veil
 
 __all__ = ["guard", "start"]  # fixtures
 

@@ -7,7 +7,7 @@ import pytest
 from keephold.handles.output import Output
 from keephold.handles.spool import Spool
 from keephold.handles.timeline import Timeline
-from keephold.tools.terminal.restoring import ENOUGH, Size, first_size, start_of, steps
+from keephold.tools.terminal.stream import ENOUGH, Size, first_size, start_of, steps
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.workflow.world import call, cel, read, refusal, step, transform, workflow
 
 from keephold.tools.workflow import PARAMETERS
-from keephold.tools.workflow.configs import READERS
+from keephold.tools.workflow.reading import READERS
 
 UNUSABLE = "config.expression: is not an expression that can be used: "
 

@@ -6,8 +6,10 @@ that was recorded may run again, and a step whose record was lost may run once m
 """
 
 import itertools
+from datetime import datetime
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -125,6 +127,23 @@ def test_W10_the_workflows_above_end_as_they_are_meant_to() -> None:
     assert end("side by side")["finalOutput"]["results"] == [3000, 1001, 2]
     assert end("out of time")[3]["status"] == "timeout"
     assert end("endless")[1] == "limit_exceeded"
+
+
+@pytest.mark.parametrize("name", ["parallel", "loop", "side by side", "try", "choices", "cut off"])
+def test_R1_a_journal_of_an_earlier_version_is_replayed(name: str) -> None:
+    """It had the time alone, under the name of a step with nested steps that of its end."""
+    given = workflow(*WORKFLOWS[name], input=1, timeoutMs=11_500)
+    clock, fx, around = VirtualClock(), Effects(), surroundings()
+    result = clock.run(life(given, fx, around, clock))
+    ends = {each["stepId"]: datetime.fromisoformat(each["timestamp"]).timestamp() for each in result["steps"]}
+    for entry, written in fx.entries.items():
+        was, value = msgspec.json.decode(written)
+        if not value.keys() & {"result", "error", "cut"}:
+            id = entry.rpartition("/")[2].partition(":")[0]
+            at = value["at"] if entry.endswith("?") else ends.get(id, value["at"])
+            fx.entries[entry] = msgspec.json.encode([was, at])
+    again, asked = Effects(fx.entries, failed=fx.failed), surroundings()
+    assert clock.run(life(given, again, asked, clock)) == result and again.ran == [] and asked.asked == []
 
 
 # Any workflow

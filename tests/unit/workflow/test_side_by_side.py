@@ -154,7 +154,7 @@ async def test_W10_one_that_is_cancelled_cancels_its_branches() -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert len(ended) == 2 and list(fx.entries) == ["start"]
+    assert len(ended) == 2 and list(fx.entries) == ["start", "p:1"]
 
 
 @pytest.mark.parametrize("error", [KeepholdError("closing", code="runtime_closing"), Killed()])
@@ -166,4 +166,4 @@ async def test_W10_what_says_nothing_of_the_step_ends_the_run_without_a_record(e
     branches = parallel([call("a", "t", {"continueOnError": True})], [step("d", "delay", {"ms": 3_600_000})])
     with pytest.raises(type(error)):
         await run(given(branches), Around({"t": end}), fx)
-    assert sorted(fx.entries) == ["p:1/1/d:1", "start"]
+    assert sorted(fx.entries) == ["p:1", "p:1/1/d:1", "start"]

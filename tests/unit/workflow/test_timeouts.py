@@ -133,7 +133,7 @@ async def test_W10_a_restart_does_not_prolong_a_timeout(clock: VirtualClock, mor
     config = {"try": inner, "catch": [], **({} if more else {"timeoutMs": 10_000})}
     given = workflow(step("x", "try_catch", config), **more)
     slow = Slow()
-    fx = Effects(dies_at=2 if more else 3)
+    fx = Effects(dies_at=3 if more else 4)
     entries = await killed(given, Around({"t": slow}), fx, clock.now)
     await asyncio.sleep(60)
     around, began = Around({"t": slow}), clock.now()

@@ -14,34 +14,25 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keephold.acp.agent.describing import absolute, describe
+from keephold.acp.agent import updates
 from keephold.acp.agent.shown import (
     ShownCall,
+    absolute,
     agent_name,
     call_id,
+    describe,
     ended,
     has_made,
     in_words,
     is_about,
     response_output,
 )
-from keephold.acp.agent.updates import (
-    Update,
-    fenced,
-    shown_diff,
-    shown_terminal,
-    shown_text,
-    tool_call,
-    tool_call_update,
-)
-from keephold.acp.rpc import REQUEST_CANCELLED, RpcError
-from keephold.acp.wire import Peer, RpcCall
+from keephold.acp.wire import REQUEST_CANCELLED, Peer, RpcCall, RpcError
 from keephold.handles.handle import Handle, Watcher
 from keephold.handles.state import Running, Stopped, Waiting
-from keephold.store.base import Record, Store
+from keephold.store.base import Record, Store, file_of
 from keephold.tools.base import Tool
 from keephold.turn.prompts import Answer, Approved, AskQuestion, Decision, DeliverResult, Edited, Prompt, RunTool
 from keephold.turn.tool_call import ToolCall
@@ -62,8 +53,8 @@ class Terminals:
     def __init__(self, peer: Peer, session: str, store: Store, *, has_terminals: bool) -> None:
         self._peer = peer
         self._session = session
-        path = getattr(store, "path", None)
-        self._store = str(Path(path).absolute()) if has_terminals and store.durable and path is not None else None
+        path = file_of(store) if has_terminals else None
+        self._store = None if path is None else path.absolute()
         self.failed = False
         """The client could not make one and is not asked again."""
 
@@ -74,20 +65,11 @@ class Terminals:
     def open(self, handle: Handle, then: Callable[[str | None], None]) -> None:
         """Ask the client for a terminal for a handle; `then` gets its id, or None if it failed."""
         raw = ["--raw"] if handle.tool.source == "terminal" else []
+        store = f"sqlite:///{self._store}"
         params: dict[str, Any] = {
             "sessionId": self._session,
             "command": sys.executable,
-            "args": [
-                "-P",
-                "-m",
-                "keephold",
-                "logs",
-                "--follow",
-                *raw,
-                "--store",
-                f"sqlite:///{self._store}",
-                handle.uid,
-            ],
+            "args": ["-P", "-m", "keephold", "logs", "--follow", *raw, "--store", store, handle.uid],
             "env": [],
             "outputByteLimit": OUTPUT_BYTES,
         }
@@ -134,7 +116,7 @@ class SessionCalls(Watcher):
         self,
         runtime: "Runtime",
         session: str,
-        send: Callable[[Update], None],
+        send: Callable[[updates.Update], None],
         terminals: Terminals,
         record: Callable[[str, dict[str, Any]], None],
     ) -> None:
@@ -187,7 +169,7 @@ class SessionCalls(Watcher):
             described = describe(call, self._tool(call.name))
             shown = ShownCall(self.name(self._turn, call.id), call, described, self._session)
             self._batch.append(shown)
-            self._send(tool_call(shown.id, {**described.fields, "status": "pending"}))
+            self._send(updates.tool_call(shown.id, {**described.fields, "status": "pending"}))
 
     def resume(self, calls: Iterable[tuple[str, ToolCall, Record | None]]) -> None:
         """Resume an open batch whose calls the client knows: each call's id, and the handle it made."""
@@ -277,7 +259,7 @@ class SessionCalls(Watcher):
         if known and isinstance(handle.state, Running | Waiting):
             shown.status = "in_progress"
         elif not known:
-            self._send(tool_call(id, {**described.fields, "status": "pending"}))
+            self._send(updates.tool_call(id, {**described.fields, "status": "pending"}))
         self.adopt(shown, handle)
 
     def _show_unrequested(self, handle: Handle) -> ShownCall:
@@ -288,17 +270,17 @@ class SessionCalls(Watcher):
         action = "spawn" if handle.stateful else None
         described = describe(call, handle.tool)._replace(title=title, action=action, handle_id=handle.id)
         shown = ShownCall(handle.uid, call, described, handle.conversation)
-        self._send(tool_call(shown.id, {"title": title, "kind": shown.kind, "status": "pending"}))
+        self._send(updates.tool_call(shown.id, {"title": title, "kind": shown.kind, "status": "pending"}))
         return shown
 
     def _show(self, handle: Handle, diff: "FileDiff") -> None:
         shown = self._by_uid.get(handle.uid)
         if shown is None or shown.over:
             return
-        part = shown_diff(absolute(handle.tool, diff.path), diff.old, diff.new)
+        part = updates.shown_diff(absolute(handle.tool, diff.path), diff.old, diff.new)
         shown.diffs.append(part)
         self._record(shown.id, part)
-        self._send(tool_call_update(shown.id, {"content": self._content(shown)}))
+        self._send(updates.tool_call_update(shown.id, {"content": self._content(shown)}))
 
     def _refresh(self, shown: ShownCall, handle: Handle) -> None:
         state = handle.state
@@ -315,14 +297,14 @@ class SessionCalls(Watcher):
                 fields |= {"title": shown.title, "content": self._content(shown)}
             shown.status = "in_progress"
             if fields:
-                self._send(tool_call_update(shown.id, fields))
+                self._send(updates.tool_call_update(shown.id, fields))
             if handle.output is not None and shown.sent < 0:  # printed before it was followed
                 self._printed(shown)
 
     def show_note(self, shown: ShownCall, note: str) -> None:
         if not shown.over:
             shown.note = note
-            self._send(tool_call_update(shown.id, {"content": self._content(shown)}))
+            self._send(updates.tool_call_update(shown.id, {"content": self._content(shown)}))
 
     def asked(self, shown: ShownCall, prompt: Prompt, said: Decision | None) -> None:
         """The user was asked about the call and decided, or the prompt was withdrawn (None)."""
@@ -333,7 +315,7 @@ class SessionCalls(Watcher):
             self._end(shown, not agreed, f"{word}." if agreed else f"Not {word.lower()}.", None)
         elif shown.renamed:
             shown.renamed = False
-            self._send(tool_call_update(shown.id, {"title": shown.title}))
+            self._send(updates.tool_call_update(shown.id, {"title": shown.title}))
 
     # Output
 
@@ -372,24 +354,24 @@ class SessionCalls(Watcher):
         if shown.due is not None:
             shown.due.cancel()
         shown.due, shown.sent = None, self._loop.time()
-        self._send(tool_call_update(shown.id, {"content": self._content(shown)}))
+        self._send(updates.tool_call_update(shown.id, {"content": self._content(shown)}))
 
     def _content(self, shown: ShownCall, words: str | None = None) -> list[dict[str, Any]]:
         """Return everything to show of a call; `words` are its end."""
         parts = list(shown.diffs)
         handle = shown.handle
         if shown.terminal:
-            parts.append(shown_terminal(shown.terminal))
+            parts.append(updates.shown_terminal(shown.terminal))
         elif words is None and handle is not None and handle.output is not None:
             printed = self._runtime.replies.tail(handle, SHOWN)
             if printed:
-                parts.append(shown_text(fenced(printed)))
+                parts.append(updates.shown_text(updates.fenced(printed)))
         if shown.question is not None and words is None:
-            parts.append(shown_text(in_words(shown.question)))
+            parts.append(updates.shown_text(in_words(shown.question)))
             if shown.note:
-                parts.append(shown_text(shown.note))
+                parts.append(updates.shown_text(shown.note))
         if words:
-            parts.append(shown_text(words))
+            parts.append(updates.shown_text(words))
         return parts
 
     def _end(self, shown: ShownCall, failed: bool, words: str, raw: Any) -> None:
@@ -398,7 +380,7 @@ class SessionCalls(Watcher):
         fields: dict[str, Any] = {"status": shown.status, "content": self._content(shown, words)}
         if shown.renamed:
             fields["title"] = shown.title
-        self._send(tool_call_update(shown.id, fields if raw is None else {**fields, "rawOutput": raw}))
+        self._send(updates.tool_call_update(shown.id, fields if raw is None else {**fields, "rawOutput": raw}))
         if shown.terminal:
             self._terminals.release(shown.terminal, wait=True)
         if shown.handle is not None:
@@ -417,15 +399,11 @@ class SessionCalls(Watcher):
     def _follow(self, conversation: str) -> None:
         if conversation not in self._followed:
             self._followed.add(conversation)
-            self._runtime.registry.followers.setdefault(conversation, []).append(self.changed)
+            self._runtime.registry.follow(conversation, self.changed)
 
     def _unfollow(self, conversation: str) -> None:
         self._followed.discard(conversation)
-        followers = self._runtime.registry.followers
-        if self.changed in followers.get(conversation, ()):
-            followers[conversation].remove(self.changed)
-            if not followers[conversation]:
-                del followers[conversation]
+        self._runtime.registry.unfollow(conversation, self.changed)
 
     # Prompts
 
@@ -436,7 +414,7 @@ class SessionCalls(Watcher):
             call = ToolCall("", prompt.tool)  # a call of a sub-agent that is not shown
             described = describe(call, self._tool(prompt.tool))
             found = ShownCall(self.name(self._turn or "call", prompt.tool), call, described, prompt.conversation)
-            self._send(tool_call(found.id, {"title": found.title, "kind": found.kind, "status": "pending"}))
+            self._send(updates.tool_call(found.id, {"title": found.title, "kind": found.kind, "status": "pending"}))
         if isinstance(prompt, RunTool):
             found.asked = True
         else:

@@ -9,21 +9,9 @@ import shlex
 from typing import Any, NamedTuple
 
 from keephold.acp.agent.updates import options, shown_text
-from keephold.characters import exact, exact_json, exact_line
 from keephold.handles.question import Question, form_answer, form_of, question_text, select_options
-from keephold.text import to_json
-from keephold.turn.prompts import (
-    Answer,
-    Approved,
-    AskQuestion,
-    Decision,
-    DeliverResult,
-    Denied,
-    Dismissed,
-    Prompt,
-    RunTool,
-    lasting,
-)
+from keephold.text import exact, exact_json, exact_line, to_json
+from keephold.turn import prompts
 
 _SHOWN = 4000
 """How many characters of a client's invalid answer an error repeats."""
@@ -35,23 +23,23 @@ class Choice(NamedTuple):
     fields: dict[str, Any]
     """The fields of the tool call."""
     options: list[dict[str, str]]
-    decisions: dict[str, Decision]
+    decisions: dict[str, prompts.Decision]
     """The decision that each option means."""
 
 
-def permission(prompt: Prompt, title: str) -> Choice | None:
+def permission(prompt: prompts.Prompt, title: str) -> Choice | None:
     """Return the prompt as a choice; None if it is not one. `title` is that of the tool call."""
     match prompt:
-        case RunTool():
+        case prompts.RunTool():
             return _run_tool(prompt, title)
-        case DeliverResult():
+        case prompts.DeliverResult():
             return _deliver(prompt, title)
-        case AskQuestion():
+        case prompts.AskQuestion():
             return None if prompt.question.secret else _question(prompt)
 
 
-def _run_tool(prompt: RunTool, title: str) -> Choice:
-    turn = f"`{prompt.tool}` {lasting(prompt.until)}"
+def _run_tool(prompt: prompts.RunTool, title: str) -> Choice:
+    turn = f"`{prompt.tool}` {prompts.lasting(prompt.until)}"
     fields: dict[str, Any] = {"title": title, "status": "pending", "rawInput": prompt.arguments}
     words = [f"Not taken: {prompt.problem}."] if prompt.problem else []
     words.append(f"```json\n{exact_json(to_json(prompt.arguments).decode())}\n```")
@@ -62,16 +50,16 @@ def _run_tool(prompt: RunTool, title: str) -> Choice:
         ("reject_once", "Reject", "reject_once"),
         ("reject_always", f"Reject {turn}", "reject_always"),
     )
-    decisions: dict[str, Decision] = {
-        "allow_once": Approved(),
-        "allow_always": Approved(remember=True),
-        "reject_once": Denied(),
-        "reject_always": Denied(remember=True),
+    decisions: dict[str, prompts.Decision] = {
+        "allow_once": prompts.Approved(),
+        "allow_always": prompts.Approved(remember=True),
+        "reject_once": prompts.Denied(),
+        "reject_always": prompts.Denied(remember=True),
     }
     return Choice(fields, choices, decisions)
 
 
-def _deliver(prompt: DeliverResult, title: str) -> Choice:
+def _deliver(prompt: prompts.DeliverResult, title: str) -> Choice:
     fields = {
         "title": f"Show the assistant the result of {title}?",
         "content": [shown_text(exact(prompt.result))],
@@ -79,49 +67,49 @@ def _deliver(prompt: DeliverResult, title: str) -> Choice:
     choices = options(
         ("allow_once", "Show it to the assistant", "allow_once"), ("reject_once", "Withhold it", "reject_once")
     )
-    return Choice(fields, choices, {"allow_once": Approved(), "reject_once": Denied()})
+    return Choice(fields, choices, {"allow_once": prompts.Approved(), "reject_once": prompts.Denied()})
 
 
-def _question(prompt: AskQuestion) -> Choice | None:
+def _question(prompt: prompts.AskQuestion) -> Choice | None:
     question = prompt.question
     guarded = question.answer_type == "Boolean" or form_of(question) is not None
     title = exact_line(question.text) if guarded else question.text
     fields = {"title": title, "content": [shown_text(question_text(question, prompt.problem))]}
     if question.answer_type == "Boolean":
         choices = [("yes", "Yes", "allow_once"), ("no", "No", "reject_once")]
-        decisions: dict[str, Decision] = {"yes": Answer(True), "no": Answer(False)}
+        decisions: dict[str, prompts.Decision] = {"yes": prompts.Answer(True), "no": prompts.Answer(False)}
         if prompt.may_remember:
             choices += [
-                ("always", f"Yes, {lasting(prompt.until)}", "allow_always"),
-                ("never", f"No, {lasting(prompt.until)}", "reject_always"),
+                ("always", f"Yes, {prompts.lasting(prompt.until)}", "allow_always"),
+                ("never", f"No, {prompts.lasting(prompt.until)}", "reject_always"),
             ]
-            decisions |= {"always": Answer(True, remember=True), "never": Answer(False, remember=True)}
+            decisions |= {"always": prompts.Answer(True, remember=True), "never": prompts.Answer(False, remember=True)}
         return Choice(fields, options(*choices), decisions)
     given = select_options(question)
     if given is None:
         return None
     choices = [(str(at), option, "allow_once") for at, option in enumerate(given)]
-    return Choice(fields, options(*choices), {str(at): Answer(option) for at, option in enumerate(given)})
+    return Choice(fields, options(*choices), {str(at): prompts.Answer(option) for at, option in enumerate(given)})
 
 
-def decided(request: Choice, result: Any) -> Decision:
+def decided(request: Choice, result: Any) -> prompts.Decision:
     outcome = result.get("outcome") if isinstance(result, dict) else None
     kind = outcome.get("outcome") if isinstance(outcome, dict) else None
     if isinstance(outcome, dict) and kind == "selected" and outcome.get("optionId") in request.decisions:
         return request.decisions[outcome["optionId"]]
     if kind == "cancelled":
-        return Dismissed()
-    return Dismissed(f"the client answered with none of the options: {_clipped(repr(result))}")
+        return prompts.Dismissed()
+    return prompts.Dismissed(f"the client answered with none of the options: {_clipped(repr(result))}")
 
 
-def filled_in(question: Question, result: Any) -> Decision:
+def filled_in(question: Question, result: Any) -> prompts.Decision:
     action = result.get("action") if isinstance(result, dict) else None
     if action == "accept":
         content = result.get("content")
-        return Answer(form_answer(question, content) if isinstance(content, dict) else None)
+        return prompts.Answer(form_answer(question, content) if isinstance(content, dict) else None)
     if action in ("decline", "cancel"):
-        return Dismissed()
-    return Dismissed(f"the client's answer to the form is none: {_clipped(repr(result))}")
+        return prompts.Dismissed()
+    return prompts.Dismissed(f"the client's answer to the form is none: {_clipped(repr(result))}")
 
 
 def elsewhere(question: Question, uid: str, store: str | None) -> str:

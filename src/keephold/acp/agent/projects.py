@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from keephold.acp.agent.describing import check_kinds
-from keephold.durable.lineage import root_of
+from keephold.acp.agent.shown import check_kinds
 from keephold.handles.handle import Handle
+from keephold.ids import root_of
 from keephold.tools.toolbox import Selection
 from keephold.turn.approvals import Approvals
 from keephold.turn.prompt_queue import LeftOpen, PromptQueue
@@ -36,7 +36,7 @@ class SessionPrompts:
     def __init__(self) -> None:
         self.approvals: Approvals | None = None
         """Those of the runtime, which lists open prompts."""
-        self._people: WeakValueDictionary[str, PromptQueue] = WeakValueDictionary()
+        self._prompt_queues: WeakValueDictionary[str, PromptQueue] = WeakValueDictionary()
         """Kept as long as a call or a prompt needs them: a conversation has one at a time."""
         self._sessions: dict[str, AgentSession] = {}
 
@@ -48,10 +48,10 @@ class SessionPrompts:
 
     def of(self, root: str) -> PromptQueue:
         """Return the queue of prompts for calls below that conversation, one at a time (Q5)."""
-        people = self._people.get(root)
-        if people is None:
-            people = self._people[root] = PromptQueue(self, self.approvals)
-        return people
+        prompt_queue = self._prompt_queues.get(root)
+        if prompt_queue is None:
+            prompt_queue = self._prompt_queues[root] = PromptQueue(self, self.approvals)
+        return prompt_queue
 
     def opened(self, session: "AgentSession") -> None:
         """Ask the prompts that wait: the client has opened the session."""
@@ -65,8 +65,8 @@ class SessionPrompts:
 
     async def close(self) -> None:
         """Withdraw all prompts."""
-        for people in tuple(self._people.values()):
-            await people.close()
+        for prompt_queue in tuple(self._prompt_queues.values()):
+            await prompt_queue.close()
 
 
 class Project:
@@ -84,9 +84,9 @@ class Project:
         """The sessions that were opened here, whose calls are resumed here."""
         check_kinds(runtime.toolbox)
         persons.approvals = runtime.approvals
-        runtime.recovery.adopts = self.holds
+        runtime.recovery.adopts.append(self.holds)
         runtime.registry.on_created.add(self._created)
-        runtime.people.finders.append(lambda handle: persons.of(root_of(handle.conversation)))
+        runtime.prompt_queue.finders.append(lambda handle: persons.of(root_of(handle.conversation)))
         runtime.permission.finders.append(lambda conversation: persons.of(root_of(conversation)))
         runtime.permission.unattended.append(self._unattended)
 

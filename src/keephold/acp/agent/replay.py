@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from keephold.acp.agent.calls import SHOWN
-from keephold.acp.agent.describing import describe
-from keephold.acp.agent.shown import End, call_id, ended, response_output
+from keephold.acp.agent.shown import ShownEnd, call_id, describe, ended, response_output
 from keephold.acp.agent.updates import (
     Update,
     message,
@@ -23,7 +22,7 @@ from keephold.acp.agent.updates import (
     user_message,
 )
 from keephold.acp.wire import Peer
-from keephold.handles.state import Pending, Stopped
+from keephold.handles.state import PendingState, Stopped
 from keephold.store.base import HandleQuery, Record, Store, TranscriptLine
 from keephold.tools.base import Tool
 from keephold.turn.notifications import AUTOMATIC
@@ -39,7 +38,7 @@ TURN_COMPLETE_LINE = "turn_complete"
 """The kind of line that records a sent `turn_complete` (X2)."""
 _BATCH = "keephold/batch"
 """The metadata key of a request's batch number."""
-Handles = Mapping[tuple[str, int, int], Record]
+HandlesByCall = Mapping[tuple[str, int, int], Record]
 """A conversation's handles by turn, batch and position: labels of calls are not unique."""
 
 
@@ -70,8 +69,8 @@ class _Replay:
     def __init__(
         self,
         tool: Callable[[str], Tool | None],
-        handles: Handles,
-        end: Callable[[Record], End],
+        handles: HandlesByCall,
+        end: Callable[[Record], ShownEnd],
         interrupted: str | None,
     ) -> None:
         self._tool, self._handles, self._end, self._interrupted = tool, handles, end, interrupted
@@ -141,7 +140,7 @@ class _Replay:
         if record is not None and isinstance(record.state, Stopped):
             self._over(told, *self._end(record))
         elif record is not None and record.stateful:  # its call ends with the handle
-            if not isinstance(record.state, Pending):
+            if not isinstance(record.state, PendingState):
                 self._update(told, {"status": "in_progress"})
             self.live.append((told.id, told.call, record))
         else:
@@ -192,8 +191,8 @@ def replay(
     lines: Sequence[TranscriptLine],
     *,
     tool: Callable[[str], Tool | None],
-    handles: Handles,
-    end: Callable[[Record], End],
+    handles: HandlesByCall,
+    end: Callable[[Record], ShownEnd],
     interrupted: str | None,
 ) -> Replayed:
     """Return the transcript as updates.
@@ -237,7 +236,7 @@ async def replay_session(conversation: "Conversation", peer: Peer | None) -> Rep
     runtime = conversation.runtime
     registry = runtime.registry
 
-    def end(record: Record) -> End:
+    def end(record: Record) -> ShownEnd:
         assert isinstance(record.state, Stopped)
         handle = registry.revive(record)
         try:
@@ -262,7 +261,7 @@ async def replay_session(conversation: "Conversation", peer: Peer | None) -> Rep
     return before
 
 
-async def _handles(store: Store, conversation: str) -> Handles:
+async def _handles(store: Store, conversation: str) -> HandlesByCall:
     found: dict[tuple[str, int, int], Record] = {}
     after: str | None = None
     while page := await store.handles(HandleQuery(conversation=conversation, stateful=None, after=after, limit=_PAGE)):

@@ -14,8 +14,9 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from keephold.acp.agent.content import prompt_content
 from keephold.acp.agent.params import (
+    Client,
+    Signal,
     client_of,
     cursor_of,
     directories,
@@ -24,32 +25,32 @@ from keephold.acp.agent.params import (
     listed,
     next_cursor,
     normal,
+    prompt_content,
     servers,
     string,
 )
 from keephold.acp.agent.projects import Project, Projects
 from keephold.acp.agent.replay import replay_session
-from keephold.acp.agent.session import AgentSession, Client, Mode, Models, Opening, Signal
-from keephold.acp.rpc import (
+from keephold.acp.agent.session import AgentSession, Mode, Models, Opening
+from keephold.acp.wire import (
     INTERNAL_ERROR,
-    INVALID_REQUEST,
     PROTOCOL_VERSION,
     RESOURCE_NOT_FOUND,
     TURN_COMPLETE,
     Id,
     Params,
+    Peer,
     RpcError,
+    invalid_request,
     unknown_method,
 )
-from keephold.acp.wire import Peer
-from keephold.durable.lineage import root_of
 from keephold.errors import KeepholdError
 from keephold.handles.state import Failure
-from keephold.store.base import ConversationRow, Forgotten, Store
+from keephold.ids import root_of
+from keephold.store.base import ConversationRow, Forgotten, Store, browsable
 from keephold.turn.ending import end_conversation
 
 if TYPE_CHECKING:
-    from keephold.acp.agent.session import AgentSession
     from keephold.agent.conversation import Conversation
     from keephold.runtime import Runtime
     from keephold.tools.remote.server import McpServer
@@ -73,7 +74,7 @@ async def _below(store: Store, session: str) -> list[str]:
     """Return the conversations of the session's sub-agents, and of theirs."""
     found: list[str] = []
     before: tuple[float, str] | None = None
-    while page := await store.conversations(before=before, limit=_DELETE_PAGE):
+    while page := await browsable(store).conversations(before=before, limit=_DELETE_PAGE):
         found += [row.id for row in page if row.id != session and root_of(row.id) == session]
         before = page[-1].updated, page[-1].id
     return found
@@ -108,9 +109,9 @@ class AgentServer:
         self._prompts: dict[Id, AgentSession] = {}
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._at_once: dict[str, Callable[[Params], Any]] = {
-            "session/set_mode": self._set_mode,
+            "session/set_mode": partial(self._choose, "mode", "modeId"),
             "session/set_config_option": self._set_option,
-            "session/set_model": self._set_model,
+            "session/set_model": partial(self._choose, "model", "modelId"),
         }
         self._methods: dict[str, Callable[[Params], Coroutine[Any, Any, Any]]] = {
             "authenticate": self._authenticate,
@@ -147,7 +148,7 @@ class AgentServer:
             self._peer.respond(id, self._initialize(params))
         elif method == "session/prompt" or method in self._at_once or method in self._methods:
             if self._client is None:
-                raise RpcError(INVALID_REQUEST, "Invalid request: `initialize` comes first")
+                raise invalid_request("`initialize` comes first")
             if method == "session/prompt":
                 self._prompt(params, id)
             elif method in self._at_once:
@@ -237,7 +238,7 @@ class AgentServer:
         """Close the session, if it is open, and let only this project resume its calls."""
         here = self._sessions.get(id)
         if here is not None and here.busy:
-            raise RpcError(INVALID_REQUEST, f"Invalid request: a turn of session `{id}` is running")
+            raise invalid_request(f"a turn of session `{id}` is running")
         await self._close_session(id)
         for other in self._projects:
             if other is not project:
@@ -334,20 +335,16 @@ class AgentServer:
         before = cursor_of(params.get("cursor"))
         rows: list[ConversationRow] = []
         for store in await self._stores():
-            rows += await store.conversations(metadata=wanted, before=before, limit=_PAGE)
+            rows += await browsable(store).conversations(metadata=wanted, before=before, limit=_PAGE)
         rows = sorted(rows, key=lambda row: (row.updated, row.id), reverse=True)[:_PAGE]
         page: dict[str, Any] = {"sessions": [listed(row) for row in rows if is_session(row)]}
         if len(rows) == _PAGE:
             page["nextCursor"] = next_cursor(rows[-1])
         return page
 
-    def _set_mode(self, params: Params) -> dict[str, Any]:
-        self._named(params).choose("mode", string(params, "modeId"))
-        return {}
-
-    def _set_model(self, params: Params) -> dict[str, Any]:
-        """Choose the model as clients of earlier versions of the protocol do."""
-        self._named(params).choose("model", string(params, "modelId"))
+    def _choose(self, option: str, key: str, params: Params) -> dict[str, Any]:
+        """Choose the mode or the model as clients of earlier versions of the protocol do."""
+        self._named(params).choose(option, string(params, key))
         return {}
 
     def _set_option(self, params: Params) -> dict[str, Any]:
@@ -360,7 +357,7 @@ class AgentServer:
         session, content = self._named(params), prompt_content(params.get("prompt"))
         if session.busy:
             why = "a turn of this session is running; wait for its end, or cancel it by `session/cancel`"
-            raise RpcError(INVALID_REQUEST, f"Invalid request: {why}")
+            raise invalid_request(why)
         session.begin()
         self._prompts[id] = session
         self._peer.answer(id, self._turn(session, id, params["prompt"], content))

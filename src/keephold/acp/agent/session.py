@@ -14,27 +14,15 @@ import msgspec
 
 from keephold.acp.agent import updates
 from keephold.acp.agent.calls import SessionCalls, Terminals
-from keephold.acp.agent.content import title_of
+from keephold.acp.agent.params import Client, title_of
 from keephold.acp.agent.permissions import decided, elsewhere, filled_in, permission
 from keephold.acp.agent.replay import SHOWN_LINE, TURN_COMPLETE_LINE, Replayed
 from keephold.acp.agent.shown import ShownCall
-from keephold.acp.rpc import BACKGROUND, INTERNAL_ERROR, ConnectionLost, Id, RpcError, invalid_params
-from keephold.acp.wire import Peer, RpcCall
-from keephold.agent.events import (
-    Answered,
-    Called,
-    Compacted,
-    Event,
-    Restarted,
-    Retrying,
-    Text,
-    Thought,
-    TurnStarted,
-    Used,
-)
-from keephold.durable.lineage import root_of
+from keephold.acp.wire import BACKGROUND, INTERNAL_ERROR, ConnectionLost, Id, Peer, RpcCall, RpcError, invalid_params
+from keephold.agent import events
 from keephold.errors import KeepholdError
 from keephold.handles.question import question_form
+from keephold.ids import root_of
 from keephold.store import base as store
 from keephold.text import to_json
 from keephold.turn.prompt_queue import LeftOpen
@@ -53,16 +41,6 @@ MODES = [
     {"id": "ask", "name": "Ask", "description": "You are asked before tools run whose settings say so."},
     {"id": "unattended", "name": "Unattended", "description": "Tools run without asking."},
 ]
-Signal = Literal["extension", "update", "off"]
-"""How the end of a turn is signalled (X2)."""
-
-
-class Client(msgspec.Struct, frozen=True):
-    """The client's capabilities, from its `initialize`."""
-
-    terminals: bool = False
-    forms: bool = False
-    signal: Signal = "extension"
 
 
 class Opening(NamedTuple):
@@ -293,9 +271,9 @@ class AgentSession:
                 (store.TranscriptAppended(self.id, self._turn, registry.clock.now(), (line,)),), keep=False
             )
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: events.Event) -> None:
         match event:
-            case TurnStarted(turn, resumed):
+            case events.TurnStarted(turn, resumed):
                 self._turn, self._started = turn, True
                 self._messages = self._before + 1 if resumed else 1
                 self.calls.begin(turn, self._used if resumed else ())
@@ -303,33 +281,33 @@ class AgentSession:
                     self._give_up()
                 if self._cancelled:  # cancelled before there was a turn: the prompt is kept
                     self.conversation.cancel()
-            case Text(text):
+            case events.Text(text):
                 self.update(updates.message(text, self._message("m")))
-            case Thought(text):
+            case events.Thought(text):
                 self.update(updates.thought(text, self._message("t")))
-            case Called(calls) if self._open and [each.id for each in calls] == [call.id for _, call, _ in self._open]:
+            case events.Called(calls) if self._open and [c.id for c in calls] == [c.id for _, c, _ in self._open]:
                 for each in calls:
                     self.calls.name(self._turn, each.id)  # skip the ids that they have
                 self.calls.resume(self._open)
                 self._open = []
-            case Called(calls):
+            case events.Called(calls):
                 self._give_up()
                 self.calls.called(calls)
-            case Answered(responses):
+            case events.Answered(responses):
                 self._messages += 1
                 self.calls.answered(responses)
-            case Restarted():
+            case events.Restarted():
                 self.update(
                     updates.message("\n\n[The answer broke off. It is asked for again.]\n\n", self._message("m"))
                 )
-            case Retrying(_, delay, why):
+            case events.Retrying(_, delay, why):
                 self.update(
                     updates.thought(f"[The model is asked again in {delay:.0f} s: {why}]\n", self._message("t"))
                 )
-            case Compacted():
+            case events.Compacted():
                 told = "[What was said before has been summarised to make room.]\n"
                 self.update(updates.thought(told, self._message("t")))
-            case Used(usage) if usage.context_window is not None:
+            case events.Used(usage) if usage.context_window is not None:
                 before, cost = self.conversation.usage.cost, usage.cost
                 total = cost if before is None or cost is None else before + cost
                 self.update(updates.usage(usage.context_tokens, usage.context_window, total))
@@ -378,7 +356,7 @@ class AgentSession:
             said = await self._request("elicitation/create", params)
             return said if isinstance(said, Dismissed) else filled_in(question, said)
         runtime = self.conversation.runtime
-        path = getattr(runtime.registry.store, "path", None)
+        path = store.file_of(runtime.registry.store)
         note = elsewhere(question, "" if handle is None else handle.uid, None if path is None else f"sqlite:///{path}")
         self.calls.show_note(shown, note)
         if handle is not None and handle.stateful and path is not None:

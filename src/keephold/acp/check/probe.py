@@ -1,22 +1,29 @@
 """An agent under examination: every message is recorded in order, and none is corrected.
 
 The client library would hide the faults that checks look for, so this is the bare wire: messages are sent as given, ids
-are arbitrary, and lines may be invalid.
+are arbitrary, and lines may be invalid. Checks examine what was recorded, and fail or are skipped.
 """
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from keephold.acp.client.process import AgentProcess
 from keephold.acp.lines import LineReader, LineWriter
-from keephold.acp.rpc import METHOD_NOT_FOUND
-from keephold.acp.wire import BACKLOG_BYTES, LINE_BYTES
+from keephold.acp.wire import BACKLOG_BYTES, LINE_BYTES, METHOD_NOT_FOUND
+
+if TYPE_CHECKING:
+    from keephold.acp.check.scenes import Scenes
 
 T = TypeVar("T")
+CANCELLED = {"outcome": "cancelled"}
+Examine: TypeAlias = Callable[["Scenes"], Awaitable[None]]
+Level: TypeAlias = Literal["MUST", "SHOULD"]
+"""MUST: the protocol, or the extension that the agent offers, requires it. SHOULD: clients rely on it all the same."""
 
 
 class WireEntry(msgspec.Struct, frozen=True):
@@ -157,9 +164,6 @@ class Probe:
         self._changed.set()
 
 
-CANCELLED = {"outcome": "cancelled"}
-
-
 def choose(request: WireEntry, *kinds: str) -> dict[str, Any]:
     """Return the outcome that takes an option of one of these kinds, or `cancelled` if there is none."""
     options = request.params.get("options")
@@ -176,3 +180,45 @@ def allow(request: WireEntry) -> dict[str, Any]:
 
 def reject(request: WireEntry) -> dict[str, Any]:
     return choose(request, "reject_once", "reject_always")
+
+
+class Check(msgspec.Struct, frozen=True):
+    """A check: its name, its topic, its level, its statement about an agent that passes, and its function."""
+
+    name: str
+    topic: str
+    level: Level
+    says: str
+    examine: Examine
+
+
+_known: list[Check] = []
+
+
+def _check(level: Level, topic: str, name: str, says: str) -> Callable[[Examine], Examine]:
+
+    def add(examine: Examine) -> Examine:
+        _known.append(Check(name, topic, level, says, examine))
+        return examine
+
+    return add
+
+
+must, should = partial(_check, "MUST"), partial(_check, "SHOULD")
+
+
+def checks_of(topic: str) -> list[Check]:
+    """Return the checks of a topic, in the order they are written."""
+    return [each for each in _known if each.topic == topic]
+
+
+class Failed(Exception):
+    """The agent is wrong; the messages show where."""
+
+    def __init__(self, why: str, messages: Sequence[WireEntry | None] = ()) -> None:
+        super().__init__(why)
+        self.messages = tuple(entry for entry in messages if entry is not None)
+
+
+class Skipped(Exception):
+    """The check does not apply to this agent, or cannot tell."""

@@ -14,9 +14,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from keephold.acp.check.probe import CANCELLED, Died, Probe, Silent, WireEntry, is_answer, reject
-from keephold.acp.check.verdict import Failed, Skipped
-from keephold.acp.rpc import AUTH_REQUIRED, PROTOCOL_VERSION, TURN_COMPLETE, error_of, is_background
+from keephold.acp.check.probe import CANCELLED, Died, Failed, Probe, Silent, Skipped, WireEntry, is_answer, reject
+from keephold.acp.wire import AUTH_REQUIRED, PROTOCOL_VERSION, TURN_COMPLETE, error_of, is_background, table
 from keephold.errors import KeepholdError
 
 TURN_KINDS = frozenset(
@@ -39,15 +38,22 @@ class Recording:
 
     @property
     def signals_offered(self) -> bool:
-        return TURN_COMPLETE in table(self.capabilities, "_meta") or "turnComplete" in self.session_capabilities
+        return TURN_COMPLETE in table(self.capabilities.get("_meta")) or "turnComplete" in self.session_capabilities
 
     @property
     def session_capabilities(self) -> dict[str, Any]:
-        return table(self.capabilities, "sessionCapabilities")
+        return table(self.capabilities.get("sessionCapabilities"))
 
     def response(self, prompt: WireEntry) -> WireEntry | None:
         id = prompt.message["id"]
         return next((entry for entry in self.log[prompt.number + 1 :] if is_answer(entry, id)), None)
+
+    @property
+    def answer(self) -> WireEntry:
+        """The answer to the first prompt, if the scene has no problem."""
+        answer = self.response(self.prompts[0])
+        assert answer is not None
+        return answer
 
     def updates(self, prompt: WireEntry) -> list[WireEntry]:
         """Return the updates of the prompt's turn: of its session, up to the next prompt there."""
@@ -65,8 +71,12 @@ class Recording:
         return [entry for entry in between if not entry.ours and entry.params.get("sessionId") == session]
 
 
+def update_of(entry: WireEntry) -> dict[str, Any]:
+    return table(entry.params.get("update"))
+
+
 def kind(entry: WireEntry) -> str | None:
-    return table(entry.params, "update").get("sessionUpdate") if entry.method == "session/update" else None
+    return update_of(entry).get("sessionUpdate") if entry.method == "session/update" else None
 
 
 def is_signal(entry: WireEntry) -> bool:
@@ -74,20 +84,14 @@ def is_signal(entry: WireEntry) -> bool:
 
 
 def signal_fields(entry: WireEntry) -> tuple[Any, Any]:
-    fields = entry.params if entry.method == "_keephold/turn_complete" else table(entry.params, "update")
+    fields = entry.params if entry.method == "_keephold/turn_complete" else update_of(entry)
     return fields.get("promptRequestId"), fields.get("stopReason")
 
 
 def stop_reason(response: WireEntry) -> Any:
     if "error" in response.message:
         return "error"
-    return table(response.message, "result").get("stopReason")
-
-
-def table(value: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return a value that is an object; empty if it is not."""
-    found = value.get(key)
-    return found if isinstance(found, dict) else {}
+    return table(response.message.get("result")).get("stopReason")
 
 
 Play: TypeAlias = Callable[[Probe, Recording], Awaitable[None]]
@@ -162,12 +166,12 @@ class Scenes:
 
     async def _new_session(self, probe: Probe) -> str:
         answer = await probe.answer(probe.request("session/new", {"cwd": str(self.directory), "mcpServers": []}))
-        error = table(answer.message, "error")
+        error = table(answer.message.get("error"))
         if error.get("code") == AUTH_REQUIRED:
             raise Skipped(f"the agent requires authentication: {error.get('message')}; {_offered(probe)}")
         if "error" in answer.message:
             raise Failed(f"session/new was answered with an error: {error_of(answer.message['error'])}", [answer])
-        id = table(answer.message, "result").get("sessionId")
+        id = table(answer.message.get("result")).get("sessionId")
         if not isinstance(id, str) or not id:
             raise Failed("session/new was not answered with a sessionId", [answer])
         return id
@@ -322,9 +326,9 @@ async def shake_hands(probe: Probe, **more: Any) -> WireEntry:
     offered = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
     params = {"protocolVersion": PROTOCOL_VERSION, "clientCapabilities": offered} | more
     answer = await probe.answer(probe.request("initialize", params))
-    result = table(answer.message, "result")
-    probe.capabilities |= table(result, "agentCapabilities")
-    probe.info |= table(result, "agentInfo")
+    result = table(answer.message.get("result"))
+    probe.capabilities |= table(result.get("agentCapabilities"))
+    probe.info |= table(result.get("agentInfo"))
     methods = result.get("authMethods")
     tables = [each for each in methods if isinstance(each, dict)] if isinstance(methods, list) else []
     probe.auth_methods = [str(each.get("id")) for each in tables]
@@ -339,7 +343,7 @@ def _offered(probe: Probe) -> str:
 
 def _verify(answer: WireEntry) -> None:
     """Raise `Failed` unless it is a right answer to `initialize`."""
-    result = table(answer.message, "result")
+    result = table(answer.message.get("result"))
     if "error" in answer.message:
         raise Failed(f"initialize was answered with an error: {error_of(answer.message['error'])}", [answer])
     if type(result.get("protocolVersion")) is not int:

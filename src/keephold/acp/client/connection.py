@@ -16,10 +16,18 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from keephold.acp.client.process import AgentProcess
-from keephold.acp.client.session import OnPermission, Session, read, reject
-from keephold.acp.client.turns import Handler
-from keephold.acp.rpc import PROTOCOL_VERSION, TURN_COMPLETE, Id, Params, RpcError, table, unknown_method
-from keephold.acp.wire import Peer, RpcCall
+from keephold.acp.client.session import Handler, OnPermission, Session, read, reject
+from keephold.acp.wire import (
+    PROTOCOL_VERSION,
+    TURN_COMPLETE,
+    Id,
+    Params,
+    Peer,
+    RpcCall,
+    invalid_params,
+    table,
+    unknown_method,
+)
 from keephold.errors import KeepholdError
 
 _TERMINAL = frozenset(f"terminal/{verb}" for verb in ("create", "output", "wait_for_exit", "kill", "release"))
@@ -294,7 +302,7 @@ class Connection:
             permission = read(params)
             session = self._sessions.get(permission.session_id)
             if session is None:
-                raise RpcError(-32602, f"Invalid params: no session {permission.session_id}")
+                raise invalid_params(f"no session {permission.session_id}")
             self.peer.answer(id, session._permit(permission, self._on_permission, session._queue.place()))
         elif method in self._handlers:
             self.peer.answer(id, self._answer(self._handlers[method], params))

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from keephold.errors import KeepholdError
-from keephold.platforms import End, machine
+from keephold.platforms import ProcessEndWatch, machine
 from keephold.tools.environment import inherited
 
 KEPT = 64 * 1024
@@ -70,7 +70,7 @@ class AgentProcess:
         for pipe in (self._program.stdin, self._program.stdout, self._program.stderr):
             os.set_blocking(pipe.fileno(), False)
         self._loop.add_reader(self._program.stderr, self._read_errors)
-        self._end_of_it: End | None = machine.end_of(self._program.pid)
+        self._end_of_it: ProcessEndWatch | None = machine.end_of(self._program.pid)
         self._loop.add_reader(self._end_of_it, self._reap)
 
     @property

@@ -1,4 +1,4 @@
-"""A session with an agent: prompts, updates in order, and permission requests (X3).
+"""A session with an agent: prompts and their turns, updates in order, and permission requests (X3).
 
 An update belongs to the oldest turn that has not ended. A turn ends with its `turn_complete` where the agent offers it,
 else with its answer. Updates outside a turn, or marked as background, go to `on_background`. An unmarked update that
@@ -9,25 +9,127 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from keephold.acp.client.turns import Barrier, Handler, PromptTurn, Update
-from keephold.acp.rpc import INVALID_PARAMS, ConnectionLost, Params, RpcError, is_background
-from keephold.acp.wire import RpcCall
+from keephold.acp.wire import ConnectionLost, Params, RpcCall, invalid_params, is_background
 from keephold.errors import KeepholdError
 
 if TYPE_CHECKING:
     from keephold.acp.client.connection import Connection
 
-
+Update: TypeAlias = dict[str, Any]
+"""The `update` of a `session/update`, as it came: `sessionUpdate` is its kind."""
+Handler: TypeAlias = Callable[[Update], Awaitable[None] | None]
+Barrier: TypeAlias = Literal["turn_complete", "response"]
 Job: TypeAlias = Callable[[], Awaitable[Any] | None]
-
 _log = logging.getLogger(__name__)
+CANCELLED = {"outcome": {"outcome": "cancelled"}}
+ROUND_TRIP = "_keephold/round_trip"
+"""A request that no agent knows; its answer shows that everything the agent wrote before has been read."""
+
+
+class TurnResult(msgspec.Struct, frozen=True):
+    """The answer to a prompt. `stop_reason`: `end_turn`, `max_tokens`, `max_turn_requests`, `refusal`, `cancelled`.
+
+    `raw` is the whole result as it came.
+    """
+
+    stop_reason: str
+    raw: dict[str, Any]
+
+
+class PromptTurn:
+    """A turn: `await turn` gives the agent's answer, `await turn.drained()` waits for the last handler.
+
+    Without `on_update` the updates are kept for `async for update in turn`, which ends with the turn's last one.
+    """
+
+    def __init__(self, session: "Session", on_update: Handler | None) -> None:
+        self.session = session
+        self.call: RpcCall
+        self.signal: asyncio.Future[str]
+        """The stop reason of its `turn_complete`."""
+        self._on_update = on_update
+        self._loop = asyncio.get_running_loop()
+        self._result: asyncio.Future[TurnResult] = self._loop.create_future()
+        self._drained: asyncio.Future[Barrier] = self._loop.create_future()
+        self._kept: deque[Update] = deque()
+        self._more = asyncio.Event()
+        self.cancelled = False
+        """Whether `cancel` was called."""
+
+    @property
+    def id(self) -> int:
+        """The id of the prompt's request; a `turn_complete` names it as a string."""
+        return self.call.id
+
+    def __await__(self) -> Generator[Any, None, TurnResult]:
+        """Return the answer when it has been read. Handlers may still run: see `drained`."""
+        return asyncio.shield(self._result).__await__()
+
+    async def drained(self) -> Barrier:
+        """Return when the last handler of this turn has finished, and how that is known.
+
+        `turn_complete`: the agent's signal. `response`: everything read before the answer has been handled; an update
+        that the agent sends after its answer is not covered.
+        """
+        return await asyncio.shield(self._drained)
+
+    def cancel(self) -> None:
+        """Ask the agent to stop. The turn ends as always, most likely with stop reason `cancelled`."""
+        self.cancelled = True
+        self.session.cancel()
+
+    def __aiter__(self) -> AsyncIterator[Update]:
+        if self._on_update is not None:
+            raise KeepholdError("this turn's updates go to its on_update; leave that out to iterate over them")
+        return self
+
+    async def __anext__(self) -> Update:
+        while not self._kept:
+            if self._drained.done():
+                if isinstance(error := self._drained.exception(), ConnectionLost):
+                    raise error
+                raise StopAsyncIteration
+            self._more.clear()
+            await self._more.wait()
+        return self._kept.popleft()
+
+    # For the session
+
+    def _handle(self, update: Update) -> Awaitable[None] | None:
+        if self._on_update is not None:
+            return self._on_update(update)
+        self._kept.append(update)
+        self._more.set()
+        return None
+
+    def _answered(self, call: RpcCall) -> None:
+        """Take the answer. An error need not be awaited."""
+        error = call.exception()
+        if error is not None:
+            self._result.set_exception(error)
+            self._result.exception()
+            return
+        result = call.result()
+        raw = result if isinstance(result, dict) else {}
+        self._result.set_result(TurnResult(str(raw.get("stopReason")), raw))
+
+    def _finish(self, barrier: Barrier) -> None:
+        if not self._drained.done():
+            self._drained.set_result(barrier)
+        self._more.set()
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._drained.done():
+            self._drained.set_exception(error)
+            self._drained.exception()
+        self._more.set()
 
 
 class Ordered:
@@ -84,9 +186,6 @@ async def _do(job: Job) -> None:
         _log.exception("a handler failed; the next update is handled all the same")
 
 
-CANCELLED = {"outcome": {"outcome": "cancelled"}}
-
-
 class PermissionRequest(msgspec.Struct, frozen=True):
     """A request for permission: the tool call, as the agent describes it, and the options."""
 
@@ -124,7 +223,7 @@ def read(params: Params) -> PermissionRequest:
             PermissionRequest,
         )
     except (KeyError, TypeError, msgspec.ValidationError) as error:
-        raise RpcError(INVALID_PARAMS, f"Invalid params: {error}") from None
+        raise invalid_params(error) from None
 
 
 async def decide(permission: PermissionRequest, on_permission: OnPermission) -> dict[str, Any]:
@@ -138,10 +237,6 @@ async def decide(permission: PermissionRequest, on_permission: OnPermission) -> 
     if chosen not in known:
         raise ValueError(f"on_permission returned {chosen!r}, which is none of the options {known}")
     return {"outcome": {"outcome": "selected", "optionId": chosen}}
-
-
-ROUND_TRIP = "_keephold/round_trip"
-"""A request that no agent knows; its answer shows that everything the agent wrote before has been read."""
 
 
 class Session:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -39,7 +39,6 @@ _AGAIN = (
 CALL_BYTES = 1088 << 10
 """A call with its arguments, which [limits] arguments_bytes bounds, too."""
 _RPC = timedelta(seconds=10)
-_CHECKS_AT_ONCE = 8
 T = TypeVar("T")
 
 
@@ -59,17 +58,20 @@ class Place:
     """The address of Temporal's own pages."""
 
     async def connect(self) -> Client:
-        """Connect. Raises `EngineUnavailable`, or `ConfigError` for a key that is not set."""
+        """Connect. Raises `EngineUnavailable`, or `ConfigError` for a setting that cannot be right."""
         key = None
         if self.api_key_env is not None:
             key = os.environ.get(self.api_key_env)
             if not key:
                 raise ConfigError([f"[engines.temporal] api_key_env: ${self.api_key_env} is not set"])
-        tls = TLSConfig(_read(self.ca_file), client_cert=_read(self.cert_file), client_private_key=_read(self.key_file))
         try:
+            files = [_read(path) for path in (self.ca_file, self.cert_file, self.key_file)]
+            tls = TLSConfig(files[0], client_cert=files[1], client_private_key=files[2])
             return await Client.connect(
                 self.address, namespace=self.namespace, api_key=key, tls=tls if self.tls else False
             )
+        except (ValueError, OSError) as error:
+            raise ConfigError([f"[engines.temporal] {self.address}: {error}"]) from None
         except RuntimeError as error:  # the SDK has no better one
             raise EngineUnavailable(f"Temporal at {self.address}: {error}") from None
 
@@ -105,16 +107,19 @@ class Temporal:
                     task_queue=self.place.task_queue,
                     id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                     id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-                    memo={"tool": call.tool, "id": call.id, "conversation": call.conversation},
-                    static_summary=f"{call.tool} `{call.id}` of {call.conversation}"[:200],
+                    memo={"conversation": call.conversation, "tool": call.tool, "id": call.id},
                     rpc_timeout=_RPC,
                 )
             )
 
-    async def result(self, uid: str) -> Report:
-        client = await self._connected()
+    async def result(self, uid: str, *, wait: bool = True) -> Report | None:
+        handle = (await self._connected()).get_workflow_handle(uid)
         try:
-            report: Report = msgspec.convert(await asked(client.get_workflow_handle(uid).result()), Report)
+            if not wait:
+                described = await asked(handle.describe(rpc_timeout=_RPC))
+                if described.status is WorkflowExecutionStatus.RUNNING:
+                    return None
+            report: Report = msgspec.convert(await asked(handle.result()), Report)
             return report
         except WorkflowFailureError as error:
             cause = error.cause
@@ -136,22 +141,6 @@ class Temporal:
         client = await self._connected()
         await _unless_gone(client.get_workflow_handle(uid).cancel(rpc_timeout=_RPC))
 
-    async def closed(self, uids: Collection[str]) -> set[str]:
-        client, limit = await self._connected(), asyncio.Semaphore(_CHECKS_AT_ONCE)
-
-        async def is_closed(uid: str) -> bool:
-            async with limit:
-                try:
-                    described = await asked(client.get_workflow_handle(uid).describe(rpc_timeout=_RPC))
-                except RPCError as error:
-                    if error.status is not RPCStatusCode.NOT_FOUND:
-                        raise
-                    return True
-                return described.status is not WorkflowExecutionStatus.RUNNING
-
-        answers = await asyncio.gather(*map(is_closed, uids))
-        return {uid for uid, closed in zip(uids, answers, strict=True) if closed}
-
     def link(self, uid: str) -> str | None:
         ui = self.place.ui
         return None if ui is None else f"{ui.rstrip('/')}/namespaces/{self.place.namespace}/workflows/{uid}"
@@ -165,7 +154,7 @@ async def asked(asking: Awaitable[T]) -> T:
     try:
         return await asking
     except (RPCError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
-        if isinstance(error, RPCError) and error.status not in _AGAIN and not _lacks_namespace(error):
+        if isinstance(error, RPCError) and error.status not in _AGAIN and not _passes(error):
             raise
         task = asyncio.current_task()
         if task is not None and task.cancelling():  # the SDK makes an error of its own of a cancellation
@@ -173,11 +162,12 @@ async def asked(asking: Awaitable[T]) -> T:
         raise EngineUnavailable(str(error)) from None
 
 
-def _lacks_namespace(error: RPCError) -> bool:
-    """Return whether the server does not find the namespace. A server under load says so of one that it has: then
-    nothing is known of the call, and above all not that it has ended."""
-    details = error.grpc_status.details
-    return any(each.type_url.endswith("NamespaceNotFoundFailure") for each in details)
+def _passes(error: RPCError) -> bool:
+    """Return whether the server says something of which it will say something else. Under load, a server says that it
+    does not find a namespace that it has: then nothing is known of the call, and above all not that it has ended. A
+    workflow is not ready for updates and queries before its first task, or while its tasks fail at one worker."""
+    kinds = ("NamespaceNotFoundFailure", "WorkflowNotReadyFailure")
+    return any(each.type_url.endswith(kinds) for each in error.grpc_status.details)
 
 
 async def _unless_gone(asking: Awaitable[object]) -> None:

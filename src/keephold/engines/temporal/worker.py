@@ -1,6 +1,7 @@
 """A worker of Temporal: runs the workflows of calls, and the tools of a configuration in their activities."""
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -24,10 +25,10 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from keephold.engines.base import EngineUnavailable, patiently
 from keephold.engines.body import SUSPEND_SECS, Body, task_factory
-from keephold.engines.channel import Channel
+from keephold.engines.channel import Channel, Ends
 from keephold.engines.temporal.client import Place, asked
 from keephold.engines.temporal.workflow import ACTIVITY, LOST, UNKNOWN, CallWorkflow
-from keephold.engines.wire import EngineCall, Given, Line, Lost
+from keephold.engines.wire import Ended, EngineCall, Given, Line, Lost, Parked
 from keephold.tools.base import Tool
 from keephold.tools.guard import Guard
 
@@ -45,6 +46,9 @@ worker dies, its calls continue that much later."""
 _BEAT_SECS = 2.0
 """Between heartbeats, which bring the cancellation of a call. Most calls are shorter, and cost none."""
 _HAND_OVER = timedelta(seconds=10)
+_LEAVE_SECS = 10.0
+"""How long a worker that exits waits for attempts after it has cancelled them."""
+_LONG_ID = 200
 
 
 class TemporalRecorder:
@@ -57,7 +61,10 @@ class TemporalRecorder:
 
     async def record(self, line: Line) -> bool:
         async with self._flight:
-            id = f"{self._attempt}:{line.kind}:{line.name}"  # sent twice, it counts once
+            name = line.name
+            if len(name) > _LONG_ID:
+                name = f"{name[:100]}:{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()}"
+            id = f"{self._attempt}:{line.kind}:{name}"  # sent twice, it counts once
             return bool(await self._update("record", [self._attempt, msgspec.to_builtins(line)], id))
 
     async def events(self, known: int) -> dict[str, Any]:
@@ -75,7 +82,7 @@ class TemporalRecorder:
 
     async def _update(self, name: str, args: list[Any], id: str) -> Any:
         try:
-            return await _answer(lambda: self._handle.execute_update(name, args=args, id=id[:200]))
+            return await _answer(lambda: self._handle.execute_update(name, args=args, id=id))
         except WorkflowUpdateFailedError as error:
             if isinstance(error.cause, ApplicationError) and error.cause.type == LOST:
                 raise Lost(str(error.cause)) from None
@@ -110,10 +117,13 @@ class TemporalWorker:
         self._guard = Guard()
         self._client: Client
         self._http: httpx2.AsyncClient
+        self._ends: Ends
         self._bodies: set[Body] = set()
         self._stopping = False
         self.finished = 0
         """How many attempts have ended."""
+        self.abandoned = False
+        """Whether tools still run, because they swallow their cancellation."""
 
     @property
     def running(self) -> int:
@@ -122,10 +132,12 @@ class TemporalWorker:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until told to stop; then let calls end for a while, and release those that can continue elsewhere."""
-        asyncio.get_running_loop().set_task_factory(task_factory)  # to know which tasks are those of a call
+        loop = asyncio.get_running_loop()
+        loop.set_task_factory(task_factory)  # to know which tasks are those of a call
         self._client = await patiently(self._place.connect, "Temporal")
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
         async with httpx2.AsyncClient(limits=limits, trust_env=False) as self._http:
+            self._ends = Ends(self._http)
             # One for both: the server answers a workflow that starts an attempt with the attempt itself.
             working = self._worker(
                 self._client,
@@ -139,13 +151,21 @@ class TemporalWorker:
                     await stop.wait()
                     self._stopping = True  # waiting calls go at once, others when their step is recorded
                     bodies = tuple(self._bodies)
-                    leaving = [asyncio.ensure_future(body.suspend()) for body in bodies]
+                    leaving = [asyncio.ensure_future(body.suspend(self._drain_secs)) for body in bodies]
+                    loop.call_later(self._drain_secs + _LEAVE_SECS, self._leave)
                     if bodies:
                         with suppress(EngineUnavailable):  # then nothing is recorded in any case
                             await last.enter_async_context(self._worker(await self._place.connect()))
                 await asyncio.gather(*leaving)
                 await asyncio.gather(*(self._passed_on(body.call.uid) for body in bodies))
+            await self._ends.close()
         self._guard.close()
+
+    def _leave(self) -> None:
+        """Let the attempts that still run report at once."""
+        for body in self._bodies:
+            self.abandoned = True
+            body.leave()
 
     async def _passed_on(self, uid: str) -> None:
         """Wait until the workflow knows how an attempt has ended: only then does it answer a query. If this worker took
@@ -167,7 +187,11 @@ class TemporalWorker:
 
     @activity.defn(name=ACTIVITY)
     async def _attempt(self, given_call: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        call, begin = msgspec.convert(given_call, EngineCall), msgspec.convert(given, Given)
+        try:
+            call, begin = msgspec.convert(given_call, EngineCall), msgspec.convert(given, Given)
+        except msgspec.ValidationError as error:
+            _log.warning("a call cannot be read; its front end or workflow has another version: %s", error)
+            raise _failure(f"this worker cannot read the call: {error}", UNKNOWN) from None
         tool = self._tools.get(call.tool)
         if tool is None:
             _log.warning("call %s needs the tool `%s`, which this worker does not have", call.uid, call.tool)
@@ -180,8 +204,10 @@ class TemporalWorker:
         work = asyncio.ensure_future(body.run())
         try:
             if self._stopping:  # it came after the signal to stop
-                await body.suspend()
+                await body.suspend(0)
             report = await self._outlast(body, work, tool)
+            if isinstance(report, Ended | Parked):
+                self._ends.say(call)
             return dict(msgspec.to_builtins(report))
         except Lost as error:
             raise _failure(str(error), LOST) from None
@@ -198,12 +224,12 @@ class TemporalWorker:
                 return await asyncio.shield(work)
             except asyncio.CancelledError:
                 if work.done():
-                    raise
+                    return work.result()
                 details = activity.cancellation_details()
                 if details is not None and (details.not_found or details.timed_out):
                     body.lost()
                 elif details is not None and details.worker_shutdown and body.can_move:
-                    await body.suspend()
+                    await body.suspend(0)
                 else:
                     body.end(tool.spawn.abort_grace_ms / 1000)
 

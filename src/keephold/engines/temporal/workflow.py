@@ -35,10 +35,10 @@ which nothing was heard counts less: for a minute, the server gives attempts to 
 begins there."""
 CARRIED_BYTES = 928 << 10
 """A state up to this is carried to the next run; the server takes 2 MiB with the call's arguments."""
-UNSENT_BYTES = 256 << 10
-"""Frames up to this wait for the end of the call; of more, the oldest are dropped."""
 _FOREVER = timedelta(days=3650)
 _UNKNOWN_SECS = 10
+_FAILED = 1 / 4
+"""How much a worker that fails, or from which nothing was heard, counts as a death."""
 
 Json = dict[str, Any]
 
@@ -51,10 +51,10 @@ class CallWorkflow:
     def __init__(self, call: Json, carried: str | None = None) -> None:
         before: Json = {} if carried is None else _unpacked(carried)
         self._attempt: int = before.get("attempt", 0)
-        self._lines: list[Json] = before.get("lines", [])
-        self._names = {(line["kind"], line["name"]) for line in self._lines}
+        self._lines = {(line["kind"], line["name"]): line for line in before.get("lines", [])}
         self._events: Json = before.get("events", {})
         self._unsent: list[Any] = before.get("unsent", [])
+        """Frames that perhaps no front end has taken, each with the attempt that made it and its number there."""
         self._failures: int = before.get("failures", 0)
         self._deaths: float = before.get("deaths", 0)
         self._updates = 0
@@ -63,6 +63,7 @@ class CallWorkflow:
     @workflow.run
     async def run(self, call: Json, carried: str | None = None) -> Json:
         report = await self._call(call)
+        report.setdefault("unsent", self._unsent)
         await workflow.wait_condition(workflow.all_handlers_finished)
         return report
 
@@ -76,18 +77,25 @@ class CallWorkflow:
                 return await self._last(call) if kind == "suspended" else _cancelled()
             try:
                 if kind == "suspended":
+                    self._deaths = 0
                     await self._suspended(report)
                 elif kind == "again":
+                    self._deaths = 0
                     self._failures += 1
-                    self._lines = [line for line in self._lines if line.get("ok", True)]  # a retry forgets errors (R5)
-                    self._names = {(line["kind"], line["name"]) for line in self._lines}
+                    kept = {name: line for name, line in self._lines.items() if line.get("ok", True)}
+                    self._lines = kept  # a retry forgets errors (R5)
                     await workflow.sleep(report["delay"])
                 elif kind == "died":
-                    self._deaths += 1 if report["began"] or not self._deaths else 1 / 4
+                    self._deaths += 1 if report["began"] or not self._deaths else _FAILED
                     if not call.get("repeats"):
                         return _crashed("The worker that ran this call ended before the call did.", "crashed", True)
                     if self._deaths >= DEATHS:
                         return _crashed(f"{DEATHS} workers in a row died while they ran this call.", "crash_loop")
+                elif kind == "broken":
+                    self._deaths += _FAILED
+                    if not call.get("repeats") or self._deaths >= DEATHS:
+                        return _failed(report["message"], "engine_failed")
+                    await workflow.sleep(_UNKNOWN_SECS)
                 elif kind == "unknown":
                     await workflow.sleep(_UNKNOWN_SECS)
                 if self._updates >= UPDATES or workflow.info().is_continue_as_new_suggested():
@@ -117,30 +125,32 @@ class CallWorkflow:
             return  # its sleep is over
 
     async def _perform(self, call: Json, *, cancelled: bool = False) -> Json:
-        """Run one attempt, and return its report; `died` and `unknown` are those of the workflow itself."""
+        """Run one attempt, and return its report; `died`, `broken` and `unknown` are those of the workflow itself."""
         self._attempt += 1
         self._running = True
-        given: Json = {"attempt": self._attempt, "events": self._events, "failures": self._failures}
-        given["deaths"] = self._deaths
-        given["lines"] = self._lines if _size([self._lines, self._events]) <= INLINE_BYTES else None
+        given: Json = {"attempt": self._attempt, "failures": self._failures, "deaths": self._deaths}
+        given |= {"unsent": self._unsent, "room": UPDATES - self._updates, "lines": None}
+        lines = list(self._lines.values())
+        if _size([lines, self._events]) <= INLINE_BYTES:
+            given |= {"lines": lines, "events": self._events}
         if cancelled:
             given["cancelled"] = True
         try:
-            report: Json = await workflow.execute_activity(
-                ACTIVITY,
-                args=[call, given],
-                start_to_close_timeout=_FOREVER,
-                heartbeat_timeout=timedelta(seconds=HEARTBEAT_SECS),
-                retry_policy=RetryPolicy(maximum_attempts=1),
-                cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+            report = await _outcome(
+                workflow.start_activity(
+                    ACTIVITY,
+                    args=[call, given],
+                    start_to_close_timeout=_FOREVER,
+                    heartbeat_timeout=timedelta(seconds=HEARTBEAT_SECS),
+                    retry_policy=RetryPolicy(maximum_attempts=1),
+                    cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+                )
             )
         except ActivityError as error:
             return self._broken(error)
         finally:
             self._running = False
-        self._unsent = _newest(self._unsent + report.get("unsent", []))
-        if report["report"] in ("ended", "parked"):
-            report["unsent"] = self._unsent
+        self._unsent = report.get("unsent", [])
         return report
 
     def _broken(self, error: ActivityError) -> Json:
@@ -153,7 +163,7 @@ class CallWorkflow:
             return {"report": "unknown"}
         if isinstance(cause, ApplicationError) and cause.type == LOST:  # this attempt is current: a front end said so
             return _failed(f"The front end refused the worker: {cause.message}", "cancelled")
-        return _failed(f"The worker failed: {cause or error}", "engine_failed")
+        return {"report": "broken", "message": f"The worker failed: {cause or error}"}
 
     # The journal
 
@@ -162,10 +172,7 @@ class CallWorkflow:
         """Record a line; the answer says whether the attempt should be suspended."""
         self._updates += 1
         self._deaths = 0
-        name = (line["kind"], line["name"])
-        if name not in self._names:
-            self._names.add(name)
-            self._lines.append(line)
+        self._lines.setdefault((line["kind"], line["name"]), line)
         return self._updates >= UPDATES or workflow.info().is_continue_as_new_suggested()
 
     @record.validator
@@ -174,10 +181,10 @@ class CallWorkflow:
 
     @workflow.update
     async def events(self, attempt: int, known: int) -> Json | None:
-        """Return all events when there are more than `known`; None when the attempt is over."""
+        """Return a page of the events after the first `known`, when there is one; None when the attempt is over."""
         self._updates += 1
         await workflow.wait_condition(lambda: len(self._events) > known or not self._is(attempt))
-        return self._events if self._is(attempt) else None
+        return dict(_page(list(self._events.items())[known:])) if self._is(attempt) else None
 
     @events.validator
     def _may_follow(self, attempt: int, known: int) -> None:
@@ -190,14 +197,9 @@ class CallWorkflow:
 
     @workflow.query
     def journal(self, start: int) -> list[Json]:
-        """Return a page of the journal, beginning with the line of that number."""
-        page, size = list[Json](), 0
-        for line in self._lines[start:]:
-            size += _size(line)
-            if page and size > PAGE_BYTES:
-                break
-            page.append(line)
-        return page
+        """Return a page of the journal and then of the events, beginning with the line of that number."""
+        resolved = [{"kind": "resolved", "name": name, "value": value} for name, value in self._events.items()]
+        return _page([*self._lines.values(), *resolved][start:])
 
     def _is(self, attempt: int) -> bool:
         return self._running and attempt == self._attempt
@@ -209,13 +211,26 @@ class CallWorkflow:
     def _packed(self) -> str:
         state = {
             "attempt": self._attempt,
-            "lines": self._lines,
+            "lines": list(self._lines.values()),
             "events": self._events,
             "unsent": self._unsent,
             "failures": self._failures,
             "deaths": self._deaths,
         }
         return base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()
+
+
+async def _outcome(attempt: "workflow.ActivityHandle[Any]") -> Json:
+    """Return the report of an attempt. If an attempt ends in the moment in which its call is cancelled, the SDK drops
+    the report, and the tool of a suspended call would not get its cancellation."""
+    try:
+        report: Json = await asyncio.shield(attempt)
+    except asyncio.CancelledError:
+        await workflow.wait_condition(lambda: True)  # until the rest of what the server has sent is known
+        if not attempt.done():
+            attempt.cancel()
+        report = await attempt
+    return report
 
 
 def _unpacked(carried: str) -> Json:
@@ -227,13 +242,14 @@ def _size(value: Any) -> int:
     return len(json.dumps(value))
 
 
-def _newest(frames: list[Any]) -> list[Any]:
+def _page(items: list[Any]) -> list[Any]:
+    """Return the first of these, as many as one answer takes."""
     size = 0
-    for at in reversed(range(len(frames))):
-        size += _size(frames[at])
-        if size > UNSENT_BYTES:
-            return frames[at + 1 :]
-    return frames
+    for at, item in enumerate(items):
+        size += _size(item)
+        if at and size > PAGE_BYTES:
+            return items[:at]
+    return items
 
 
 def _failed(message: str, code: str, transient: bool = False) -> Json:

@@ -8,14 +8,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from keephold.errors import KeepholdError
-from keephold.serve.dashboard.rendering import Renderer
+from keephold.serve.dashboard.rendering import Renderer, address, asked_number
 from keephold.serve.dashboard.timeline import MOST, NAMES, Stretch, lanes, stretches
 from keephold.turn.notifications import AUTOMATIC
 
@@ -120,7 +120,7 @@ class _Page:
     async def show(self, request: Request) -> Response:
         """Show the conversation of that name."""
         id, asked = request.path_params["id"], request.query_params
-        before = _number(asked.get("before"))
+        before = asked_number(asked.get("before"))
         try:
             conversation = await self._control.store_view.conversation(id, before=before, limit=TURNS)
         except KeepholdError as error:
@@ -140,12 +140,12 @@ class _Page:
             turns=turns,
             zoom=zoom,
             NAMES=NAMES,
-            zooms=[(each, _address(path, here | ({"zoom": each} if each > 1 else {}))) for each in ZOOMS],
-            newest=_address(path, zoomed) if before is not None else None,
-            older=_address(path, {"before": following, **zoomed}) if following is not None else None,
+            zooms=[(each, address(path, here | ({"zoom": each} if each > 1 else {}))) for each in ZOOMS],
+            newest=address(path, zoomed) if before is not None else None,
+            older=address(path, {"before": following, **zoomed}) if following is not None else None,
             below=await self._below(id),
-            inquiries=await self._inquiries(id),
-            **await self._transcript(id, conversation["lines"], _number(asked.get("line")), path),
+            inquiries=await self._control.store_view.inquiries(id, _INQUIRIES),
+            **await self._transcript(id, conversation["lines"], asked_number(asked.get("line")), path),
         )
 
     async def _turn(self, id: str, turn: dict[str, Any] | None, zoom: int) -> dict[str, Any]:
@@ -167,23 +167,11 @@ class _Page:
     async def _transcript(self, id: str, count: int, line: int | None, path: str) -> dict[str, Any]:
         after = max(0, count - LINES) if line is None else line
         found = await self._control.store_view.transcript(id, after, LINES) if count else {"lines": [], "next": None}
-        earlier = f"{path}?{urlencode({'line': max(0, after - LINES)})}#said" if after > 0 else None
-        later = f"{path}?{urlencode({'line': found['next']})}#said" if found["next"] is not None else None
+        earlier = f"{path}?line={max(0, after - LINES)}#said" if after > 0 else None
+        later = f"{path}?line={found['next']}#said" if found["next"] is not None else None
         return {"transcript": messages(found["lines"]), "earlier": earlier, "later": later}
-
-    async def _inquiries(self, id: str) -> list[dict[str, Any]]:
-        """Return the inquiries (Q6), newest first."""
-        return await self._control.store_view.inquiries(id, _INQUIRIES)
 
     async def _below(self, id: str) -> list[dict[str, Any]]:
         """Return the conversations of the sub-agents that this one started."""
         found = await self._control.store_view.conversations(after=f"{id}/", limit=_BELOW)
         return [place for place in found["conversations"] if place["parent"] == id]
-
-
-def _address(path: str, query: dict[str, Any]) -> str:
-    return f"{path}?{urlencode(query)}" if query else path
-
-
-def _number(given: str | None) -> int | None:
-    return int(given) if given is not None and given.isdecimal() and len(given) < 16 else None

@@ -5,8 +5,9 @@ the right of its list. `draw` guarantees that nothing overlaps at any depth.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 WIDTH, HEIGHT = 184, 54
@@ -27,10 +28,9 @@ Step = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Node:
-    """A step: its box, and its number in the list beside the picture."""
+    """A step and its box."""
 
     step: Step
-    number: int
     x: float
     y: float
     width: float
@@ -85,30 +85,18 @@ class Drawing:
 
 def draw(steps: Sequence[Step]) -> Drawing | None:
     """Return the picture of a workflow; None if it has no steps, or too many."""
-    count = _count(steps)
-    if not 0 < count <= MOST:
+    if not 0 < _count(steps) <= MOST:
         return None
-    drawn = _list(steps, _Numbers())
+    drawn = _list(steps)
     return _moved(replace(drawn, width=drawn.width + 4, height=drawn.height + 4), 2, 2)
 
 
-@dataclass
-class _Numbers:
-    """Numbers steps in the order they are written, as in the list beside the picture."""
-
-    last: int = field(default=0)
-
-    def next(self) -> int:
-        self.last += 1
-        return self.last
-
-
-def numbered(steps: Sequence[Step], numbers: _Numbers | None = None) -> list[dict[str, Any]]:
-    """Return the steps with their numbers, for the list."""
-    numbers = numbers or _Numbers()
+def numbered(steps: Sequence[Step], numbers: Iterator[int] | None = None) -> list[dict[str, Any]]:
+    """Return the steps with their numbers, in the order they are written, for the list beside the picture."""
+    numbers = numbers or count(1)
     found = []
     for step in steps:
-        number = numbers.next()
+        number = next(numbers)
         lists = [{**inner, "steps": numbered(inner["steps"], numbers)} for inner in step["lists"]]
         found.append({**step, "number": number, "lists": lists})
     return found
@@ -118,9 +106,9 @@ def _count(steps: Sequence[Step]) -> int:
     return sum(1 + sum(_count(inner["steps"]) for inner in step["lists"]) for step in steps)
 
 
-def _list(steps: Sequence[Step], numbers: _Numbers) -> Drawing:
+def _list(steps: Sequence[Step]) -> Drawing:
     """Draw steps top down, with the arrows between them."""
-    parts = [_step(step, numbers) for step in steps]
+    parts = [_step(step) for step in steps]
     core = max((part.width for part in parts), default=WIDTH)
     placed, y = [], 0.0
     for part in parts:
@@ -141,17 +129,16 @@ def _list(steps: Sequence[Step], numbers: _Numbers) -> Drawing:
     )
 
 
-def _step(step: Step, numbers: _Numbers) -> Drawing:
-    number = numbers.next()
+def _step(step: Step) -> Drawing:
     if not step["lists"]:
-        return Drawing(WIDTH, HEIGHT, (Node(step, number, 0, 0, WIDTH),))
-    columns = [_list(inner["steps"], numbers) for inner in step["lists"]]
+        return Drawing(WIDTH, HEIGHT, (Node(step, 0, 0, WIDTH),))
+    columns = [_list(inner["steps"]) for inner in step["lists"]]
     inner_width = sum(column.width + 2 * _INSIDE for column in columns) + _INSIDE * (len(columns) - 1)
     width = max(WIDTH, inner_width + 2 * _INSIDE)
     tall = max(column.height for column in columns) + _LABEL + _INSIDE
     x, y = (width - inner_width) / 2, HEIGHT + _INSIDE
     height = y + tall + _INSIDE
-    nodes = [Node(step, number, 0, 0, width)]
+    nodes = [Node(step, 0, 0, width)]
     frames = [Frame(0, 0, width, height, state=step["state"], outer=True)]
     edges: list[GraphEdge] = []
     for inner, column in zip(step["lists"], columns, strict=True):

@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from keephold.durable.lineage import conversation_of
 from keephold.errors import KeepholdError
+from keephold.ids import conversation_of
 from keephold.serve.dashboard.graph import draw, numbered
-from keephold.serve.dashboard.rendering import Renderer, pretty
+from keephold.serve.dashboard.rendering import Renderer, asked_number
 from keephold.serve.dashboard.timeline import moments, stretches
 from keephold.serve.operations import STATUS
-from keephold.text import to_json
+from keephold.text import readable_json, to_json
 
 if TYPE_CHECKING:
     from keephold.control.control import Control
@@ -76,7 +76,7 @@ class _Page:
             waiters=await control.runtime_view.waiters(uid),
             printed=printed,
             terminal=await self._terminal(fact),
-            **await self._journal(fact, request.query_params.get("steps", "")),
+            **await self._journal(fact, asked_number(request.query_params.get("steps"))),
             workflow=workflow and workflow | {"steps": numbered(workflow["steps"])},
             graph=workflow and draw(workflow["steps"]),
             agent=await self._agent(fact),
@@ -87,19 +87,18 @@ class _Page:
 
     async def steps(self, request: Request) -> Response:
         """Show one block of a journal, for a page that scrolls to it."""
-        uid, before = request.path_params["uid"], request.query_params.get("before", "")
-        end = int(before) if before.isdecimal() and len(before) < 10 else None
+        uid, end = request.path_params["uid"], asked_number(request.query_params.get("before"))
         found = await self._control.store_view.journal(uid, before=end, limit=BLOCK + 1)
         entries = _timed(found["entries"])[:BLOCK]
         return await self._renderer.page(request, "steps.html", entries=entries, uid=uid, clipped=clipped, PART=PART)
 
-    async def _journal(self, fact: dict[str, Any], steps: str) -> dict[str, Any]:
+    async def _journal(self, fact: dict[str, Any], steps: int | None) -> dict[str, Any]:
         """Return a journal, newest first: up to two blocks of entries, and the places of those before. A block begins
         at a multiple of its size, so that it stays the same while the journal grows."""
         count = fact["journal_entries"]
         if not count:
             return {"journal": None}
-        end = min(int(steps), count) if steps.isdecimal() and len(steps) < 10 else count
+        end = count if steps is None else min(steps, count)
         inner = max(0, (end - 1) // BLOCK * BLOCK)
         start = max(0, inner - BLOCK) if end - inner < BLOCK else inner
         found = await self._control.store_view.journal(fact["uid"], before=end, limit=end - start + 1)
@@ -129,11 +128,10 @@ class _Page:
     async def _printed(self, request: Request, fact: dict[str, Any]) -> dict[str, Any]:
         """Return the requested piece of output, with links to others."""
         asked = request.query_params
-        pattern, start = asked.get("q", ""), asked.get("from", "")
+        pattern, offset = asked.get("q", ""), asked_number(asked.get("from"))
         lines = asked["lines"] if asked.get("lines") in LINES else "all"
         path = request.url.path
         found: dict[str, Any] = {"q": pattern, "lines": lines, "matches": None, "earlier": None, "later": None}
-        offset = int(start) if start.isdecimal() and len(start) < 19 else None
         if pattern:
             looked = await self._control.output(fact["uid"], offset=offset or 0, limit=PIECE, pattern=pattern)
             if looked["next"] < looked["total"]:
@@ -193,7 +191,7 @@ def clipped(value: Any, most: int) -> tuple[str, int]:
         text = value
     else:
         compact = to_json(value)
-        text = pretty(value) if len(compact) <= most else compact.decode("utf-8", "replace")
+        text = readable_json(value) if len(compact) <= most else compact.decode("utf-8", "replace")
     return text[:most], max(0, len(text) - most)
 
 

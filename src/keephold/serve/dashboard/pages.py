@@ -5,28 +5,30 @@ store counts the handles that stopped today outside the event loop; one-shot cal
 """
 
 import time
+import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.staticfiles import NotModifiedResponse, StaticFiles
 
-from keephold.control.searching import EXAMINED
-from keephold.control.store_view import COUNTED, ENDS, KINDS, SORTS, STATES, StoreView
+from keephold.control.store_view import COUNTED, ENDS, KINDS, SORTS, STATES
+from keephold.control.stored_output import EXAMINED
 from keephold.serve.dashboard import conversation, forms, handle
-from keephold.serve.dashboard.rendering import HERE, Renderer, mark, short_name
+from keephold.serve.dashboard.painting import palette_css
+from keephold.serve.dashboard.rendering import HERE, Renderer, address, asked_number, mark, short_name
 from keephold.serve.door import OWNER, SESSION
 
 if TYPE_CHECKING:
     from keephold.control.control import Control
     from keephold.serve.screens import Screens
     from keephold.serve.sessions import Sessions
+    from keephold.store.base import Browse
 
 
 _TOOLS = 5
@@ -55,10 +57,10 @@ class Today:
     """The tools with the most failures; only those that failed."""
 
 
-async def today(view: StoreView, now: float) -> Today:
+async def today(store: "Browse", now: float) -> Today:
     """Count the handles that have stopped since local midnight."""
     handles, failures, outcomes = Counter[str](), Counter[str](), Counter[str]()
-    for (tool, status, ended_by), count in (await view.ended(_midnight(now))).items():
+    for (tool, status, ended_by), count in (await store.ended(_midnight(now))).items():
         shape, word = mark({"state": "stopped", "ended_by": ended_by, "ok": status == "completed"})
         outcomes[word] += count
         handles[tool] += count
@@ -105,13 +107,12 @@ TIMES = {"hour": "The last hour", "today": "Today", "yesterday": "Yesterday", "w
 _STATE_WORDS = {state: state.capitalize() for state in STATES} | {"live": "Not stopped"}
 _COUNTED = ("pending", "running", "waiting", *ENDS)
 
-View = Callable[[Request], Awaitable[Response]]
-
 
 def routes(control: "Control", screens: "Screens", sessions: "Sessions") -> list[BaseRoute]:
     """Return the dashboard's routes: pages, forms and files."""
     renderer = Renderer(control)
     pages = Pages(control, renderer, sessions)
+    files = Files(directory=HERE / "static")
     return [
         Route("/", pages.home),
         Route("/handles", pages.handles),
@@ -125,8 +126,23 @@ def routes(control: "Control", screens: "Screens", sessions: "Sessions") -> list
         *handle.routes(renderer, control, screens),
         *conversation.routes(renderer, control),
         *forms.routes(renderer, control, sessions, pages.home),
-        Mount("/static", Files(directory=HERE / "static")),
+        _palette(files),
+        Mount("/static", files),
     ]
+
+
+def _palette(files: "Files") -> Route:
+    """Return the route of the style sheet with the colours of terminals. Code makes it, and browsers cache it like a
+    file."""
+    css = palette_css()
+    headers = {"etag": f'"{zlib.crc32(css.encode()):08x}"', "cache-control": "no-cache"}
+
+    async def view(request: Request) -> Response:
+        response = Response(css, media_type="text/css", headers=headers)
+        unchanged = files.is_not_modified(response.headers, request.headers)
+        return NotModifiedResponse(response.headers) if unchanged else response
+
+    return Route("/static/palette.css", view)
 
 
 def nowhere(control: "Control") -> Callable[[Request, Exception], Awaitable[Response]]:
@@ -202,17 +218,9 @@ class Pages:
         }
         since, until = _period(chosen, time.time())
         wanted: dict[str, Any] = {
-            "conversation": chosen["conversation"] or None,
-            "state": chosen["state"] or None,
-            "kind": chosen["kind"] or None,
-            "tool": chosen["tool"] or None,
-            "search": chosen["q"] or None,
-            "text": chosen["text"] or None,
-            "since": since,
-            "until": until,
-            "oneshot": bool(chosen["oneshot"]),
-            "sort": chosen["sort"],
+            name: chosen[name] or None for name in ("conversation", "state", "kind", "tool", "text", "sort")
         }
+        wanted |= {"search": chosen["q"] or None, "since": since, "until": until, "oneshot": bool(chosen["oneshot"])}
         after = asked.get("after") or None
         found = await self._control.store_view.handles(**wanted, after=after, limit=PAGE, totals=True)
         await self._add_last_lines(found["handles"])
@@ -234,8 +242,8 @@ class Pages:
                 "group": tuple(GROUPS),
             },
             tools=sorted(tool["name"] for tool in await self._control.runtime_view.tools()),
-            first=_address("/handles", query) if after else None,
-            following=_address("/handles", query | {"after": found["next"]}) if found["next"] else None,
+            first=address("/handles", query) if after else None,
+            following=address("/handles", query | {"after": found["next"]}) if found["next"] else None,
         )
 
     async def _add_last_lines(self, facts: list[dict[str, Any]]) -> None:
@@ -257,14 +265,14 @@ class Pages:
             "conversations.html",
             places=_nested(found["conversations"], latest_first=whole),
             first="/conversations" if after else None,
-            following=_address("/conversations", {"after": found["next"]}) if found["next"] else None,
+            following=address("/conversations", {"after": found["next"]}) if found["next"] else None,
         )
 
     async def notifications(self, request: Request) -> Response:
         """List queued notifications, and what became of earlier ones."""
         asked = request.query_params
         place = asked.get("conversation", "").strip()
-        before = int(asked["before"]) if asked.get("before", "").isdecimal() and len(asked["before"]) < 19 else None
+        before = asked_number(asked.get("before"))
         found = await self._control.store_view.notifications(
             conversation=place or None, before=before, limit=_NOTIFICATIONS
         )
@@ -275,8 +283,8 @@ class Pages:
             queued=found["queued"],
             history=found["history"],
             conversation=place,
-            first=_address("/notifications", query) if before is not None else None,
-            following=_address("/notifications", query | {"before": str(found["next"])}) if found["next"] else None,
+            first=address("/notifications", query) if before is not None else None,
+            following=address("/notifications", query | {"before": str(found["next"])}) if found["next"] else None,
         )
 
     async def keys(self, request: Request) -> Response:
@@ -291,9 +299,9 @@ class Pages:
             request,
             "keys.html",
             places=by_place,
-            counts=await self._control.store_view.count_keys(list(by_place)),
-            first=_address("/keys", query) if after else None,
-            following=_address("/keys", query | {"after": found["next"]}) if found["next"] else None,
+            counts=await self._control.store_view.store.count_open_waits(list(by_place)),
+            first=address("/keys", query) if after else None,
+            following=address("/keys", query | {"after": found["next"]}) if found["next"] else None,
         )
 
     async def permissions(self, request: Request) -> Response:
@@ -302,7 +310,7 @@ class Pages:
 
     async def stats(self, request: Request) -> Response:
         """Show numbers: now, today, since the server started, and of the store."""
-        stopped = await today(self._control.store_view, time.time())
+        stopped = await today(self._control.store_view.store, time.time())
         return await self._renderer.page(
             request, "stats.html", stats=await self._control.runtime_view.stats(), today=stopped
         )
@@ -368,17 +376,13 @@ def _totals(counts: Mapping[str, int] | None, query: dict[str, str]) -> list[tup
     if counts is None:
         return None
     return [
-        (state, counts[state], _address("/handles", query | {"state": state})) for state in _COUNTED if state in counts
+        (state, counts[state], address("/handles", query | {"state": state})) for state in _COUNTED if state in counts
     ]
 
 
 def _one_of(known: Iterable[str], given: str | None) -> str:
     """Return a valid choice; anything the page does not offer counts as no choice."""
     return given if given is not None and given in known else ""
-
-
-def _address(path: str, query: dict[str, str]) -> str:
-    return f"{path}?{urlencode(query)}" if query else path
 
 
 def _grouped(facts: list[dict[str, Any]], by: str) -> list[tuple[str | None, list[dict[str, Any]]]]:

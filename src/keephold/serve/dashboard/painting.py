@@ -1,8 +1,7 @@
 """A terminal's screen as HTML: rows of spans whose classes name their colours, and the palette's style sheet.
 
 The Content-Security-Policy forbids style attributes, so every colour is a class: `f1` is text in colour 1 of the
-palette, `b1` a background. True colours become the nearest of the 256. `palette_css` makes the style sheet; a test
-compares it with the file that is served.
+palette, `b1` a background. True colours become the nearest of the 256. `palette_css` makes the style sheet.
 """
 
 import html
@@ -119,8 +118,8 @@ def _distance(one: tuple[int, int, int], other: tuple[int, int, int]) -> int:
 
 
 def palette_css() -> str:
-    """Return the style sheet of all colours, the content of `static/palette.css`."""
-    lines = ["/* Colours of terminals. Made by keephold.serve.dashboard.painting.palette_css. */"]
+    """Return the style sheet of all colours, which pages load as `/static/palette.css`."""
+    lines = []
     for number in range(256):
         front = SIXTEEN[number] if number < 16 else _hex(number)
         back = SIXTEEN_BEHIND[number] if number < 16 else _hex(number)

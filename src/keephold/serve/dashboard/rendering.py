@@ -8,17 +8,33 @@ import json
 import re
 import time
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from keephold.characters import ISOLATE, ISOLATED, exact, exact_json, is_seen, isolated, isolated_json
 from keephold.control.handle_json import allowed_text
 from keephold.handles.form import as_typed, label_of, options_of
-from keephold.text import byte_size, duration, printable, relative, time_of_day, to_utf8
+from keephold.text import (
+    ISOLATE,
+    ISOLATED,
+    byte_size,
+    duration,
+    exact,
+    exact_json,
+    is_seen,
+    isolated,
+    isolated_json,
+    printable,
+    readable_json,
+    relative,
+    time_of_day,
+    to_utf8,
+)
 from keephold.turn.prompts import lasting
 
 if TYPE_CHECKING:
@@ -27,13 +43,14 @@ if TYPE_CHECKING:
     from keephold.control.control import Control
 
 _AGENT = re.compile(r"/([^/]+)@[0-9a-f]{32}(?=/|\Z)")
-"""One level in the name of a sub-agent's conversation (`durable/lineage.py`)."""
+"""One level in the name of a sub-agent's conversation (`ids.py`)."""
 _CODE = re.compile(r"(?<!`)`(?=[^`\n]*[^`\s])[^`\n]+`(?!`)")
 """A text between two single backticks on one line."""
 _FEW, _SHORT = 6, 40
 """The most options of a question, and characters of each, for one button per option."""
 _ROWS, _COLUMNS = 20, 80
 """A text with more rows of this many columns is long."""
+_DIGITS = 16
 _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 """A string of JSON."""
 _LINE_END = re.compile(r"(?<!\\)(?:\\\\)*\\n")
@@ -129,7 +146,7 @@ def _environment() -> "Environment":
         "lasting": lasting,
         "relative": relative,
         "clock": time_of_day,
-        "pretty": pretty,
+        "pretty": readable_json,
         "compact": compact,
         "exact": exact,
         "to_agree": to_agree,
@@ -183,11 +200,6 @@ def are_few(options: list[str]) -> bool:
     )
 
 
-def pretty(value: Any) -> str:
-    """Return readable JSON. Invisible characters are escaped, because the user must see everything they approve."""
-    return exact_json(json.dumps(value, indent=2, ensure_ascii=False))
-
-
 def compact(value: Any) -> str:
     """Return JSON in one line."""
     return exact_json(json.dumps(value, ensure_ascii=False))
@@ -236,7 +248,7 @@ def approved_text(asked: dict[str, Any]) -> str:
         return exact(asked["result"])
     if asked["question"] is not None:
         return to_agree(asked["question"])
-    return pretty(asked["arguments"]) if asked["kind"] == "permission" and asked["arguments"] else ""
+    return readable_json(asked["arguments"]) if asked["kind"] == "permission" and asked["arguments"] else ""
 
 
 def to_agree(question: dict[str, Any]) -> str:
@@ -246,6 +258,16 @@ def to_agree(question: dict[str, Any]) -> str:
         return ""
     before, text = exact(question["pre_amble"] or ""), exact(question["text"])
     return "\n\n".join(filter(None, (before, text if is_long(text) else "")))
+
+
+def address(path: str, query: Mapping[str, Any]) -> str:
+    """Return the address of a page with this query."""
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+def asked_number(given: str | None) -> int | None:
+    """Return a number of a page's query; None for anything else."""
+    return int(given) if given is not None and given.isdecimal() and len(given) < _DIGITS else None
 
 
 def number(count: float) -> str:

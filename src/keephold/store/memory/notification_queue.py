@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from keephold.handles.state import State
 from keephold.store.base import NOTIFICATION_LIMIT, Level, Notice, Notified, QueuedNotification
-from keephold.store.endings import words
-from keephold.store.notifications import CONTENT, DROPS, dropped
+from keephold.store.rules import CONTENT, DROPS, dropped, words
 
 SORTED_AT_ONCE = 100
 """How many entries may wait to be sorted in; sorting these takes 0.1 ms."""

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from keephold.errors import AlreadyStopped, KeepholdError
-from keephold.handles.state import Ended, Pending, Running, State, Stopped, Waiting, describe, transition
+from keephold.handles.state import Ended, PendingState, Running, State, Stopped, Waiting, describe, transition
 from keephold.store import base, events
 from keephold.store.base import (
     NOBODY,
@@ -30,12 +30,23 @@ from keephold.store.base import (
     TurnRow,
     WaitRow,
 )
-from keephold.store.endings import REVOKED, completed_instead, end_notice, ended, gone, hook_is_due, resolution_of
 from keephold.store.memory.notification_queue import SORTED_AT_ONCE, Queue
 from keephold.store.memory.retention import delete_expired
 from keephold.store.memory.tables import ConversationTables, Tables, awaits, completion, is_parked, is_resolved
-from keephold.store.metadata import merged
-from keephold.store.notifications import CONTENT, TAKES, in_order
+from keephold.store.rules import (
+    CONTENT,
+    REVOKED,
+    TAKES,
+    completed_instead,
+    end_notice,
+    ended,
+    gone,
+    hook_is_due,
+    in_order,
+    lease_lost,
+    merged,
+    resolution_of,
+)
 
 # Handles
 
@@ -125,7 +136,7 @@ def changed(t: Tables, op: base.Changed) -> State | None:
 def end_unowned(t: Tables, record: Record, parking: base.Parking, state: Stopped, notice: Notice | None) -> None:
     """End a parked call, unless its completion was accepted first: a late clock does not undo that."""
     if state.ended_by == "timeout" and is_resolved(t, record.uid):
-        raise lost(record.uid)
+        raise lease_lost(record.uid)
     stop(t, record, state, notice or end_notice(state, parking.carriers))  # the end of a parked call is notified (D9)
     if hook_is_due(parking, state.ended_by):
         record.owner = t.owner
@@ -161,7 +172,8 @@ def claimed(t: Tables, op: base.Claimed) -> Record | None:
     t.save(record)
     record.owner = t.owner
     record.fence += 1
-    began = record.next_attempt_at is None and not isinstance(record.state, Pending) and record.standing != "queued"
+    started = not isinstance(record.state, PendingState)
+    began = started and record.next_attempt_at is None and record.standing != "queued"
     if began and not op.kept:
         record.attempt += 1  # an attempt was cut short
         record.deaths += record.standing != "released"
@@ -238,17 +250,11 @@ def hook_called(t: Tables, op: base.HookCalled) -> None:
 # Waits from outside (D), and how calls end
 
 
-def lost(uid: str) -> KeepholdError:
-    return KeepholdError(
-        f"call `{uid}` belongs to another runtime by now; what this one did was not recorded", code="lease_lost"
-    )
-
-
 def own(t: Tables, uid: str, fence: int | None) -> Record:
     """Return the record if the holder of this fencing number may change it; None stands for any holder."""
     record = t.records.get(uid)
     if record is None or fence not in (None, record.fence):
-        raise lost(uid)
+        raise lease_lost(uid)
     if type(record.state) is Stopped:
         raise AlreadyStopped(f"already stopped: {describe(record.state.outcome)}")
     return record

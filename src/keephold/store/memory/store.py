@@ -15,48 +15,17 @@ from typing import Any
 from msgspec.structs import replace
 
 from keephold.errors import KeepholdError
-from keephold.handles.state import EndedBy, Pending, Running, State, Stopped, Waiting, name
+from keephold.handles.state import EndedBy, PendingState, Running, State, Stopped, Waiting, name
 from keephold.listeners import Listeners
 from keephold.store import base
-from keephold.store.base import (
-    EVERY_SPAWNED,
-    LIVE,
-    NOTIFICATION_LIMIT,
-    Answers,
-    Collected,
-    ConversationRow,
-    ConversationSummary,
-    Entry,
-    Expired,
-    HandleQuery,
-    InquiryRow,
-    Kind,
-    OpenTurn,
-    Post,
-    PostKind,
-    ProcessEvent,
-    QueuedNotification,
-    Record,
-    Request,
-    Sort,
-    Status,
-    StoredEvent,
-    TranscriptLine,
-    TurnRow,
-    WaitRow,
-    end_of,
-    first_uid,
-    made_at,
-    status_of,
-)
-from keephold.store.memory.history import Noted
+from keephold.store.base import NOTIFICATION_LIMIT
 from keephold.store.memory.operations import CHANGES, COMES, OPERATIONS
 from keephold.store.memory.retention import line_up, may_be_deleted
-from keephold.store.memory.tables import Tables, awaits, is_parked, is_resolved, stopped_at, wanted
-from keephold.store.metadata import folded, holds
+from keephold.store.memory.tables import Noted, Tables, awaits, is_parked, is_resolved, stopped_at, wanted
+from keephold.store.rules import folded, holds
 
-_STATES: dict[str, type[State]] = {"pending": Pending, "running": Running, "waiting": Waiting, "stopped": Stopped}
-_KEYS: dict[Sort, Callable[[Record], Any]] = {
+_STATES: dict[str, type[State]] = {"pending": PendingState, "running": Running, "waiting": Waiting, "stopped": Stopped}
+_KEYS: dict[base.Sort, Callable[[base.Record], Any]] = {
     "stopped": lambda record: record.state.stopped if isinstance(record.state, Stopped) else 0.0,
     "tool": lambda record: record.tool,
     "id": lambda record: record.id,
@@ -125,7 +94,7 @@ class MemoryStore:
         noted: list[Noted] = []
         try:
             # Deleting is never refused and cannot be undone, so it comes last.
-            results = [None if type(op) is Collected else self._one_of_several(op, noted) for op in ops]
+            results = [None if type(op) is base.Collected else self._one_of_several(op, noted) for op in ops]
         except Exception as error:
             tables.history.noted = ()
             for action, *arguments in reversed(undo):
@@ -140,7 +109,7 @@ class MemoryStore:
             return
         tables.history.write_all(noted)
         for index, op in enumerate(ops):
-            if type(op) is Collected:
+            if type(op) is base.Collected:
                 last: list[Noted] = []
                 results[index] = self._one_of_several(op, last)
                 tables.history.write_all(last)
@@ -161,23 +130,23 @@ class MemoryStore:
 
     # Reads. They are coroutines because other stores' reads have to be; none waits.
 
-    async def handle(self, uid: str) -> Record | None:
+    async def handle(self, uid: str) -> base.Record | None:
         return self._t.records.get(uid)
 
-    async def named(self, conversation: str, id: str) -> Record | Expired | None:
+    async def named(self, conversation: str, id: str) -> base.Record | base.Expired | None:
         known = self._t.conversations.get(conversation)
         if known is None:
             return None
         return known.names.get(id) or (known.newest_tombs.get(id) if known.newest_tombs is not None else None)
 
-    async def expired(self, ref: str) -> Expired | None:
+    async def expired(self, ref: str) -> base.Expired | None:
         places = self._t.conversations.values()
         tombs = (known.tombs[ref] for known in places if known.tombs and ref in known.tombs)
-        found = next((Expired(ref, at) for _, at in tombs), None)
+        found = next((base.Expired(ref, at) for _, at in tombs), None)
         named = [known.newest_tombs[ref] for known in places if known.newest_tombs and ref in known.newest_tombs]
         return found or max(named, key=lambda each: each.at, default=None)
 
-    async def called(self, conversation: str, call_id: str) -> Record | None:
+    async def called(self, conversation: str, call_id: str) -> base.Record | None:
         known = self._t.conversations.get(conversation)
         if known is None:
             return None
@@ -191,30 +160,30 @@ class MemoryStore:
                 return record
         return None
 
-    async def handles(self, q: HandleQuery = EVERY_SPAWNED, /) -> list[Record]:
+    async def handles(self, q: base.HandleQuery = base.EVERY_SPAWNED, /) -> list[base.Record]:
         return list(islice(filter(_matches(q), _sorted_records(self._t, q.sort, q.after, newest=q.newest)), q.limit))
 
-    async def totals(self, q: HandleQuery = EVERY_SPAWNED, /) -> dict[str, int]:
+    async def totals(self, q: base.HandleQuery = base.EVERY_SPAWNED, /) -> dict[str, int]:
         chosen = islice(filter(_matches(q), _sorted_records(self._t, "created", None, newest=q.newest)), q.limit)
-        return dict(Counter(end_of(record.state) or name(record.state) for record in chosen))
+        return dict(Counter(base.end_of(record.state) or name(record.state) for record in chosen))
 
-    async def tally(self, conversation: str, *, timers: bool = True) -> dict[tuple[Kind, Status], int]:
+    async def tally(self, conversation: str, *, timers: bool = True) -> dict[tuple[base.Kind, base.Status], int]:
         return Counter(
-            (record.kind, status_of(record.state))
+            (record.kind, base.status_of(record.state))
             for record in self._t.records.values()
             if record.conversation == conversation and (record.stateful or (timers and _is_timer(record)))
         )
 
-    async def ended(self, since: float) -> dict[tuple[str, Status, EndedBy], int]:
-        counts: Counter[tuple[str, Status, EndedBy]] = Counter()
+    async def ended(self, since: float) -> dict[tuple[str, base.Status, EndedBy], int]:
+        counts: Counter[tuple[str, base.Status, EndedBy]] = Counter()
         for record in self._t.records.values():
             state = record.state
             if isinstance(state, Stopped) and record.stateful and state.stopped >= since:
-                status = status_of(state)
+                status = base.status_of(state)
                 counts[record.tool, status, "self" if status == "completed" else state.ended_by] += 1
         return counts
 
-    async def expiring(self, op: Collected) -> list[Record]:
+    async def expiring(self, op: base.Collected) -> list[base.Record]:
         line_up(self._t)
         before, is_wanted = (
             takewhile(lambda record: stopped_at(record) < op.before, self._t.stopped),
@@ -228,7 +197,7 @@ class MemoryStore:
         return 0
 
     async def count(self) -> dict[str, int]:
-        counts = dict.fromkeys((*LIVE, "stopped", "parked"), 0)
+        counts = dict.fromkeys((*base.LIVE, "stopped", "parked"), 0)
         for record in self._t.records.values():
             if record.stateful:
                 counts[name(record.state)] += 1
@@ -242,8 +211,8 @@ class MemoryStore:
     async def owners(self) -> list[str]:
         return []  # nobody else can reach this store
 
-    async def owned(self, owner: str | None, limit: int = 1000, after: str = "") -> list[Record]:
-        chosen: Iterator[Record]
+    async def owned(self, owner: str | None, limit: int = 1000, after: str = "") -> list[base.Record]:
+        chosen: Iterator[base.Record]
         if owner is None:
             found = {**self._t.held, **self._t.hooks}
             chosen = (found[uid] for uid in sorted(found) if uid > after and _needs_attention(self._t, found[uid]))
@@ -255,12 +224,12 @@ class MemoryStore:
             )
         return list(islice(chosen, limit))
 
-    async def holding(self) -> list[Record]:
+    async def holding(self) -> list[base.Record]:
         return [record for record in self._t.holding.values() if is_parked(record)]
 
-    async def due(self, now: float, limit: int = 1000) -> tuple[list[Record], float | None]:
+    async def due(self, now: float, limit: int = 1000) -> tuple[list[base.Record], float | None]:
         deadlines = self._t.deadlines
-        found: dict[str, Record] = {}
+        found: dict[str, base.Record] = {}
         following = None
         while deadlines:
             deadline, uid = deadlines[0]
@@ -277,17 +246,19 @@ class MemoryStore:
             heappush(deadlines, (record.parking.deadline, record.uid))
         return list(found.values()), following
 
-    async def journal(self, uid: str) -> list[Entry]:
+    async def journal(self, uid: str) -> list[base.Entry]:
         return list(self._t.journals.get(uid, {}).values())
 
-    async def journal_end(self, uid: str, *, before: int | None = None, limit: int = 200) -> tuple[list[Entry], int]:
+    async def journal_end(
+        self, uid: str, *, before: int | None = None, limit: int = 200
+    ) -> tuple[list[base.Entry], int]:
         entries = [entry for entry in self._t.journals.get(uid, {}).values() if entry.kind != "trace"]
         end = len(entries) if before is None else max(0, min(before, len(entries)))
         return entries[max(0, end - limit) : end][::-1], len(entries)
 
     async def open_waits(
         self, *, conversation: str | None = None, after: str | None = None, limit: int = 1000
-    ) -> list[tuple[WaitRow, Record]]:
+    ) -> list[tuple[base.WaitRow, base.Record]]:
         last = None if after is None else self._t.waits.get(after)
         if last is not None and conversation not in (None, last.conversation):
             last = None
@@ -306,13 +277,14 @@ class MemoryStore:
         return {conversation: counts[conversation] for conversation in conversations}
 
     async def step_times(self, uid: str, *, after: int = 0, limit: int = 200) -> dict[tuple[str, str], float]:
-        found = islice(self._t.history.steps(uid), after, after + limit)
-        return {(event.data["kind"], event.data["name"]): event.at for event in reversed(list(found))}
+        steps = (each for each in self._t.history.events() if each.uid == uid and each.type == "handle.stepped")
+        found = list(islice(steps, after, after + limit))
+        return {(event.data["kind"], event.data["name"]): event.at for event in reversed(found)}
 
-    async def waits(self, uid: str) -> list[WaitRow]:
+    async def waits(self, uid: str) -> list[base.WaitRow]:
         return [self._t.waits[key_id] for key_id in self._t.keys.get(uid, ())]
 
-    async def wait(self, key_id: str) -> WaitRow | None:
+    async def wait(self, key_id: str) -> base.WaitRow | None:
         return self._t.waits.get(key_id)
 
     async def secret(self, id: str | None = None, *, oldest: bool = False) -> tuple[str, bytes] | None:
@@ -323,42 +295,43 @@ class MemoryStore:
         secret = self._t.secrets.get(id)
         return None if secret is None else (id, secret)
 
-    async def turn(self, conversation: str) -> OpenTurn | None:
+    async def turn(self, conversation: str) -> base.OpenTurn | None:
         known = self._t.conversations.get(conversation)
         return None if known is None else known.turn
 
-    async def turns(self, conversation: str, *, before: int | None = None, limit: int = 50) -> list[TurnRow]:
+    async def turns(self, conversation: str, *, before: int | None = None, limit: int = 50) -> list[base.TurnRow]:
         rows = self._t.history.turns.get(conversation, {}).values()
         chosen = (row for row in reversed(rows) if before is None or row.number < before)
         return [_current_turn(self._t, conversation, row) for row in islice(chosen, limit)]
 
-    async def answers(self, conversation: str, turn: str, batch: int) -> Answers | None:
+    async def answers(self, conversation: str, turn: str, batch: int) -> base.Answers | None:
         return None  # every caller has them already: nothing survives this process
 
     async def process_events(
         self, process: str, after: int = 0, limit: int = 1000, *, newest: bool = False
-    ) -> list[ProcessEvent]:
+    ) -> list[base.ProcessEvent]:
         events = self._t.events.get(process, {})
         numbers = range(max(after, 0) + 1, len(events) + 1)
         return [events[number] for number in (numbers[max(0, len(numbers) - limit) :] if newest else numbers[:limit])]
 
-    async def events(
-        self,
-        after: int = 0,
-        limit: int = 1000,
-        *,
-        uid: str | None = None,
-        conversation: str | None = None,
-        notifications: bool = False,
-        newest: bool = False,
-        before: int | None = None,
-    ) -> list[StoredEvent]:
-        return self._t.history.events(after, limit, uid, conversation, notifications, newest, before)
+    async def events(self, q: base.EventQuery = base.EVERY_EVENT, /) -> list[base.StoredEvent]:
+        since = takewhile(lambda event: event.seq > q.after, self._t.history.events())
+        chosen = (
+            event
+            for event in (since if q.newest else reversed(list(since)))
+            if (q.before is None or event.seq < q.before)
+            and (q.uid is None or (event.uid == q.uid and event.type != "handle.stepped"))
+            and q.conversation in (None, event.conversation)
+            and (not q.notifications or event.type in base.NOTIFICATION_TYPES)
+        )
+        return list(islice(chosen, q.limit))
 
     async def events_range(self) -> tuple[int, int]:
         return self._t.history.range()
 
-    async def notifications(self, conversation: str, limit: int = NOTIFICATION_LIMIT + 1) -> list[QueuedNotification]:
+    async def notifications(
+        self, conversation: str, limit: int = NOTIFICATION_LIMIT + 1
+    ) -> list[base.QueuedNotification]:
         known = self._t.conversations.get(conversation)
         if known is None or not known.queue:
             return []
@@ -366,36 +339,36 @@ class MemoryStore:
 
     async def inquiries(
         self, conversation: str, turn: str | None = None, limit: int = 1000, *, newest: bool = False
-    ) -> list[InquiryRow]:
-        rows: Sequence[InquiryRow] = self._t.inquiries.get(conversation, ())
+    ) -> list[base.InquiryRow]:
+        rows: Sequence[base.InquiryRow] = self._t.inquiries.get(conversation, ())
         in_order = reversed(rows) if newest else rows
         return list(islice((row for row in in_order if turn is None or row.turn == turn), limit))
 
-    async def requests(self) -> list[Request]:
+    async def requests(self) -> list[base.Request]:
         return [
-            Request(asked.id, asked.uid, asked.body)
+            base.Request(asked.id, asked.uid, asked.body)
             for asked in self._t.requests.values()
             if asked.to == self.owner and asked.id not in self._t.replies
         ]
 
-    async def posts(self, kind: PostKind, prefix: str = "") -> list[Post]:
+    async def posts(self, kind: base.PostKind, prefix: str = "") -> list[base.Post]:
         return [post for post in self._t.posts.values() if post.kind == kind and post.id.startswith(prefix)]
 
     async def reply(self, id: str) -> bytes | None:
         return self._t.replies.get(id)
 
-    async def transcript(self, conversation: str, after: int = 0, limit: int = 10_000) -> list[TranscriptLine]:
+    async def transcript(self, conversation: str, after: int = 0, limit: int = 10_000) -> list[base.TranscriptLine]:
         start = max(after, 0)
         return self._t.lines.get(conversation, [])[start : start + limit]
 
-    async def conversation(self, id: str) -> ConversationRow | None:
+    async def conversation(self, id: str) -> base.ConversationRow | None:
         return self._t.descriptions.get(id)
 
-    async def summaries(self, *, after: str = "", limit: int = 1000) -> list[ConversationSummary]:
+    async def summaries(self, *, after: str = "", limit: int = 1000) -> list[base.ConversationSummary]:
         have_handles = {record.conversation for record in self._t.records.values()}
         names = have_handles | self._t.history.turns.keys() | self._t.descriptions.keys()
         chosen = nsmallest(limit, (each for each in names if each > after))
-        handles: dict[str, list[Record]] = {each: [] for each in chosen}
+        handles: dict[str, list[base.Record]] = {each: [] for each in chosen}
         for record in self._t.records.values():
             if record.conversation in handles:
                 handles[record.conversation].append(record)
@@ -407,7 +380,7 @@ class MemoryStore:
         metadata: Mapping[str, Any] | None = None,
         before: tuple[float, str] | None = None,
         limit: int = 100,
-    ) -> list[ConversationRow]:
+    ) -> list[base.ConversationRow]:
         chosen = (
             row
             for row in self._t.descriptions.values()
@@ -417,12 +390,12 @@ class MemoryStore:
         return nlargest(limit, chosen, key=lambda row: (row.updated, row.id))
 
 
-def _matches(q: HandleQuery) -> Callable[[Record], bool]:
+def _matches(q: base.HandleQuery) -> Callable[[base.Record], bool]:
     """Return whether a handle is one that the query describes."""
     of_state = None if q.state is None else _STATES.get(q.state, type(None))
     sought = None if q.search is None else folded(q.search)
-    since = "" if q.since is None else first_uid(q.since)
-    until = None if q.until is None else first_uid(q.until)
+    since = "" if q.since is None else base.first_uid(q.since)
+    until = None if q.until is None else base.first_uid(q.until)
     return lambda record: (
         (q.conversation is None or record.conversation == q.conversation)
         and (of_state is None or type(record.state) is of_state)
@@ -435,18 +408,18 @@ def _matches(q: HandleQuery) -> Callable[[Record], bool]:
         and (q.parked is None or is_parked(record) is q.parked)
         and (q.stateful is None or record.stateful is q.stateful or (q.timers and _is_timer(record)))
         and (q.kind is None or record.kind == q.kind)
-        and (q.status is None or status_of(record.state) == q.status)
-        and (q.end is None or end_of(record.state) == q.end)
+        and (q.status is None or base.status_of(record.state) == q.status)
+        and (q.end is None or base.end_of(record.state) == q.end)
         and (q.metadata is None or holds(record.metadata, q.metadata))
     )
 
 
-def _is_timer(record: Record) -> bool:
+def _is_timer(record: base.Record) -> bool:
     """Whether this is a one-shot call that is listed until it stops (W1)."""
     return record.kind == "timer" and not record.stateful and type(record.state) is not Stopped
 
 
-def _sorted_records(t: Tables, sort: Sort, after: str | None, *, newest: bool) -> Iterable[Record]:
+def _sorted_records(t: Tables, sort: base.Sort, after: str | None, *, newest: bool) -> Iterable[base.Record]:
     if sort != "created":
         records = sorted(t.records.values(), key=lambda each: (_KEYS[sort](each), each.uid), reverse=newest)
         if not after:
@@ -462,7 +435,7 @@ def _sorted_records(t: Tables, sort: Sort, after: str | None, *, newest: bool) -
     return islice(dropwhile(lambda each: each.uid != after, backwards), 1, None)
 
 
-def _records_after(t: Tables, uid: str | None) -> Iterable[Record]:
+def _records_after(t: Tables, uid: str | None) -> Iterable[base.Record]:
     """Return the records after the one of that uid, which may be deleted: a uid begins with the time it was made."""
     if not uid:
         return t.records.values()
@@ -473,32 +446,32 @@ def _records_after(t: Tables, uid: str | None) -> Iterable[Record]:
     return records
 
 
-def _needs_attention(t: Tables, record: Record) -> bool:
+def _needs_attention(t: Tables, record: base.Record) -> bool:
     """Whether the record needs something done that no process has taken on."""
     if record.uid in t.hooks:
         return record.owner is None
     return is_parked(record) and is_resolved(t, record.uid)
 
 
-def _open_waits(t: Tables) -> Iterator[WaitRow]:
+def _open_waits(t: Tables) -> Iterator[base.WaitRow]:
     for row in t.waits.values():
         record = t.records.get(row.uid) if row.resolution is None and not row.revoked else None
         if record is not None and type(record.state) is not Stopped:
             yield row
 
 
-def _current_turn(t: Tables, conversation: str, row: TurnRow) -> TurnRow:
+def _current_turn(t: Tables, conversation: str, row: base.TurnRow) -> base.TurnRow:
     """Return the row of a turn, with the batches an open one has had since it was noted."""
     turn = None if row.ended_at is not None else t.conversation(conversation).turn
     return row if turn is None else replace(row, owner=turn.owner, batches=turn.batches)
 
 
-def _summary(t: Tables, id: str, records: list[Record]) -> ConversationSummary:
+def _summary(t: Tables, id: str, records: list[base.Record]) -> base.ConversationSummary:
     spawned = [record for record in records if record.stateful]
     live = sum(type(record.state) is not Stopped for record in spawned)
-    made = max((made_at(record.uid) for record in records), default=0.0)
+    made = max((base.made_at(record.uid) for record in records), default=0.0)
     described = t.descriptions.get(id)
     turn = next(reversed(t.history.turns.get(id, {}).values()), None)
     turned = 0.0 if turn is None else turn.ended_at or turn.began_at
     updated = max(made, turned, 0.0 if described is None else described.updated)
-    return ConversationSummary(id, len(spawned), live, updated, None if described is None else described.metadata)
+    return base.ConversationSummary(id, len(spawned), live, updated, None if described is None else described.metadata)

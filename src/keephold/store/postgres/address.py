@@ -3,12 +3,20 @@
 import hashlib
 import re
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from keephold.errors import KeepholdError
 
 SCHEMA = "keephold"
 """The schema of a URL that names none."""
+
+_URL = re.compile(r"postgres(?:ql)?://(?:([^@/?#]*)@)?([^@/?#]*)(/[^@?#]*)?(?:\?([^#]*))?")
+"""User, hosts, path and query. An `@` or `#` elsewhere may belong to a password, of which no part may be shown."""
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+(?:%[^\s\[\]]+)?)\]|(/.*|[^\s:\[\]]*))(?::([0-9]*))?", re.I)
+"""An address of IPv6 or a host, and the port. `urlsplit` refuses an address of IPv6 behind another host."""
+
+Server = tuple[str | None, int | None]
+"""Host and port; None is for asyncpg to choose."""
 
 
 @dataclass(frozen=True)
@@ -16,6 +24,8 @@ class Address:
     """A server's database, and the schema in it that holds a store."""
 
     dsn: str = field(repr=False)
+    """The URL without its servers and without `schema=`."""
+    servers: tuple[Server, ...]
     schema: str
     name: str
     """How messages call the store, without the user and the password."""
@@ -34,19 +44,38 @@ class Address:
 def address(url: str) -> Address:
     """Read a URL; `schema=` in its query names the schema. The error of a wrong one does not repeat it."""
     try:
-        parts = urlsplit(url)
-        query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-        host, port = parts.hostname, parts.port
+        found = _URL.fullmatch(url.strip())
+        if found is None:
+            raise ValueError(url)
+        user, hosts, path, options = found.groups("")
+        query = dict(parse_qsl(options, keep_blank_values=True, strict_parsing=bool(options)))
+        servers = _servers(hosts or query.get("host", "").replace("%", "%25"), query.get("port", ""))
     except ValueError:
-        raise _wrong("it cannot be read") from None
-    schema = next((value for key, value in query if key == "schema"), SCHEMA)
+        raise _wrong("it cannot be read (write `@`, `/` and `#` in a password as `%40`, `%2F` and `%23`)") from None
+    schema = query.pop("schema", SCHEMA)
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema) or schema.startswith("pg_"):
         raise _wrong("`schema` takes small letters, digits and `_`")
-    rest = [(key, value) for key, value in query if key != "schema"]
-    dsn = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(rest), ""))
-    host = host or next((value for key, value in rest if key == "host"), "localhost")
-    where = f"{host}:{port}" if port else host
-    return Address(dsn, schema, f"PostgreSQL at {where}{parts.path or '/'}, schema {schema}")
+    login = quote(user, safe="%:") + "@" if user else ""
+    dsn = f"postgresql://{login}{path}" + (f"?{urlencode(query)}" if query else "")
+    where = hosts.lower() or query.get("host") or "localhost"
+    return Address(dsn, servers, schema, f"PostgreSQL at {where}{path or '/'}, schema {schema}")
+
+
+def _servers(hosts: str, ports: str) -> tuple[Server, ...]:
+    """Read a list of hosts, and the ports of those without their own. Raise ValueError if it is wrong."""
+    names, numbers = hosts.split(","), ports.split(",")
+    if len(numbers) == 1:
+        numbers *= len(names)
+    servers: list[Server] = []
+    for name, number in zip(names, numbers, strict=True):
+        found = _HOST.fullmatch(name)
+        if found is None or (hosts and not name):
+            raise ValueError(name)
+        port = int(found[3] or number or 0)
+        if not 0 <= port < 1 << 16:
+            raise ValueError(port)
+        servers.append((unquote(found[1] or found[2]) or None, port or None))
+    return tuple(servers)
 
 
 def shown(url: str) -> str:

@@ -1,21 +1,26 @@
-"""Connections to the server: how they are made, their settings, and what their errors mean."""
+"""Connections to the server: how they are made, their settings, the named queries, and what errors mean."""
 
 import asyncio
 import contextlib
 import os
+import re
 import socket
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 
 from keephold.errors import KeepholdError
 from keephold.forking import close_in_children
-from keephold.store.postgres.address import Address
-from keephold.store.postgres.sql import SQL, numbered
+from keephold.store.postgres.address import Address, Server
+from keephold.store.sql import queries
 from keephold.store.sql.codec import Row
 
+SQL = queries.queries(Path(__file__).with_name("dialect.sql"))
+"""The named queries of the store."""
 CONNECT_SECS = 10.0
-"""Seconds to wait for a server that does not answer."""
+"""Seconds to wait for servers that do not answer, all of an address together. Less than `GONE_SECS`."""
 GONE_SECS = 15
 """Seconds after which a connection that brings no answer counts as lost, on both sides (E6). Without this, a host that
 has lost its power would hold its lock for hours."""
@@ -70,10 +75,34 @@ COLLIDED: tuple[type[BaseException], ...] = (asyncpg.UniqueViolationError,)
 again and again, the commit itself is wrong."""
 
 
-async def connect(address: Address, **settings: str) -> "asyncpg.Connection[Any]":
-    """Return a connection with our settings. They do not go into the first packet, where pgbouncer refuses them."""
+async def connect(address: Address, *, any_server: bool = False, **settings: str) -> "asyncpg.Connection[Any]":
+    """Return a connection with our settings, to the first server of the address that takes writes.
+
+    An old primary may answer as a standby after a fail-over, and what it knows is out of date. With `any_server`, a
+    server that takes no writes is used if no other answers.
+    """
+    secs = CONNECT_SECS / len(address.servers)  # for each, so that one that is silent does not keep us from the others
+    attempts = [(server, "read-write") for server in address.servers]
+    refused: BaseException | None = None
+    for server, kind in attempts:
+        try:
+            async with asyncio.timeout(secs):
+                return await _connect(address, server, kind, settings)
+        except asyncpg.TargetServerAttributeNotMatched as error:
+            refused = refused or error
+            if any_server:
+                attempts.append((server, "any"))
+        except LOST as error:
+            refused = error
+    assert refused is not None
+    raise refused
+
+
+async def _connect(address: Address, server: Server, kind: str, settings: dict[str, str]) -> "asyncpg.Connection[Any]":
+    """Connect to one server. Our settings do not go into the first packet, where pgbouncer refuses them."""
+    host, port = server
     connection: asyncpg.Connection[Any] = await asyncpg.connect(
-        address.dsn, timeout=CONNECT_SECS, statement_cache_size=0
+        address.dsn, host=host, port=port, statement_cache_size=0, target_session_attrs=kind
     )
     resume = connection._protocol.resume_writing
     connection.add_termination_listener(lambda _: resume())  # or a long `executemany` would never end
@@ -81,11 +110,27 @@ async def connect(address: Address, **settings: str) -> "asyncpg.Connection[Any]
         own = {"application_name": f"keephold {address.schema}"[:63], "search_path": address.schema}
         chosen = {**_SETTINGS, **own, **settings}
         names = ", ".join(f"set_config('{name}', ${place}, false)" for place, name in enumerate(chosen, 1))
-        await connection.execute(f"SELECT {names}", *chosen.values(), timeout=CONNECT_SECS)
+        await connection.execute(f"SELECT {names}", *chosen.values())
     except BaseException:
         connection.terminate()
         raise
     return connection
+
+
+_MARK = re.compile(r"\?(\d*)")
+
+
+@lru_cache(maxsize=4096)
+def _numbered(query: str) -> str:
+    """Return the query with `$1` where it has `?` or `?1`."""
+    place = 0
+
+    def mark(found: re.Match[str]) -> str:
+        nonlocal place
+        place += 1
+        return f"${found[1] or place}"
+
+    return _MARK.sub(mark, query)
 
 
 class _Socket:
@@ -144,7 +189,7 @@ class Session:
         if len(self._prepared) >= 500:
             self._prepared.clear()
         self._names += 1  # without a name, the server would parse and plan the query each time
-        prepared = await self.connection.prepare(numbered(query), name=f"keephold_{self._names}")
+        prepared = await self.connection.prepare(_numbered(query), name=f"keephold_{self._names}")
         self._prepared[query] = prepared
         return prepared
 
@@ -160,8 +205,8 @@ class Session:
         return bool(self.connection.is_closed())
 
 
-async def session(address: Address, **settings: str) -> Session:
-    return Session(await connect(address, **settings))
+async def session(address: Address, *, any_server: bool = False, **settings: str) -> Session:
+    return Session(await connect(address, any_server=any_server, **settings))
 
 
 async def whose(found: Session) -> tuple[int, Any]:
@@ -198,6 +243,8 @@ def sentence(address: Address, error: BaseException) -> str:
         return f"the disk of {what} is full; free some space on it ({why})"
     if isinstance(error, asyncpg.LockNotAvailableError):
         return f"{what} is busy: another transaction uses its tables; try again later ({why})"
+    if isinstance(error, (asyncpg.ReadOnlySQLTransactionError, asyncpg.TargetServerAttributeNotMatched)):
+        return f"{what} is read-only: it is a standby, or a fail-over is under way; name all servers in the URL ({why})"
     if isinstance(error, LOST):
         return f"{what} cannot be reached; see that the server runs and that the network leads to it ({why})"
     return f"{what} cannot write: {why}"
@@ -210,7 +257,3 @@ def unfit(error: BaseException) -> str:
     if isinstance(error, asyncpg.ProgramLimitExceededError):
         return f"a name is too long for PostgreSQL; use fewer than 2,000 characters ({said(error)})"
     return f"{type(error).__name__}: {said(error)}"
-
-
-def unusable(message: str) -> KeepholdError:
-    return KeepholdError(message, code="store_unusable")

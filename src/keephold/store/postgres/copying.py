@@ -18,8 +18,8 @@ from keephold.store import copies
 from keephold.store.copies import Contents, Table, damaged, refused
 from keephold.store.housekeeping import Problem
 from keephold.store.postgres.address import Address
-from keephold.store.postgres.connecting import Session
-from keephold.store.postgres.sql import SQL, migrations, own_tables
+from keephold.store.postgres.connecting import SQL, Session
+from keephold.store.postgres.opening import migrations, own_tables, remove_owners
 from keephold.store.sql.checking import INVARIANTS, violations
 
 _MEMBER = re.compile(r"tables/(\w{1,63})\.gz")
@@ -99,9 +99,7 @@ async def load(found: Session, address: Address, opened: IO[bytes], contents: Co
     await found.run(SQL["renumber"])
     for table in contents.tables:
         await found.run(f'ALTER TABLE "{table}" ENABLE TRIGGER USER')
-    for (owner,) in await found.rows("SELECT owner FROM owners", ()):
-        for query in ("remove_owner", "remove_requests", "remove_posts"):
-            await found.rows(SQL[query], (owner,))
+    await remove_owners(found)
     if "browsers" in contents.tables:  # a session that has ended since must not be back
         await found.run("DELETE FROM browsers")
     if contents.schema == max(migrations()):

@@ -8,38 +8,44 @@
 -- name: aside
 -- Nothing: PostgreSQL chooses indexes by itself.
 
+-- name: locked
+-- After a row that is read: until the transaction ends, nobody else changes it.
+FOR NO KEY UPDATE
+
+-- name: active
+-- Nothing, as in `aside`.
+
+
+-- name: open_waits
+-- Open waits of calls that have not stopped; queries add conditions.
+waits w JOIN handles h ON h.uid = w.uid
+WHERE w.resolution IS NULL AND NOT w.revoked AND h.stopped_at IS NULL
 
 -- name: ended_by
 -- The cause of the end of a handle that has failed.
 CAST(convert_from(h.state, 'UTF8') AS json) ->> 'ended_by'
 
--- name: call
--- The columns that decide about an operation on a call. Until the transaction ends, nobody else changes the call.
-SELECT number, uid, fence, owner, stopped_at, state, parking, keyed, resolved, hook_due, conversation, id, tool, kind,
-    stateful
-FROM handles WHERE uid = ? FOR NO KEY UPDATE;
-
--- name: claim
--- Take over a call. The process that had it is removed: if it lives, its next transaction is refused.
-WITH displaced AS (
-    DELETE FROM owners WHERE owner = (SELECT owner FROM handles WHERE number = ?6) AND owner <> ?1
+-- name: resolve
+-- Resolve a wait; only the first resolution does. Its call is locked first, as by an operation that stops the call.
+WITH held AS MATERIALIZED (
+    SELECT 1 FROM handles WHERE uid = (SELECT uid FROM waits WHERE key_id = ?3 AND kind = 'completion')
+    FOR NO KEY UPDATE
 )
-UPDATE handles
-SET owner = ?1, fence = fence + 1,
-    attempt = attempt + CASE WHEN NOT ?2 AND state_name <> 'pending' AND next_attempt_at IS NULL
-        AND coalesce(standing, '') <> 'queued' THEN 1 ELSE 0 END,
-    deaths = deaths + CASE WHEN NOT ?2 AND state_name <> 'pending' AND next_attempt_at IS NULL
-        AND coalesce(standing, 'alone') = 'alone' THEN 1 ELSE 0 END,
-    state_name = ?3, state = ?4, standing = ?5
-WHERE number = ?6;
+UPDATE waits SET resolution = ?1, resolved_at = ?2
+WHERE key_id = ?3 AND resolution IS NULL AND NOT revoked AND (SELECT count(*) FROM held) >= 0
+RETURNING uid, kind, conversation;
 
--- name: carried
--- The notifications that the open turn was handed last, and their carrier.
-SELECT carried, carried_by FROM turns WHERE conversation = ? AND ended_at IS NULL AND carried IS NOT NULL FOR UPDATE;
-
--- name: queue
--- Whether a conversation has notifications, and how many were dropped.
-SELECT dropped, dropped_at FROM queues WHERE conversation = ? FOR UPDATE;
+-- name: revoke
+-- Revoke the conversation's open keys. Their calls are locked first.
+WITH held AS MATERIALIZED (
+    SELECT 1 FROM handles WHERE uid IN (
+        SELECT uid FROM waits
+        WHERE conversation = ?2 AND resolution IS NULL AND NOT revoked AND kind = 'completion'
+    ) ORDER BY uid FOR NO KEY UPDATE
+)
+UPDATE waits SET revoked = TRUE, resolved_at = ?1
+WHERE conversation = ?2 AND resolution IS NULL AND NOT revoked AND (SELECT count(*) FROM held) >= 0
+RETURNING key_id, uid, kind;
 
 -- name: browser_owners
 -- The owners of dashboards that have browser sessions.
@@ -146,8 +152,8 @@ INSERT INTO owners (owner, commits, lock, place) VALUES (?, 0, ?, ?);
 SELECT last FROM registrations;
 
 -- name: present
--- Every process that has the store open, its lock, where it runs, and whether its lock is held.
-SELECT o.owner, o.lock, o.place, EXISTS (
+-- Every process that has the store open, where it runs, and whether its lock is held.
+SELECT o.owner, o.place, EXISTS (
     SELECT 1 FROM pg_locks l
     WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
       AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
@@ -158,9 +164,11 @@ SELECT o.owner, o.lock, o.place, EXISTS (
 -- Take the lock of a process for this session, if it is free.
 SELECT pg_try_advisory_lock(?);
 
--- name: take_lock_of
--- Take the lock of another process until the transaction ends, if it is free.
-SELECT pg_try_advisory_xact_lock(?);
+-- name: remove_dead
+-- Remove a process, unless it holds its lock, or one of its transactions is under way.
+DELETE FROM owners WHERE owner = (
+    SELECT owner FROM owners WHERE owner = ? AND pg_try_advisory_xact_lock(lock) FOR UPDATE SKIP LOCKED
+) RETURNING owner;
 
 -- name: registered
 -- Whether a process has the store open as far as others know.
@@ -176,7 +184,7 @@ SELECT CAST(coalesce(sum(pg_total_relation_size(c.oid)), 0) AS bigint) FROM pg_c
 WHERE c.relnamespace = to_regnamespace(current_schema()) AND c.relkind = 'r';
 
 -- name: events
--- Events; `events.py` adds WHERE and ORDER BY.
+-- Events; `sql/listing.py` adds WHERE and ORDER BY.
 SELECT seq, at, type, place, uid, data FROM (
     SELECT e.*, coalesce(e.conversation, (SELECT h.conversation FROM handles h WHERE h.uid = e.uid), '') AS place
     FROM events e
@@ -189,56 +197,10 @@ SELECT tool, status,
     count(*)
 FROM handles WHERE stateful AND stopped_at IS NOT NULL AND stopped_at >= ? GROUP BY 1, 2, 3;
 
--- name: open_waits_beyond
--- Open waits of calls that have not stopped, of conversations after that one.
-SELECT w.key_id, w.uid, w.conversation, w.kind, w.name, w.secret_id, w.resolution, w.revoked
-FROM waits w JOIN handles h ON h.uid = w.uid
-WHERE w.resolution IS NULL AND NOT w.revoked AND h.stopped_at IS NULL AND w.conversation > ?
-ORDER BY w.conversation, w.number LIMIT ?;
-
--- name: open_waits_in
--- The same of one conversation, after the one of a number.
-SELECT w.key_id, w.uid, w.conversation, w.kind, w.name, w.secret_id, w.resolution, w.revoked
-FROM waits w JOIN handles h ON h.uid = w.uid
-WHERE w.resolution IS NULL AND NOT w.revoked AND h.stopped_at IS NULL AND w.conversation = ?
-  AND w.number > ?
-ORDER BY w.number LIMIT ?;
-
--- name: count_open_waits
--- How many open waits conversations have.
-SELECT w.conversation, count(*) FROM waits w JOIN handles h ON h.uid = w.uid
-WHERE w.conversation {among} AND w.resolution IS NULL AND NOT w.revoked AND h.stopped_at IS NULL
-GROUP BY w.conversation;
-
 -- name: newest_inquiries
 -- The same, newest first.
 SELECT id, conversation, turn, uid, at, request, answer, error FROM inquiries
 WHERE conversation = ?1 AND (CAST(?2 AS TEXT) IS NULL OR turn = ?2) ORDER BY number DESC LIMIT ?3;
-
--- name: summaries
--- Conversations by name: one step in each index for each of them, not for each handle.
-WITH RECURSIVE found (name, place) AS (
-    SELECT min(first.name), 1 FROM (
-        SELECT min(conversation) AS name FROM handles WHERE conversation > ?1
-        UNION ALL SELECT min(conversation) FROM turns WHERE conversation > ?1
-        UNION ALL SELECT min(id) FROM conversations WHERE id > ?1
-    ) AS first
-    UNION ALL
-    SELECT (
-        SELECT min(next.name) FROM (
-            SELECT min(conversation) AS name FROM handles WHERE conversation > found.name
-            UNION ALL SELECT min(conversation) FROM turns WHERE conversation > found.name
-            UNION ALL SELECT min(id) FROM conversations WHERE id > found.name
-        ) AS next
-    ), found.place + 1 FROM found WHERE found.name IS NOT NULL AND found.place < ?2
-)
-SELECT found.name,
-    coalesce((SELECT handles FROM spawned WHERE conversation = found.name), 0),
-    (SELECT count(*) FROM handles WHERE conversation = found.name AND stateful AND stopped_at IS NULL),
-    (SELECT max(uid) FROM handles WHERE conversation = found.name),
-    (SELECT coalesce(ended_at, began_at) FROM turns WHERE conversation = found.name ORDER BY number DESC LIMIT 1),
-    c.updated, c.metadata
-FROM found LEFT JOIN conversations c ON c.id = found.name WHERE found.name IS NOT NULL ORDER BY found.name;
 
 -- name: pages
 -- The pages and the columns of these tables.

@@ -6,16 +6,25 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+import asyncpg
+
 from keephold.store.copies import Contents, restoring
-from keephold.store.housekeeping import Backup, Migrated, Owner, Problem, Restored, Secret, StoreInfo
+from keephold.store.housekeeping import Backup, Migrated, Problem, Restored, Secret, StoreInfo
 from keephold.store.postgres.address import Address
-from keephold.store.postgres.connecting import STORAGE, Session, sentence, session, unusable
+from keephold.store.postgres.connecting import SQL, STORAGE, Session, sentence, session
 from keephold.store.postgres.copying import load, problems, read_contents, tables, write_copy
-from keephold.store.postgres.opening import check_server, lock_schema, require_store, upgrade
-from keephold.store.postgres.presence import place_of
-from keephold.store.postgres.sql import SQL, made, migrations
+from keephold.store.postgres.opening import (
+    check_server,
+    exclude_others,
+    living,
+    lock_schema,
+    made,
+    migrations,
+    require_store,
+    upgrade,
+)
 from keephold.store.rows import made_at
-from keephold.store.sql.queries import described
+from keephold.store.sql.queries import described, unusable
 
 T = TypeVar("T")
 _SETTINGS = {"enable_seqscan": "on", "idle_in_transaction_session_timeout": "0"}
@@ -48,7 +57,7 @@ class PostgresHousekeeping:
                 rows=rows,
                 oldest=None if oldest is None else made_at(oldest),
                 newest=None if newest is None else made_at(newest),
-                owners=await _living(found),
+                owners=await living(found),
                 secrets=[Secret(id, at, keys) for id, at, keys in await found.rows(SQL["open_keys"], ())],
             )
 
@@ -133,12 +142,12 @@ class PostgresHousekeeping:
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         try:
             return asyncio.run(work)
-        except STORAGE as error:
+        except (*STORAGE, asyncpg.LockNotAvailableError) as error:
             raise unusable(sentence(self._address, error)) from error
 
     @contextlib.asynccontextmanager
-    async def _connected(self, **settings: str) -> AsyncIterator[Session]:
-        found = await session(self._address, **_SETTINGS, **settings)
+    async def _connected(self, *, any_server: bool = False, **settings: str) -> AsyncIterator[Session]:
+        found = await session(self._address, any_server=any_server, **_SETTINGS, **settings)
         try:
             yield found
         finally:
@@ -148,7 +157,7 @@ class PostgresHousekeeping:
     async def _reading(self) -> AsyncIterator[tuple[Session, int]]:
         """Yield a session that sees the store of any known schema as it is at one moment, and that schema."""
         async with (
-            self._connected(default_transaction_read_only="on") as found,
+            self._connected(any_server=True, default_transaction_read_only="on") as found,
             found.connection.transaction(isolation="repeatable_read"),
         ):
             yield found, await require_store(found, self._address)
@@ -160,19 +169,8 @@ class PostgresHousekeeping:
         async with found.connection.transaction():
             version = await lock_schema(found, self._address)
             if version:
-                await found.run("LOCK TABLE owners IN ACCESS EXCLUSIVE MODE")
-                if living := await _living(found):
-                    who = ", ".join(owner.process or f"owner {owner.id}" for owner in living)
-                    raise unusable(
-                        f"`{self._address.name}` is in use by process {who}; end it, because a store in use cannot be "
-                        f"{what}"
-                    )
+                await exclude_others(found, self._address, what)
             yield version
-
-
-async def _living(found: Session) -> list[Owner]:
-    present = await found.rows(SQL["present"], ())
-    return [Owner(owner, place_of(place).command()) for owner, _, place, held in present if held]
 
 
 async def _number(found: Session, query: str) -> int:

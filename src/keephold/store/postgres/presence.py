@@ -7,7 +7,8 @@ found its lock free, or when it ran on this machine and is gone here. Then it is
 after all, it finds that it was removed, and writes nothing any more.
 
 The looks are the heartbeat of all connections. The kernel does not notice a server that hangs, or one behind a proxy
-that still answers. If a look brings no answer in time, the connections that write and read are given up, too.
+that still answers. If a look brings no answer in time, or finds that the server has become a standby, the connections
+that write, delete and read are given up, too.
 
 `alive` must answer at once, so the answers are kept and renewed by every look. The id of a process begins with the
 number of its registration: one that a look did not find is dead, unless it has registered since.
@@ -21,18 +22,18 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import asyncpg
 import msgspec
 
 from keephold.errors import KeepholdError
 from keephold.listeners import Listeners
 from keephold.platforms import machine
+from keephold.private_file import STREAM, remove_sockets, socket_directory
 from keephold.store.base import Heard
 from keephold.store.housekeeping import pid_and_command
 from keephold.store.postgres import connecting
 from keephold.store.postgres.address import Address
-from keephold.store.postgres.connecting import Session, sentence, session, whose
-from keephold.store.postgres.sql import SQL
-from keephold.store.sockets import STREAM, directory, remove_sockets
+from keephold.store.postgres.connecting import SQL, Session, sentence, session, whose
 from keephold.store.sql.codec import encode
 
 SWEEP_SECS = 5.0
@@ -100,8 +101,8 @@ class Table:
 
     def __init__(self) -> None:
         self.owner = ""
-        self._present: dict[str, bool] = {}
-        """Whether a process that has the store open is alive."""
+        self._present: set[str] = set()
+        """The processes that have the store open and are alive."""
         self._places: dict[str, Place] = {}
         self._last = 0
         """The number of the last registration that the look could see."""
@@ -113,9 +114,8 @@ class Table:
     def alive(self, owner: str) -> bool:
         if owner in _LEFT:
             return False
-        known = self._present.get(owner)
-        if owner == self.owner or known is not None:
-            return owner == self.owner or bool(known)
+        if owner == self.owner or owner in self._present:
+            return True
         try:
             number = int(owner[:_NUMBER], 16)
         except ValueError:
@@ -134,28 +134,31 @@ class Table:
         place = self._places.get(owner)
         return place.bell + STREAM if place is not None and place.bell and place.is_here else None
 
-    async def look(self, found: Session, grace: float) -> dict[str, tuple[int, Place]]:
-        """Look at all processes. Returns the dead ones, their locks and places."""
+    async def look(self, found: Session, grace: float) -> dict[str, Place]:
+        """Look at all processes. Returns where those ran that seem to be dead. They are alive until `bury`."""
         ((last,),) = await found.rows(SQL["last_owner"], ())  # before the others: those who come later are unknown
         rows = await found.rows(SQL["present"], ())
         now = time.monotonic()
-        present, free, dead = {}, {}, {}
-        self._places = {owner: place_of(place) for owner, _, place, _ in rows}
-        for owner, lock, _, held in rows:
-            place = self._places[owner]
-            if not held and owner != self.owner:
-                free[owner] = self._free.get(owner, now)
-            present[owner] = owner not in free or not (now - free[owner] >= grace or place.is_gone())
-            if not present[owner]:
-                dead[owner] = lock, place
-        self._present, self._last, self._free = present, last, free
+        free, dead = {}, {}
+        self._places = {owner: place_of(place) for owner, place, _ in rows}
+        for owner, _, held in rows:
+            if held or owner == self.owner:
+                continue
+            place, free[owner] = self._places[owner], self._free.get(owner, now)
+            if now - free[owner] >= grace or place.is_gone() or owner in _LEFT:
+                dead[owner] = place
+        self._present, self._last, self._free = set(self._places), last, free
         return dead
+
+    def bury(self, owner: str) -> None:
+        """Note that a process is dead: nothing that it writes counts any more."""
+        self._present.discard(owner)
 
 
 def _bell(owner: str) -> str:
     """Return where the sockets of this process are; nothing if it may make none."""
     with contextlib.suppress(KeepholdError, OSError):
-        return str(directory(owner + STREAM) / owner) if machine.has_sockets else ""
+        return str(socket_directory(owner + STREAM) / owner) if machine.has_sockets else ""
     return ""
 
 
@@ -172,7 +175,7 @@ class Presence:
         self.trouble: str | None = None
         """Why the server does not answer, if it does not."""
         self.silent: Callable[[], None] = lambda: None
-        """Called when the server has not answered in time."""
+        """Called when the server has not answered in time, or has become a standby."""
         self.table = Table()
         self.ear = ""
         """The channel on which this process hears whispers. Its name is secret: any user of the database may listen to
@@ -200,6 +203,7 @@ class Presence:
                 self.owner = self.table.owner = f"{number:0{_NUMBER}x}{secrets.token_hex(4)}"
                 place = here()._replace(bell=_bell(self.owner))
                 await found.rows(SQL["add_owner"], (self.owner, self._lock, str(place)))
+            self.held = True
             await self.look()
         except BaseException:
             found.connection.terminate()
@@ -235,21 +239,23 @@ class Presence:
             found = self._session
             if found is None or found.closed:
                 return
-            for owner, (lock, place) in (await self.table.look(found, GRACE)).items():
+            for owner, place in (await self.table.look(found, GRACE)).items():
                 async with found.connection.transaction():
-                    ((free,),) = await found.rows(SQL["take_lock_of"], (lock,))
-                    if free:
-                        await self._delete(found, owner)
-                if free and place.bell and place.is_gone():
+                    if not await found.rows(SQL["remove_dead"], (owner,)):
+                        continue  # it is back, or another process removes it just now
+                    await self._remove_rows(found, owner)
+                self.table.bury(owner)
+                if place.bell and place.is_gone():
                     remove_sockets(place.bell)
 
     async def _remove(self, found: Session, owner: str) -> None:
         async with self._looking, found.connection.transaction():
-            await self._delete(found, owner)
+            await found.rows(SQL["remove_owner"], (owner,))
+            await self._remove_rows(found, owner)
             await found.rows(SQL["tell"], (self.address.channel, encode([owner]).decode()))
 
-    async def _delete(self, found: Session, owner: str) -> None:
-        for query in ("remove_owner", "remove_requests", "remove_posts"):
+    async def _remove_rows(self, found: Session, owner: str) -> None:
+        for query in ("remove_requests", "remove_posts"):
             await found.rows(SQL[query], (owner,))
 
     async def _run(self) -> None:
@@ -262,13 +268,14 @@ class Presence:
                     if self._session is None or self._session.closed:
                         self.held = False
                         await self._return()
+                    await self._check_primary()
                     await self.look()
                 pause, self.trouble = FIRST_PAUSE, None
             except Exception as error:
                 self.trouble = sentence(self.address, error)
                 if self._session is not None:
                     self._session.connection.terminate()
-                if isinstance(error, TimeoutError):
+                if isinstance(error, (TimeoutError, asyncpg.ReadOnlySQLTransactionError)):
                     self.silent()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
@@ -277,12 +284,21 @@ class Presence:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), SWEEP_SECS)
 
+    async def _check_primary(self) -> None:
+        """Raise an error if the server has become a standby and has kept this connection. Its locks protect nothing."""
+        async with self._looking:
+            assert self._session is not None
+            ((read_only,),) = await self._session.rows("SELECT current_setting('transaction_read_only')", ())
+        if read_only == "on":
+            raise asyncpg.ReadOnlySQLTransactionError("it no longer takes writes")
+
     async def _return(self) -> None:
         """Connect again, and take the lock before anything else. All may have changed meanwhile."""
         self.table.forget()
         found = await self._connect()
         async with self._looking:
             self.displaced = not await found.rows(SQL["registered"], (self.owner,))
+            self.held = True  # not before: the writer waits for it, and must know that it was displaced
         self._heard(None)
 
     async def _connect(self) -> Session:
@@ -300,7 +316,7 @@ class Presence:
         except BaseException:
             found.connection.terminate()
             raise
-        self._session, self.held, self.ear = found, True, ear
+        self._session, self.ear = found, ear
         return found
 
     def _lost(self, ear: str) -> None:

@@ -8,9 +8,9 @@ import asyncpg
 
 from keephold.errors import KeepholdError
 from keephold.store.postgres.address import Address
-from keephold.store.postgres.connecting import LOST, STORAGE, Session, sentence, session, unfit
+from keephold.store.postgres.connecting import LOST, SQL, STORAGE, Session, sentence, session, unfit
+from keephold.store.postgres.opening import own_tables
 from keephold.store.postgres.presence import Table
-from keephold.store.postgres.sql import SQL, own_tables
 from keephold.store.sql.codec import Row
 from keephold.store.sql.reads import SqlReads, findable
 
@@ -23,10 +23,10 @@ _ROW = 28
 
 
 class Readers:
-    """Connections that cannot write."""
+    """Connections that cannot write. A running store reads where it writes: a standby may lack its newest commits."""
 
-    def __init__(self, address: Address) -> None:
-        self._address = address
+    def __init__(self, address: Address, *, any_server: bool = False) -> None:
+        self._address, self._any_server = address, any_server
         self._idle: list[Session] = []
         self._busy: set[Session] = set()
         self._free = asyncio.Semaphore(READERS)
@@ -44,7 +44,7 @@ class Readers:
             return await self._read(await self._connect(), query, bindings)
 
     async def _connect(self) -> Session:
-        return await session(self._address, default_transaction_read_only="on")
+        return await session(self._address, any_server=self._any_server, default_transaction_read_only="on")
 
     async def _read(self, found: Session, query: str, bindings: tuple[Any, ...]) -> list[Row]:
         self._busy.add(found)

@@ -1,8 +1,8 @@
 """The store in a schema of a PostgreSQL database, for any number of processes on any number of machines.
 
-Everything is in tables, outputs included, so that every machine can read it. A runtime has three kinds of connections:
-one that writes, one that holds the lock of the process and listens, and a few that read. Each is made again when it is
-lost.
+Everything is in tables, outputs included, so that every machine can read it. A runtime has four kinds of connections:
+one that writes, one that holds the lock of the process and listens, a few that read, and one that deletes what is old,
+which is open only meanwhile. Each is made again when it is lost.
 """
 
 import asyncio
@@ -18,13 +18,14 @@ from keephold.errors import KeepholdError
 from keephold.listeners import Listeners
 from keephold.store.base import Done, Failed, Heard, Op
 from keephold.store.postgres.address import Address, address
-from keephold.store.postgres.connecting import STORAGE, Session, sentence, session, unusable
-from keephold.store.postgres.opening import prepare, require_current
+from keephold.store.postgres.connecting import SQL, STORAGE, Session, sentence, session, whose
+from keephold.store.postgres.opening import own_tables, prepare, require_current
 from keephold.store.postgres.presence import Presence, Table
 from keephold.store.postgres.reads import Readers, Reads
-from keephold.store.postgres.sql import SQL, own_tables
 from keephold.store.postgres.writer import Fault, Writer
-from keephold.store.sql.commits import Commit, complain, tell
+from keephold.store.sql.queries import unusable
+from keephold.store.sql.reads import ReadOnly, refuse
+from keephold.store.sql.transaction import Commit, complain, tell
 
 if TYPE_CHECKING:
     from keephold.store.postgres.housekeeping import PostgresHousekeeping
@@ -90,11 +91,18 @@ class PostgresStore(Reads):
 
     @asynccontextmanager
     async def sole(self) -> AsyncIterator[bool]:
-        """Hold the lock under which one process at a time deletes and archives what is old. False: another has it."""
-        async with self._session() as found:
+        """Hold the lock under which one process at a time deletes and archives what is old. False: another has it. The
+        session of the lock writes the deletions."""
+        assert self._writer is not None, "the store is open"
+        async with self._session(synchronous_commit="off") as found:
             with self._explained():
                 ((alone,),) = await found.rows(SQL["take_lock"], (self.address.key("sole"),))
-            yield alone
+                who = await whose(found)
+            if not alone:
+                yield False
+                return
+            async with self._writer.aside(found, who):
+                yield True
 
     async def vacuum(self) -> None:
         async with self._session(lock_timeout=BUSY) as found:
@@ -102,7 +110,7 @@ class PostgresStore(Reads):
                 for table in own_tables():
                     await found.run(f'VACUUM (FULL) "{table}"')
 
-    # The browser sessions of each owner of a dashboard (`serve/session_places.py`)
+    # The browser sessions of each owner of a dashboard (`serve/sessions.py`)
 
     async def browser_owners(self) -> list[str]:
         return [owner for (owner,) in await self._rows(SQL["browser_owners"], ())]
@@ -123,7 +131,7 @@ class PostgresStore(Reads):
     async def _session(self, **settings: str) -> AsyncIterator[Session]:
         """A connection of its own."""
         with self._explained():
-            found = await session(self.address, **settings)
+            found = await session(self.address, any_server=False, **settings)
         try:
             yield found
         finally:
@@ -141,10 +149,15 @@ class PostgresStore(Reads):
             first = await session(self.address)
             try:
                 await prepare(first, self.address)
+                await self._presence.enter(heard)
+                try:
+                    await require_current(first, self.address)  # others may have upgraded it before this one was there
+                except BaseException:
+                    await self._presence.leave()
+                    raise
             finally:
                 await first.close()
-            await self._presence.enter(heard)
-        except STORAGE as error:
+        except (*STORAGE, asyncpg.LockNotAvailableError) as error:
             raise unusable(sentence(self.address, error)) from error
         self._process = os.getpid()
         self.owner = self._presence.owner
@@ -175,8 +188,7 @@ class PostgresStore(Reads):
 
     def commit(self, ops: Sequence[Op], done: Done, failed: Failed, *, keep: bool = False) -> None:
         if self._writer is None or self._closed is not None or os.getpid() != self._process:
-            error = KeepholdError("the store is closed; nothing was written", code="store_unavailable")
-            asyncio.get_running_loop().call_soon(failed, error)
+            refuse(failed, "the store is closed")
             return
         self._writer.give(Commit(ops, done, failed, keep))
 
@@ -197,15 +209,11 @@ class PostgresStore(Reads):
             complain(self._unwritten, error)
 
 
-class ReadOnlyPostgres(Reads):
-    """An existing store that is only read: it writes nothing, registers no owner, and does not hear of changes."""
+class ReadOnlyPostgres(ReadOnly, Reads):
+    """An existing store that is only read."""
 
-    durable = True
     inline_output = INLINE_OUTPUT
     directory: Path | None = None
-    owner = ""
-    trouble: str | None = None
-    on_commit: Listeners[[]] = Listeners()
 
     def __init__(self, url: str | Address) -> None:
         self.address = address(url) if isinstance(url, str) else url
@@ -213,20 +221,17 @@ class ReadOnlyPostgres(Reads):
 
     async def open(self, heard: Heard) -> None:
         try:
-            first = await session(self.address, default_transaction_read_only="on")
+            first = await session(self.address, any_server=True, default_transaction_read_only="on")
             try:
                 await require_current(first, self.address)
-                await self._table.look(first, 0.0)
+                for owner in await self._table.look(first, 0.0):
+                    self._table.bury(owner)
             finally:
                 await first.close()
         except STORAGE as error:
             raise unusable(sentence(self.address, error)) from error
-        self._readers = Readers(self.address)
+        self._readers = Readers(self.address, any_server=True)
 
     async def close(self) -> None:
         if self._readers is not None:
             await self._readers.close()
-
-    def commit(self, ops: Sequence[Op], done: Done, failed: Failed, *, keep: bool = False) -> None:
-        error = KeepholdError("the store was opened read-only; nothing was written", code="store_unavailable")
-        asyncio.get_running_loop().call_soon(failed, error)

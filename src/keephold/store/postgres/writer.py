@@ -3,26 +3,32 @@
 Each commit of a group stands for itself all the same: if one is refused, the group is rolled back and written again
 with a savepoint around each. A group that has nothing but journal lines is one statement, and one round trip.
 
+Deletions of what is old have a connection of their own while this process alone deletes (`aside`), so that no other
+commit waits for them.
+
 A connection can break while the server commits. Then a new connection looks for evidence: a line that the transaction
 wrote in a journal or, if there is none, its count in the row of this process. The old session may still be at work, so
 it is ended first, and the evidence is read when the rows that the transaction had locked are free.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from itertools import chain
 from typing import Any
 
+import asyncpg
+
 from keephold.errors import KeepholdError
 from keephold.store import events
-from keephold.store.base import Journaled
-from keephold.store.postgres.bridge import bridged
+from keephold.store.base import Collected, Journaled
 from keephold.store.postgres.connecting import (
     AGAIN,
     COLLIDED,
     CONNECT_SECS,
+    SQL,
     STORAGE,
     Session,
     is_lost,
@@ -32,13 +38,21 @@ from keephold.store.postgres.connecting import (
     whose,
 )
 from keephold.store.postgres.presence import Presence
-from keephold.store.postgres.sql import SQL
-from keephold.store.postgres.statements import PostgresStatements, step, steps
+from keephold.store.postgres.statements import PostgresStatements, bridged, step, steps
 from keephold.store.sql.codec import encode
-from keephold.store.sql.commits import Commit, not_storable, unavailable
-from keephold.store.sql.events import EventRow, event_rows, note_events
 from keephold.store.sql.operations import write, write_group
-from keephold.store.sql.transaction import Transaction
+from keephold.store.sql.transaction import (
+    Backlog,
+    Commit,
+    Deliver,
+    Displaced,
+    EventRow,
+    NotWritten,
+    Transaction,
+    event_rows,
+    not_storable,
+    note_events,
+)
 
 _log = logging.getLogger("keephold.store")
 
@@ -52,6 +66,9 @@ TRIES = 20
 """How often a transaction is begun again because of other processes."""
 COLLISIONS = 5
 """How often of these because of rows that another process has added."""
+FIRST_WAIT, DOUBLED = 20, 5
+"""Milliseconds that a deletion waits for a lock, and how often that is doubled when it is begun again. Others may wait
+for a lock that it has, so it must give way before the server calls that a deadlock, after a second."""
 SELDOM = 0.1
 """Seconds between two notifications that are not urgent. If the last one is left out, the sweep of other processes
 finds the change."""
@@ -60,54 +77,55 @@ LONGEST_NOTE = 7900
 
 Errors = tuple[type[BaseException], ...]
 Fault = Callable[[str], None]
-Tell = Callable[[list[Commit], str | None], None]
-"""Receives settled commits, in order, and why the store cannot write, if it cannot."""
 Evidence = tuple[str, str, str] | int
 """A journal line, or the count of transactions, that exists if and only if the transaction was committed."""
-Doubt = tuple[int, Evidence]
-"""How many of the waiting commits may be written already, and the evidence for it."""
-
-
-class NotWritten(Exception):
-    """A transaction was not committed; with `doubt`, that could not be found out."""
-
-    def __init__(self, why: str, doubt: Doubt | None = None) -> None:
-        super().__init__(why)
-        self.why, self.doubt = why, doubt
-
-
-class Displaced(Exception):
-    """Other processes take this one for dead, so that nothing it writes counts any more."""
 
 
 class Writer:
     """Writes commits until it is closed."""
 
-    def __init__(self, presence: Presence, tell: Tell, fault: Fault | None) -> None:
+    def __init__(self, presence: Presence, deliver: Deliver, fault: Fault | None) -> None:
         self.commits = 0
         """Transactions done."""
         self._presence, self._address, self._owner = presence, presence.address, presence.owner
-        self._tell, self._fault = tell, fault
-        self._waiting: list[Commit] = []
+        self._deliver, self._fault = deliver, fault
+        self._backlog = Backlog(deliver)
         self._wake = asyncio.Event()
         self._closing_since: float | None = None
         self._session: Session | None = None
         self._who: tuple[int, Any] | None = None
         """The session that may still be at work on the server."""
         self._counted = 0
-        self._trouble: str | None = None
-        self._displaced = False
-        self._in_doubt: Doubt | None = None
         self._told_at = 0.0
+        self._aside: Session | None = None
+        self._aside_is: tuple[int, Any] | None = None
+        self._deletions: list[Commit] = []
+        self._deleting: asyncio.Task[None] | None = None
+        self._deletes_on: Session | None = None
+        """The session of the running deletion, which may outlast `aside`."""
+        self._lost: tuple[int, Any] | None = None
+        """The session of a deletion that failed. Until the server ends it, it may hold locks that the writer needs."""
+
+    @contextlib.asynccontextmanager
+    async def aside(self, found: Session, who: tuple[int, Any]) -> AsyncIterator[None]:
+        """Write deletions on this session meanwhile. Other commits do not wait for them, whichever was given first."""
+        self._aside, self._aside_is = found, who
+        try:
+            yield
+        finally:
+            self._aside = None
+            if self._deleting is not None:
+                await asyncio.wait([self._deleting])
 
     def give(self, commit: Commit) -> None:
-        self._waiting.append(commit)
+        self._backlog.commits.append(commit)
         self._wake.set()
 
     def give_up(self) -> None:
-        """Drop the connection: the server does not answer."""
-        if self._session is not None:
-            self._session.connection.terminate()
+        """Drop the connections: the server does not answer."""
+        for found in (self._session, self._aside, self._deletes_on):
+            if found is not None:
+                found.connection.terminate()
 
     def finish(self) -> None:
         """Have `run` end when all is written, or has been tried for long enough."""
@@ -115,9 +133,9 @@ class Writer:
         self._wake.set()
 
     async def run(self) -> None:
-        pause = FIRST_PAUSE
-        while self._waiting or self._closing_since is None:
-            if not self._waiting:
+        pause, backlog = FIRST_PAUSE, self._backlog
+        while backlog.commits or self._deleting is not None or self._closing_since is None:
+            if not backlog.commits:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
@@ -125,80 +143,125 @@ class Writer:
                 await self._write()
                 pause = FIRST_PAUSE
             except Displaced:
-                self._fail_all()
+                backlog.lose(
+                    f"this process has lost `{self._address.name}`: the server did not hear from it, and other "
+                    "processes take over its calls. Nothing that it does from now on is recorded; restart it"
+                )
             except NotWritten as problem:
                 last = self._closing_since is not None and time.monotonic() - self._closing_since > LAST_ATTEMPTS
-                self._fail(problem, everything=last)
+                if backlog.trouble is None:
+                    _log.warning("%s", problem.why)
+                backlog.fail(problem, everything=last)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
         if self._session is not None:
             await self._session.close()
 
-    def _fail(self, problem: NotWritten, *, everything: bool) -> None:
-        """Fail commits that do not want to wait; the others wait in their places. Commits that may be written already
-        wait in any case: to report that nothing was written would be a guess."""
-        if problem.doubt is not None:
-            self._in_doubt = problem.doubt
-        doubtful = 0 if everything or self._in_doubt is None else self._in_doubt[0]
-        settled, waiting = self._waiting[doubtful:], self._waiting[:doubtful]
-        failed = [commit for commit in settled if everything or not commit.keep]
-        for commit in failed:
-            commit.error = unavailable(problem.why, uncertain=everything and self._in_doubt is not None)
-        self._waiting = [] if everything else [*waiting, *(commit for commit in settled if commit.keep)]
-        if self._trouble is None:
-            _log.warning("%s", problem.why)
-        self._trouble = problem.why
-        self._tell(failed, problem.why)
-
-    def _fail_all(self) -> None:
-        """Fail every commit, now and later: another process may have taken over the calls that they are about."""
-        message = (
-            f"this process has lost `{self._address.name}`: the server did not hear from it, and other processes take "
-            "over its calls. Nothing that it does from now on is recorded; restart it"
-        )
-        if not self._displaced:
-            self._displaced = True
-            _log.error("%s", message)
-        for commit in self._waiting:
-            commit.error = KeepholdError(message, code="lease_lost")
-        failed, self._waiting, self._in_doubt = self._waiting, [], None
-        self._tell(failed, message)
-
     def _group_size(self) -> int:
         count = size = 0
-        for commit in self._waiting:
+        for commit in self._backlog.commits:
             count += len(commit.ops)
-            if size and count > MANY:
+            if size and (count > MANY or self._goes_aside(commit)):
                 break
             size += 1
         return size
 
     async def _write(self) -> None:
         """Write the first waiting commits as one transaction, and call back; or raise `NotWritten` or `Displaced`."""
-        if self._displaced or self._presence.displaced:
+        backlog = self._backlog
+        if backlog.displaced or self._presence.displaced:
             raise Displaced
-        if self._in_doubt is not None:
-            await self._settle(*self._in_doubt)
+        if backlog.in_doubt is not None:
+            await self._settle(*backlog.in_doubt)
             return
-        group = self._waiting[: self._group_size()]
-        if self._trouble is not None or any(commit.ops for commit in group):
+        if self._aside is not None and self._goes_aside(backlog.commits[0]):
+            self._deletions.append(backlog.commits.pop(0))
+            if self._deleting is None:
+                self._deleting = asyncio.create_task(self._delete(self._aside), name="keephold-postgres-deleting")
+            return
+        group = backlog.commits[: self._group_size()]
+        if backlog.trouble is not None or any(commit.ops for commit in group):
             found = await self._connected()
             try:
+                if self._lost is not None:
+                    await found.rows(SQL["end_session"], self._lost)
+                    self._lost = None
                 await self._transact(found, group)
             except (NotWritten, Displaced):
                 raise
             except Exception as error:
                 await self._give_up(found, error)
-        del self._waiting[: len(group)]
-        self._trouble = None
-        self._tell(group, None)
+        backlog.settle(len(group))
+
+    # Deleting
+
+    def _goes_aside(self, commit: Commit) -> bool:
+        """Whether to write a commit on the session for deletions."""
+        if self._aside is None or self._backlog.trouble is not None or commit.keep or not commit.ops:
+            return False
+        return all(type(op) is Collected for op in commit.ops)
+
+    async def _delete(self, found: Session) -> None:
+        """Write the deletions that wait. If one fails, it and those after it are written like other commits: to delete
+        twice is harmless."""
+        self._deletes_on, who = found, self._aside_is
+        while self._deletions:
+            commit, written = self._deletions[0], False
+            try:
+                written = self._aside is found and await self._deleted(found, commit)
+            except Exception as error:
+                _log.warning("a deletion is done again: %s", sentence(self._address, error))
+                found.connection.terminate()
+                self._lost = who
+            del self._deletions[0]
+            if written:
+                self._deliver([commit], self._backlog.trouble)
+            else:
+                self._aside = None
+                self.give(commit)
+        self._deleting = self._deletes_on = None
+        self._wake.set()
+
+    async def _deleted(self, found: Session, commit: Commit) -> bool:
+        """Write a deletion on its own session; return False if others prevent it.
+
+        The session does not wait for the disk (`synchronous_commit`). A crash of the server may undo the deletion, and
+        the next one finds the same handles. A later commit is behind it in the server's log, so one that builds on
+        the deletion cannot survive without it. A deletion that has events does wait: a reader that has seen them
+        continues after their numbers, so the server must not give these numbers to other events.
+        """
+        again = (*AGAIN, asyncpg.LockNotAvailableError)
+        for attempt in range(TRIES):
+            try:
+                await found.run(f"BEGIN; SET LOCAL lock_timeout = {FIRST_WAIT << min(attempt, DOUBLED)}")
+                tx = await self._statements(found, [commit], each=False, again=again)
+                if tx is not None:
+                    rows = note_events(tx)
+                    note = self._note(tx.touched, urgent=bool(rows))
+                    if rows:
+                        await found.run("SET LOCAL synchronous_commit TO DEFAULT")
+                    values = (self._owner, None, self._address.key("numbering"), *_columns(rows))
+                    ((present,),) = await found.rows(SQL["finish"], (*values, self._address.channel, note))
+                    if present:
+                        self._call_fault("before")
+                        await found.run("COMMIT")
+                        self._happened(note)
+                        return True
+            except again:
+                await found.run("ROLLBACK")
+                continue
+            await found.run("ROLLBACK")
+            break
+        return False
+
+    # Connecting, and finding out what was written
 
     async def _connected(self) -> Session:
         """Return the session; make a new one if it was lost, and see that nothing of the old one is left. After
         trouble, nothing is written before this process has its lock again."""
         if self._session is None or self._session.closed:
             self._session = await self._connect()
-        elif self._trouble is None:
+        elif self._backlog.trouble is None:
             return self._session
         if not self._presence.held:
             raise NotWritten(f"`{self._address.name}` has just come back; this process takes its lock again first")
@@ -251,12 +314,10 @@ class Writer:
             raise
         except Exception as error:
             raise NotWritten(sentence(self._address, error), (count, evidence)) from error
-        self._in_doubt = None
+        self._backlog.in_doubt = None
         if happened:
             self.commits += 1
-            written, self._waiting = self._waiting[:count], self._waiting[count:]
-            self._trouble = None
-            self._tell(written, None)
+            self._backlog.settle(count)
 
     async def _transact(self, found: Session, group: list[Commit]) -> None:
         ops = list(chain.from_iterable(commit.ops for commit in group))
@@ -294,8 +355,7 @@ class Writer:
         doubt = len(group), (first.uid, first.kind, first.name)
         for commit in group:  # now: `_settle` may have to report them
             commit.results, commit.error, commit.told = [None] * len(commit.ops), None, True
-        if self._fault is not None:
-            self._fault("before")
+        self._call_fault("before")
         try:
             await found.rows(SQL[query], bindings)
         except Exception as error:
@@ -370,8 +430,7 @@ class Writer:
         if not present:  # another process has removed the row
             await found.run("ROLLBACK")
             raise Displaced
-        if self._fault is not None:
-            self._fault("before")
+        self._call_fault("before")
         try:
             await found.run("COMMIT")
         except Exception as error:
@@ -386,8 +445,11 @@ class Writer:
         self.commits += 1
         if note is not None:
             self._told_at = time.monotonic()
+        self._call_fault("after")
+
+    def _call_fault(self, when: str) -> None:
         if self._fault is not None:
-            self._fault("after")
+            self._fault(when)
 
     def _note(self, touched: set[str], *, urgent: bool) -> str | None:
         """Return the notification for other processes; None: they need none now."""

@@ -24,7 +24,7 @@ from keephold.store.base import (
     WaitRow,
     made_at,
 )
-from keephold.store.notifications import dropped
+from keephold.store.rules import dropped
 
 Calls = tuple[tuple[str, str, dict[str, Any] | str, str | None], ...]
 Row = tuple[Any, ...]

@@ -9,8 +9,22 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from typing import Any, get_args
 
-from keephold.store.base import FROM_OUTSIDE, LIVE, Collected, HandleQuery, Kind, Sort, Status, first_uid
-from keephold.store.metadata import folded, holds
+import msgspec
+
+from keephold.store.base import (
+    FROM_OUTSIDE,
+    LIVE,
+    NOTIFICATION_TYPES,
+    Collected,
+    EventQuery,
+    HandleQuery,
+    Kind,
+    Sort,
+    Status,
+    StoredEvent,
+    first_uid,
+)
+from keephold.store.rules import folded, holds
 from keephold.store.sql.codec import Row, decode, encode
 
 Sql = Mapping[str, str]
@@ -265,3 +279,24 @@ def expired(sql: Sql, op: Collected, left: Iterable[str]) -> Query:
     if op.files:
         conditions.append("o.file IS NOT NULL")
     return f"{' AND '.join(conditions)} ORDER BY h.stopped_at, h.number LIMIT ?", (*bound, op.limit)
+
+
+_NOTIFICATIONS = f"type IN ({', '.join(repr(each) for each in NOTIFICATION_TYPES)})"
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def events(sql: Sql, query: EventQuery) -> Query:
+    """Return the SQL for these events."""
+    of_handle = "uid = ? AND type <> 'handle.stepped'"
+    place = "conversation = ?" if query.notifications else "place = ?"
+    wanted = {"seq > ?": query.after, "seq < ?": query.before, of_handle: query.uid, place: query.conversation}
+    where, bound = _all([(condition, (value,)) for condition, value in wanted.items() if value is not None])
+    about = f" AND {_NOTIFICATIONS}" if query.notifications else ""
+    order = "DESC" if query.newest else "ASC"
+    return f"{sql['events']} WHERE {where}{about} ORDER BY seq {order} LIMIT ?", (*bound, query.limit)
+
+
+def event_row(row: Row) -> StoredEvent:
+    """A row of the query `events`."""
+    seq, at, type, conversation, uid, data = row
+    return StoredEvent(seq, at, type, conversation, uid, _decode(data))

@@ -27,18 +27,23 @@ from keephold.store.base import (
     Shown,
     status_of,
 )
-from keephold.store.endings import (
+from keephold.store.rules import (
+    CONTENT,
+    DROPS,
     REVOKED,
+    TAKES,
     completed_instead,
+    dropped,
     end_notice,
     ended,
     gone,
     hook_is_due,
+    in_order,
+    lease_lost,
+    merged,
     resolution_of,
     words,
 )
-from keephold.store.metadata import merged
-from keephold.store.notifications import CONTENT, DROPS, TAKES, dropped, in_order
 from keephold.store.sql.codec import (
     carrier_bits,
     conversation_row,
@@ -50,9 +55,8 @@ from keephold.store.sql.codec import (
     text,
     wait_row,
 )
-from keephold.store.sql.events import remove_events
 from keephold.store.sql.listing import expired, left_turns
-from keephold.store.sql.transaction import CallRow, Transaction, lease_lost
+from keephold.store.sql.transaction import CallRow, Transaction, remove_events
 
 # Calls: they are registered, change, stop, and change owners
 
@@ -96,7 +100,7 @@ def _encoded(value: object) -> bytes | None:
 
 
 def exposed(tx: Transaction, op: base.Exposed) -> bool:
-    tx.run(tx.sql["expose"], (op.id, op.uid))
+    tx.run(tx.sql["promote"], (op.id, op.uid))
     exists = bool(tx.changes())
     if not exists and (call := tx.call(op.uid)) is not None:
         raise _taken(tx, None, call.conversation, op.id)
@@ -171,7 +175,7 @@ def _read(tx: Transaction, uid: str) -> Record:
 
 def claimed(tx: Transaction, op: base.Claimed) -> Record | None:
     call = tx.call(op.uid)
-    if call is None or call.owner != op.was or (call.stopped_at is not None and not call.hook_due):
+    if call is None or call.owner != op.was or (call.stopped_at is not None and not call.hook_due) or tx.lives(op.was):
         return None
     state = call.state
     if isinstance(state, Waiting):
@@ -458,7 +462,7 @@ def turn_began(tx: Transaction, op: base.TurnBegan) -> None:
     tx.lock(op.conversation)
     row = tx.row(tx.sql["open_turn"], (op.conversation,))
     is_open, owner = (None, None) if row is None else row[:2]
-    if is_open != op.was or op.was_owner not in (None, owner):
+    if is_open != op.was or op.was_owner not in (None, owner) or tx.lives(op.was_owner):
         raise KeepholdError(
             f"turn `{op.was}` of conversation `{op.conversation}` is not open any more; begin a new one"
             if is_open is None

@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from keephold.errors import KeepholdError
+
 _HERE = Path(__file__).parent
 _NAMED = re.compile(r"^-- name: (\w+)\n((?:--.*\n)+)((?:(?!-- ).*(?:\n|\Z))+)", re.MULTILINE)
 _PART = re.compile(r"\{(\w+)\}")
@@ -38,6 +40,23 @@ def invariants() -> dict[str, str]:
 def migrations(schema: Path) -> dict[int, str]:
     """Return a schema: by number, in order, the script that leads to it from the one before."""
     return {int(file.stem): file.read_text("utf-8") for file in sorted(schema.glob("[0-9]*.sql"))}
+
+
+def unusable(message: str) -> KeepholdError:
+    return KeepholdError(message, code="store_unusable")
+
+
+def check_schema(store: str, found: int, newest: int, *, current: bool = False) -> int:
+    """Return the schema's number. Raises `KeepholdError` if a newer keephold made it or, with `current`, an older
+    one."""
+    if found > newest:
+        raise unusable(f"store `{store}` has schema {found}, this keephold knows {newest}; use a newer keephold")
+    if current and found < newest:
+        raise unusable(
+            f"store `{store}` has schema {found} of an older keephold; this command only reads, and changed nothing. "
+            f"End the programs that use the store, then upgrade it to schema {newest} with `keephold store migrate`"
+        )
+    return found
 
 
 def described(scripts: Mapping[int, str]) -> list[str]:

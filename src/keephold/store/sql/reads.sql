@@ -117,6 +117,20 @@ ORDER BY seq DESC LIMIT ?2 OFFSET ?3;
 -- The waits of a call.
 SELECT key_id, uid, conversation, kind, name, secret_id, resolution, revoked FROM waits WHERE uid = ? ORDER BY number;
 
+-- name: open_waits_beyond
+-- Open waits of calls that have not stopped, of conversations after that one.
+SELECT w.key_id, w.uid, w.conversation, w.kind, w.name, w.secret_id, w.resolution, w.revoked
+FROM {open_waits} AND w.conversation > ? ORDER BY w.conversation, w.number LIMIT ?;
+
+-- name: open_waits_in
+-- The same of one conversation, after the one of a number.
+SELECT w.key_id, w.uid, w.conversation, w.kind, w.name, w.secret_id, w.resolution, w.revoked
+FROM {open_waits} AND w.conversation = ? AND w.number > ? ORDER BY w.number LIMIT ?;
+
+-- name: count_open_waits
+-- How many open waits conversations have.
+SELECT w.conversation, count(*) FROM {open_waits} AND w.conversation {among} GROUP BY w.conversation;
+
 -- name: place_of_wait
 -- The position of a wait in the order of open ones.
 SELECT conversation, number FROM waits WHERE key_id = ?;
@@ -186,7 +200,7 @@ SELECT line, turn, kind, body, at FROM transcripts
 WHERE conversation = (SELECT number FROM conversations WHERE id = ?) AND line > ? ORDER BY line LIMIT ?;
 
 -- name: events
--- Events; `events.py` adds WHERE and ORDER BY.
+-- Events; `listing.py` adds WHERE and ORDER BY.
 SELECT seq, at, type, coalesce(conversation, (SELECT h.conversation FROM handles h WHERE h.uid = events.uid), '') AS place,
     uid, data
 FROM events
@@ -209,6 +223,31 @@ WHERE state_name = 'waiting' AND stopped_at IS NULL AND owner IS NOT NULL GROUP 
 -- The turns of a conversation, newest first.
 SELECT number, turn, owner, began_at, ended_at, batches FROM turns
 WHERE conversation = ? AND number < coalesce(?, 9223372036854775807) ORDER BY number DESC LIMIT ?;
+
+-- name: summaries
+-- Conversations by name: one step in each index for each of them, not for each handle.
+WITH RECURSIVE found (name, place) AS (
+    SELECT min(first.name), 1 FROM (
+        SELECT min(conversation) AS name FROM handles WHERE conversation > ?1
+        UNION ALL SELECT min(conversation) FROM turns WHERE conversation > ?1
+        UNION ALL SELECT min(id) FROM conversations WHERE id > ?1
+    ) AS first
+    UNION ALL
+    SELECT (
+        SELECT min(next.name) FROM (
+            SELECT min(conversation) AS name FROM handles WHERE conversation > found.name
+            UNION ALL SELECT min(conversation) FROM turns WHERE conversation > found.name
+            UNION ALL SELECT min(id) FROM conversations WHERE id > found.name
+        ) AS next
+    ), found.place + 1 FROM found WHERE found.name IS NOT NULL AND found.place < ?2
+)
+SELECT found.name,
+    coalesce((SELECT handles FROM spawned WHERE conversation = found.name), 0),
+    (SELECT count(*) FROM handles {active} WHERE conversation = found.name AND stateful AND stopped_at IS NULL),
+    (SELECT max(uid) FROM handles WHERE conversation = found.name),
+    (SELECT coalesce(ended_at, began_at) FROM turns WHERE conversation = found.name ORDER BY number DESC LIMIT 1),
+    c.updated, c.metadata
+FROM found LEFT JOIN conversations c ON c.id = found.name WHERE found.name IS NOT NULL ORDER BY found.name;
 
 -- name: weigh
 -- How many handles a query names by `number` and `id`, one-shot calls included, and about how many bytes their rows have.

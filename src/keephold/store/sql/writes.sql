@@ -53,7 +53,7 @@ UPDATE turns SET carried = ?, carried_by = ? WHERE conversation = ? AND ended_at
 
 -- name: carried
 -- The notifications that the open turn was handed last, and their carrier.
-SELECT carried, carried_by FROM turns WHERE conversation = ? AND ended_at IS NULL AND carried IS NOT NULL;
+SELECT carried, carried_by FROM turns WHERE conversation = ? AND ended_at IS NULL AND carried IS NOT NULL {locked};
 
 -- name: open_batch
 -- Keep all that is needed to answer a batch later.
@@ -130,7 +130,7 @@ WHERE uid = ? AND kind = 'completion' AND resolution IS NULL AND NOT revoked RET
 -- The columns that decide about an operation on a call.
 SELECT number, uid, fence, owner, stopped_at, state, parking, keyed, resolved, hook_due, conversation, id, tool, kind,
     stateful
-FROM handles WHERE uid = ?;
+FROM handles WHERE uid = ? {locked};
 
 -- name: conversation
 -- The names of a handle for its notification.
@@ -228,7 +228,7 @@ RETURNING key_id, uid, kind;
 INSERT INTO process_events (process, sequence, type, payload, at)
 SELECT ?1, coalesce(max(sequence), 0) + 1, ?2, ?3, ?4 FROM process_events WHERE process = ?1 RETURNING sequence;
 
--- name: expose
+-- name: promote
 -- Give a one-shot call a name, unless that is active.
 UPDATE handles SET stateful = TRUE, id = ?1 WHERE uid = ?2 AND (stopped_at IS NOT NULL OR NOT EXISTS (
     SELECT 1 FROM handles h
@@ -278,7 +278,7 @@ DELETE FROM notifications WHERE uid {among} RETURNING number, conversation, kind
 
 -- name: queue
 -- Whether a conversation has notifications, and how many were dropped.
-SELECT dropped, dropped_at FROM queues WHERE conversation = ?;
+SELECT dropped, dropped_at FROM queues WHERE conversation = ? {locked};
 
 -- name: tell_dropped
 -- Reset the count of dropped notifications, which is being delivered.

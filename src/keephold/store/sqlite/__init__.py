@@ -1,4 +1,4 @@
-"""The store in a SQLite file. Commands that only read it (`read_only.py`) do not import the part that writes."""
+"""The store in a SQLite file. Commands that only read it (`ReadOnlyStore`) do not import the part that writes."""
 
 from typing import TYPE_CHECKING
 

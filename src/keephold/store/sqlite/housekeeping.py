@@ -16,11 +16,9 @@ from keephold.store.housekeeping import Backup, Migrated, Owner, Problem, Restor
 from keephold.store.rows import made_at
 from keephold.store.sql.queries import described
 from keephold.store.sqlite import opening
-from keephold.store.sqlite.backups import is_output_name, read_copy, write_copy
-from keephold.store.sqlite.checking import file_problems, problems
-from keephold.store.sqlite.lock_holders import holder
-from keephold.store.sqlite.processes import Turnstile, owners_of
-from keephold.store.sqlite.sql import APPLICATION_ID, migrations
+from keephold.store.sqlite.backups import file_problems, is_output_name, problems, read_copy, write_copy
+from keephold.store.sqlite.processes import Turnstile, holder, owners_of
+from keephold.store.sqlite.statements import APPLICATION_ID, migrations
 
 
 class SqliteHousekeeping:
@@ -187,14 +185,7 @@ class SqliteHousekeeping:
         turnstile = Turnstile(self._path)
         try:
             with turnstile:
-                living = self._owners.living()
-                if living:
-                    who = ", ".join(self._process(owner) or f"owner {owner}" for owner in living)
-                    raise KeepholdError(
-                        f"store `{self._path}` is in use by process {who}; end it, because a store in use cannot be "
-                        f"{what}",
-                        code="store_unusable",
-                    )
+                opening.refuse_living(self._path, self._owners, what)
                 yield
         finally:
             turnstile.close()

@@ -9,6 +9,7 @@ again.
 import contextlib
 import errno
 import os
+import shutil
 import stat
 import sys
 import threading
@@ -23,13 +24,12 @@ import apsw
 from keephold.errors import KeepholdError
 from keephold.forking import leak_in_children
 from keephold.platforms import machine
-from keephold.platforms.flags import O_CLOEXEC
-from keephold.store.sockets import remove_sockets
+from keephold.platforms.unix import O_CLOEXEC
+from keephold.private_file import remove_sockets
 from keephold.store.sql.listing import compare
-from keephold.store.sqlite.lock_holders import stopped_writer
-from keephold.store.sqlite.processes import Bell, Turnstile, owners_of
-from keephold.store.sqlite.sql import APPLICATION_ID, SQL, migrations
-from keephold.store.sqlite.write_errors import is_full
+from keephold.store.sql.queries import check_schema, unusable
+from keephold.store.sqlite.processes import Bell, Owners, Turnstile, holder, owners_of, stopped_writer
+from keephold.store.sqlite.statements import APPLICATION_ID, SQL, migrations
 
 BUSY_MS = 5000
 INLINE_OUTPUT = 65_536
@@ -66,10 +66,6 @@ def _in_child() -> None:
 
 
 machine.after_fork(_in_child)
-
-
-def unusable(message: str) -> KeepholdError:
-    return KeepholdError(message, code="store_unusable")
 
 
 def connect(path: Path) -> apsw.Connection:
@@ -206,11 +202,11 @@ def _holds(file: Path) -> bool:
         return False
 
 
-def check_version(path: Path) -> None:
-    """Raise if a newer keephold has upgraded the file. Leaves the file, and the WAL of a crashed process, as they
-    are."""
+def is_older(path: Path) -> bool:
+    """Whether an older keephold has made the file. Raises if a newer one has upgraded it. Leaves the file, and the WAL
+    of a crashed process, as they are."""
     if not path.exists() or not path.stat().st_size:
-        return
+        return False
     wal = Path(f"{path}-wal")
     with explained(path):
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
@@ -218,10 +214,18 @@ def check_version(path: Path) -> None:
             connection.set_busy_timeout(BUSY_MS)
             if wal.exists() and wal.stat().st_size:
                 connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-            version(connection, path)
+            found = version(connection, path)
             connection.execute(SQL["newest_secret"]).fetchall()
+            return found < max(migrations())
         finally:
             connection.close(True)
+
+
+def refuse_living(path: Path, owners: Owners, what: str) -> None:
+    """Raise if another process has the store open."""
+    if living := owners.living():
+        who = ", ".join(holder(str(owners.directory / owner)) or f"owner {owner}" for owner in living)
+        raise unusable(f"store `{path}` is in use by process {who}; end it, because a store in use cannot be {what}")
 
 
 def prepare(path: Path) -> apsw.Connection:
@@ -271,20 +275,12 @@ def _remove(database: Path) -> None:
 
 def version(connection: apsw.Connection, path: Path) -> int:
     """Return the schema's number; raise if a newer keephold made it."""
-    found, newest = int(connection.pragma("user_version")), max(migrations())
-    if found > newest:
-        raise unusable(f"store `{path}` has schema {found}, this keephold knows {newest}; use a newer keephold")
-    return found
+    return check_schema(str(path), int(connection.pragma("user_version")), max(migrations()))
 
 
 def require_current(connection: apsw.Connection, path: Path) -> None:
     """Raise `KeepholdError` if the schema is not the one that this keephold makes."""
-    found, newest = version(connection, path), max(migrations())
-    if found < newest:
-        raise unusable(
-            f"store `{path}` has schema {found} of an older keephold; this command only reads, and changed nothing. "
-            f"End the programs that use the store, then upgrade it to schema {newest} with `keephold store migrate`"
-        )
+    check_schema(str(path), int(connection.pragma("user_version")), max(migrations()), current=True)
 
 
 def _migrate(connection: apsw.Connection, path: Path) -> None:
@@ -327,7 +323,7 @@ class StoreFiles:
                 check_no_links(path)
             claim(path)
             taken.callback(disclaim, path)
-            check_version(path)
+            older = is_older(path)
             with explained(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self.turnstile = Turnstile(path)
@@ -337,8 +333,10 @@ class StoreFiles:
                 self.bell = Bell(path, self.owners)
                 taken.callback(self.bell.close)
                 taken.callback(self.owners.leave)
-                self.owners.enter(self.bell.path)
                 with self.turnstile:
+                    if older and is_older(path):
+                        refuse_living(path, self.owners, "upgraded, as `keephold store migrate` does after a backup")
+                    self.owners.enter(self.bell.path)  # now: another one that upgrades would take this one for older
                     self.connection = prepare(path)
                     taken.callback(lambda: self.connection.close(True))
                     self._register(self.connection)
@@ -369,3 +367,60 @@ class StoreFiles:
     def close(self) -> None:
         """Close everything, in reverse order. Call it when nobody uses the connections any more."""
         self._taken.close()
+
+
+# Errors that mean that the store cannot write
+
+_CAUSES: dict[type[Exception], str] = {
+    apsw.FullError: "the disk of `{path}` is full; free some space on it",
+    apsw.BusyError: "another program keeps `{path}` locked; end that program's transaction",
+    apsw.LockedError: "another program keeps `{path}` locked; end that program's transaction",
+    apsw.ReadOnlyError: "`{path}` cannot be written any more; see the permissions of the file and its directory",
+    apsw.CantOpenError: "`{path}` cannot be opened any more; see that the file and its directory are there",
+    apsw.CorruptError: "`{path}` is damaged; stop, and restore it from a backup",
+    apsw.NotADBError: "`{path}` is damaged; stop, and restore it from a backup",
+    apsw.IOError: "reading or writing `{path}` failed; see the disk it is on",
+}
+STORAGE: tuple[type[Exception], ...] = (
+    *_CAUSES,
+    apsw.NoMemError,
+    apsw.PermissionsError,
+    apsw.ProtocolError,
+    apsw.InternalError,
+    apsw.SQLError,  # another program has changed the schema
+    apsw.ConnectionClosedError,
+    OSError,
+    MemoryError,
+)
+"""Errors that the failed commit did not cause."""
+
+
+def sentence(path: Path, error: BaseException) -> str:
+    """Say what is wrong, and what to do."""
+    if isinstance(error, KeepholdError):
+        return error.message
+    said = str(error) or type(error).__name__
+    cause = next((text for kind, text in _CAUSES.items() if isinstance(error, kind)), None)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        cause = _CAUSES[apsw.FullError]
+    if cause is None:
+        return f"writing `{path}` failed: {said}"
+    return f"{cause.format(path=path)} ({said})"
+
+
+def is_full(path: Path, error: apsw.Error) -> bool:
+    """Whether an error of SQLite means that the disk is full. Some of them say only that writing failed."""
+    if isinstance(error, apsw.FullError):
+        return True
+    try:
+        free = shutil.disk_usage(path.parent).free
+    except OSError:
+        return False
+    return isinstance(error, apsw.IOError | apsw.CantOpenError) and not free
+
+
+def lost(path: Path) -> str:
+    return (
+        f"this process has lost `{path}`: its lock file in `{path.name}-owners` or the database itself was removed or "
+        "replaced, and other processes take over its calls. Nothing that it does from now on is recorded; restart it"
+    )

@@ -1,13 +1,28 @@
-"""How operations run their statements on a connection of SQLite's writer."""
+"""The SQL of SQLite's store: named queries, the schema as numbered migrations, and how the writer's operations run
+statements on its connection."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import apsw
 
 from keephold.store.base import Journaled
+from keephold.store.sql import queries
 from keephold.store.sql.codec import Row
-from keephold.store.sqlite.sql import SQL
+
+_HERE = Path(__file__).parent
+
+APPLICATION_ID = 0x686C6466
+"""The application id in the header of every store: `hldf`."""
+
+SQL = queries.queries(_HERE / "dialect.sql")
+
+
+def migrations() -> dict[int, str]:
+    """Return the schema: by number, in order, the script that leads to it from the one before."""
+    return queries.migrations(_HERE / "schema")
+
 
 _RECORD_STEP = SQL["record_step"]
 _ADD = {many: f"{SQL['add_event']}{', (?, ?, ?, ?, ?)' * (many - 1)}" for many in (32, 16, 8, 4, 2, 1)}
@@ -36,6 +51,9 @@ class SqliteStatements:
 
     def lock(self, *names: str) -> None:
         pass
+
+    def lives(self, owner: str) -> bool:
+        return False  # a lock that the kernel has released is never taken again
 
     def shrink(self) -> bool:
         """Return some unused pages to the disk, if much of the file is unused; return whether there are more. A file

@@ -17,16 +17,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keephold.errors import KeepholdError
 from keephold.forking import Descriptor
 from keephold.listeners import Listeners
 from keephold.platforms import machine
 from keephold.store.base import Done, Failed, Heard, Op
-from keephold.store.sql.commits import Commit, complain, tell
-from keephold.store.sqlite.lock_holders import stopped_holder
+from keephold.store.sql.reads import refuse
+from keephold.store.sql.transaction import Commit, complain, tell
 from keephold.store.sqlite.opening import INLINE_OUTPUT, StoreFiles
-from keephold.store.sqlite.reads import Reads
-from keephold.store.sqlite.threads import Scanner, in_thread
+from keephold.store.sqlite.processes import stopped_holder
+from keephold.store.sqlite.reads import Reads, Scanner, in_thread
 from keephold.store.sqlite.writer import Fault, Writer
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ class SqliteStore(Reads):
         try:
             place = await asyncio.shield(opening)
         except asyncio.CancelledError:
-            opening.add_done_callback(_let_go)
+            opening.add_done_callback(_close_files)
             await asyncio.wait([opening])  # its thread may still make files, which the caller may want to remove
             raise
         self._process = os.getpid()
@@ -136,8 +135,7 @@ class SqliteStore(Reads):
 
     def commit(self, ops: Sequence[Op], done: Done, failed: Failed, *, keep: bool = False) -> None:
         if self._place is None or self._closed is not None or os.getpid() != self._process:
-            error = KeepholdError("the store is closed; nothing was written", code="store_unavailable")
-            asyncio.get_running_loop().call_soon(failed, error)
+            refuse(failed, "the store is closed")
             return
         pending = self._pending
         if not pending:
@@ -208,7 +206,7 @@ class SqliteStore(Reads):
             self._flush()
 
 
-def _let_go(opened: asyncio.Future[StoreFiles]) -> None:
+def _close_files(opened: asyncio.Future[StoreFiles]) -> None:
     """Close files that were opened for a caller who was cancelled."""
     if not opened.cancelled() and opened.exception() is None:
         opened.result().close()

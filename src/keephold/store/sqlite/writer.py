@@ -14,7 +14,6 @@ this process. Counting every transaction would be simpler, but one page more to 
 """
 
 import contextlib
-import logging
 import math
 import os
 import time
@@ -27,7 +26,7 @@ import apsw
 
 from keephold.errors import KeepholdError
 from keephold.platforms import machine
-from keephold.platforms.flags import O_CLOEXEC
+from keephold.platforms.unix import O_CLOEXEC
 from keephold.store.base import (
     Collected,
     Forgotten,
@@ -37,18 +36,21 @@ from keephold.store.base import (
     Registered,
     TranscriptAppended,
 )
-from keephold.store.sql.commits import Commit, not_storable, unavailable
-from keephold.store.sql.events import note_events
 from keephold.store.sql.operations import write, write_group
-from keephold.store.sql.transaction import Transaction
+from keephold.store.sql.transaction import (
+    Backlog,
+    Commit,
+    Deliver,
+    Displaced,
+    NotWritten,
+    Transaction,
+    not_storable,
+    note_events,
+)
 from keephold.store.sqlite import opening
-from keephold.store.sqlite.lock_holders import stopped_writer
-from keephold.store.sqlite.opening import StoreFiles
-from keephold.store.sqlite.sql import SQL
-from keephold.store.sqlite.statements import SqliteStatements
-from keephold.store.sqlite.write_errors import STORAGE, lost, sentence
-
-_log = logging.getLogger("keephold.store")
+from keephold.store.sqlite.opening import STORAGE, StoreFiles, lost, sentence
+from keephold.store.sqlite.processes import stopped_writer
+from keephold.store.sqlite.statements import SQL, SqliteStatements
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between attempts while the store cannot write."""
@@ -76,24 +78,8 @@ _NOT_NOW = (Collected, Forgotten)
 Fault = Callable[[str], None]
 
 
-Deliver = Callable[[list[Commit], str | None], None]
-"""Receives settled commits, in order, and why the store cannot write, if it cannot."""
-
-
 Evidence = tuple[str, tuple[Any, ...]]
 """A query and its bindings that return a row if and only if the transaction was committed."""
-
-
-class NotWritten(Exception):
-    """A transaction was not committed; with `evidence`, that could not be found out."""
-
-    def __init__(self, why: str, evidence: Evidence | None = None) -> None:
-        super().__init__(why)
-        self.why, self.evidence = why, evidence
-
-
-class Displaced(Exception):
-    """Other processes take this one for dead, so that nothing it writes counts any more."""
 
 
 class Writer:
@@ -105,24 +91,19 @@ class Writer:
         self._counted = 0
         """The number of transactions in the row of this process."""
         self._place, self._path, self._owner, self._directory = place, place.path, place.owners.me, directory
-        self._turnstile, self._deliver, self._fault = place.turnstile, deliver, fault
+        self._turnstile, self._fault = place.turnstile, fault
+        self._backlog = Backlog(deliver)
         self._hooked: apsw.Connection | None = None
         self._wal_pages = 0
         self._syncing = self._stating = 0.0
         """How long recent commits took, on average: each to reach the disk, and each operation before that."""
         self._rung = 0.0
         self._queue: SimpleQueue[list[Commit] | NotNow | None] = SimpleQueue()
-        self._waiting: list[Commit] = []
         self._closing = False
-        self._trouble: str | None = None
         self._not_now: NotNow | None = None
         """Commits that could not be written on the loop's thread: they are the first in the queue."""
         self._interrupt: BaseException | None = None
         """An exception that interrupted the loop's thread after it had written something."""
-        self._displaced = False
-        """Nothing of this process is written any more."""
-        self._in_doubt: tuple[int, Evidence] | None = None
-        """How many of the waiting commits may be written already, and the evidence for it."""
 
     def give(self, commits: "list[Commit] | NotNow | None") -> None:
         """Queue commits; None: there will be no more. For any thread."""
@@ -164,8 +145,8 @@ class Writer:
 
     def run(self) -> None:
         """Write commits until there will be no more."""
-        pause, last = FIRST_PAUSE, math.inf
-        while self._waiting or not self._closing:
+        pause, last, backlog = FIRST_PAUSE, math.inf, self._backlog
+        while backlog.commits or not self._closing:
             self._take(pause)
             if self._not_now is not None:
                 self._fail_first()
@@ -175,16 +156,16 @@ class Writer:
             try:
                 self._write()
             except Displaced:
-                self._fail_all()
+                backlog.lose(lost(self._path))
             except NotWritten as problem:
-                pause = FIRST_PAUSE if self._trouble is None else min(2 * pause, LONGEST_PAUSE)
-                self._fail(problem, everything=time.monotonic() >= last)
+                pause = FIRST_PAUSE if backlog.trouble is None else min(2 * pause, LONGEST_PAUSE)
+                backlog.fail(problem, everything=time.monotonic() >= last)
 
     def _take(self, pause: float) -> None:
         """Get new commits: wait for some or, while the store cannot write, wait out the pause."""
         queue = self._queue
-        if self._trouble is None:
-            if not self._waiting and not self._closing:
+        if self._backlog.trouble is None:
+            if not self._backlog.commits and not self._closing:
                 self._add(queue.get())
             while not queue.empty():
                 self._add(queue.get())
@@ -198,68 +179,39 @@ class Writer:
         if given is None:
             self._closing = True
         elif isinstance(given, NotNow):
-            self._waiting += given.commits
+            self._backlog.commits += given.commits
             self._not_now = given
         else:
-            self._waiting += given
-
-    def _fail(self, problem: NotWritten, *, everything: bool) -> None:
-        """Fail commits that do not want to wait; the others wait in their places.
-
-        Commits that may be written already wait in any case: to report that nothing was written would be a guess.
-        """
-        if problem.evidence is not None and self._in_doubt is None:
-            self._in_doubt = len(self._waiting), problem.evidence
-        doubtful = 0 if everything or self._in_doubt is None else self._in_doubt[0]
-        settled, waiting = self._waiting[doubtful:], self._waiting[:doubtful]
-        told = [commit for commit in settled if everything or not commit.keep]
-        error = unavailable(problem.why, uncertain=problem.evidence is not None)
-        for commit in told:
-            commit.error = error
-        self._waiting = waiting if everything else [*waiting, *(commit for commit in settled if commit.keep)]
-        self._trouble = problem.why
-        self._deliver(told, problem.why)
-
-    def _fail_all(self) -> None:
-        """Fail every commit, now and later: another process may have taken over the calls that they are about."""
-        error = lost(self._path)
-        if not self._displaced:
-            self._displaced = True
-            _log.error("%s", error.message)
-        for commit in self._waiting:
-            commit.error = lost(self._path)
-        failed, self._waiting, self._in_doubt = self._waiting, [], None
-        self._deliver(failed, error.message)
+            self._backlog.commits += given
 
     def _fail_first(self) -> None:
         """Take over commits that failed on the loop's thread; later ones have not been tried yet."""
-        tried, self._not_now = self._not_now, None
+        tried, self._not_now, backlog = self._not_now, None, self._backlog
         assert tried is not None
         count = len(tried.commits)
-        later, self._waiting = self._waiting[count:], self._waiting[:count]
-        self._fail(tried.problem, everything=False)
-        self._waiting += later
+        later, backlog.commits = backlog.commits[count:], backlog.commits[:count]
+        backlog.fail(tried.problem, everything=False)
+        backlog.commits += later
 
     def _write(self) -> None:
         """Write the waiting commits as one transaction, and call back; or raise `NotWritten` or `Displaced`."""
-        if self._displaced:
+        backlog = self._backlog
+        if backlog.displaced:
             raise Displaced
-        if self._in_doubt is not None:
-            self._settle(*self._in_doubt)
-        waiting = self._waiting
+        if backlog.in_doubt is not None:
+            self._settle(*backlog.in_doubt)
+        waiting = backlog.commits
         for commit in waiting:
             if commit.ops:
                 break
         else:
-            if self._trouble is None:
-                self._waiting = []
+            if backlog.trouble is None:
                 if waiting:  # only barriers
-                    self._deliver(waiting, None)
+                    backlog.settle(len(waiting))
                 return
         tx = self._transact(waiting)
-        self._waiting, self._trouble = [], None
         self._ring(tx)  # before the loop may write, and ring
-        self._deliver(waiting, None)
+        backlog.settle(len(waiting))
         if self._wal_pages > WAL_PAGES:
             self._write_back()
 
@@ -279,11 +231,10 @@ class Writer:
             self._place.reconnect()
             happened = self._happened(evidence)
         except Exception as error:
-            raise NotWritten(sentence(self._path, error), evidence) from error
-        self._in_doubt = None
+            raise NotWritten(sentence(self._path, error), (count, evidence)) from error
+        self._backlog.in_doubt = None
         if happened:
-            written, self._waiting = self._waiting[:count], self._waiting[count:]
-            self._deliver(written, self._trouble)
+            self._backlog.settle(count, self._backlog.trouble)
 
     def _transact(self, commits: list[Commit], *, at_once: bool = False) -> Transaction:
         """Write the commits as one transaction, in this process's turn; `at_once`: it has the turn, and waits for
@@ -322,13 +273,14 @@ class Writer:
             why = (stopped_writer(self._path) if isinstance(error, apsw.BusyError) else None) or sentence(
                 self._path, error
             )
+            doubt = None if evidence is None else (len(commits), evidence)
             try:
                 self._place.reconnect()
                 happened = evidence is not None and self._happened(evidence)
             except Exception as unreadable:
-                raise NotWritten(why, evidence) from unreadable
+                raise NotWritten(why, doubt) from unreadable
             if not happened:
-                raise NotWritten(why, evidence if _may_rise(error) else None) from error
+                raise NotWritten(why, doubt if _may_rise(error) else None) from error
             if not isinstance(error, Exception):
                 self._interrupt = error
         else:

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from keephold.handles.state import Ended, Ok, Pending, Running, Started, transition
+from keephold.handles.state import Ended, Ok, PendingState, Running, Started, transition
 from keephold.store.base import (
     Allowed,
     Annotated,
@@ -149,7 +149,7 @@ class CommitChecks(Suite):
             Registered(second),
         )
         assert state_tag((await self.found(store, uid(1))).state) == "stopped"
-        assert isinstance((await self.found(store, uid(2))).state, Pending)
+        assert isinstance((await self.found(store, uid(2))).state, PendingState)
 
     async def check_R4_a_refused_list_leaves_nothing_behind(self, store: Browse) -> None:
         """Everything before the refused operation is undone, of any kind."""

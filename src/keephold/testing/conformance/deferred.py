@@ -19,7 +19,6 @@ from keephold.store.base import (
     Changed,
     Claimed,
     Collected,
-    HandleQuery,
     HookCalled,
     KeptOutput,
     Op,
@@ -34,7 +33,7 @@ from keephold.store.base import (
     WaitOpened,
     WaitRow,
 )
-from keephold.store.endings import CANCELLED, REVOKED, TIMED_OUT, resolution_of
+from keephold.store.rules import CANCELLED, REVOKED, TIMED_OUT, resolution_of
 from keephold.testing.conformance.suite import DAY, NOON, Suite, record, state_tag, uid, uids
 
 RESOLUTIONS = (
@@ -88,8 +87,7 @@ class DeferredChecks(Suite):
             key_id = await self.take_key(store, of)
             await self.end(store, of, outcome)
             resolution = resolution_of(outcome)
-            row = await store.wait(key_id)
-            assert row is not None and row.resolution == resolution, (outcome, row)
+            assert await self.resolution(store, key_id) == resolution, outcome
             late = await self.resolve(store, key_id, Resolution("ok", "late"))
             assert late == Resolving("already_resolved", resolution), late
             assert (await self.stopped(store, of)).outcome == outcome
@@ -111,7 +109,7 @@ class DeferredChecks(Suite):
         assert (found.owner, found.parking, found.output) == (None, parking, KeptOutput(1, 1, 0, data=b"x")), found
         assert await store.owned(store.owner) == []
         assert await store.owned(None) == []
-        assert uids(await store.handles(HandleQuery(parked=True))) == [of]
+        assert await self.listed(store, parked=True) == [of]
         assert await store.notifications("main") == []
 
     async def check_D4_every_resolution_ends_a_parked_call(self, store: Browse) -> None:
@@ -121,8 +119,7 @@ class DeferredChecks(Suite):
             stopped = await self.stopped(store, of)
             assert stopped == Stopped(NOON, NOON + 1, NOON + 30, outcome, ended_by), stopped  # type: ignore[arg-type]
             assert (result.status, result.uid, result.state) == ("accepted", of, stopped), result
-            row = await store.wait(key_id)
-            assert row is not None and row.resolution == resolution, row
+            assert await self.resolution(store, key_id) == resolution
             assert (await self.found(store, of)).owner is None, "a resolution from outside calls no hook"
         assert await store.owned(store.owner) == [] and await store.owned(None) == []
 
@@ -153,13 +150,13 @@ class DeferredChecks(Suite):
             result = await self.resolve(store, key_id, resolution)
             assert (result.status, result.uid, result.state) == ("accepted", None, None), result
             found = await self.found(store, of)
-            assert (state_tag(found.state), found.owner) == ("running", store.owner), "whoever runs it goes on"
+            assert (state_tag(found.state), found.owner) == ("running", store.owner), "its owner continues it"
             (state,) = await self.commit(store, Parked(of, 1, Parking(), NOON + 40, KeptOutput(1, 1, 0, data=b"x")))
             stopped = await self.stopped(store, of)
             assert state == stopped and stopped.outcome == outcome and stopped.stopped == NOON + 40, state
             found = await self.found(store, of)
             assert found.owner is None and found.output == KeptOutput(1, 1, 0, data=b"x")
-        assert await store.handles(HandleQuery(parked=True)) == []
+        assert await self.listed(store, parked=True) == []
         assert len(await store.notifications("main")) == len(RESOLUTIONS)
 
     async def check_D5_a_resolved_event_stops_nothing(self, store: Browse) -> None:
@@ -169,8 +166,7 @@ class DeferredChecks(Suite):
             await self.commit(store, WaitOpened(each, 1, f"event-{each}", "event", "e", "secret-1"))
             result = await self.resolve(store, f"event-{each}", Resolution("ok", 5))
             assert (result.status, result.uid) == ("accepted", None), result
-            row = await store.wait(f"event-{each}")
-            assert row is not None and row.resolution == Resolution("ok", 5)
+            assert await self.resolution(store, f"event-{each}") == Resolution("ok", 5)
             assert state_tag((await self.found(store, each)).state) == "running"
 
     async def check_D9_the_end_of_a_parked_call_is_notified(self, store: Browse) -> None:
@@ -231,10 +227,9 @@ class DeferredChecks(Suite):
             stopped = await self.stopped(store, of)
             assert (stopped.outcome, stopped.ended_by) == wanted, stopped
             assert result == (stopped if resolves else None), result
-            row = await store.wait(key_id)
-            assert row is not None and row.resolution == Resolution(*(("ok", 42) if resolves else ("cancelled",))), row
+            assert await self.resolution(store, key_id) == Resolution(*(("ok", 42) if resolves else ("cancelled",)))
         notified = [(each.uid, each.kind) for each in await store.notifications("main")]
-        assert notified == [(uid(1), "tool.stopped")], "the completion is notified, whatever the settings"
+        assert notified == [(uid(1), "tool.stopped")], "the completion is notified, with any settings"
 
     async def check_D6_many_deadlines(self, store: Browse) -> None:
         total, settled = 1500, 1450
@@ -268,7 +263,7 @@ class DeferredChecks(Suite):
         assert state == Running(NOON, NOON + 1)
         assert sorted(uids(await store.owned(None))) == [after, before]
         assert uids(await store.owned(None, limit=1, after=after)) == [before]
-        assert uids(await store.handles(HandleQuery(parked=True))) == [after, untouched, before]
+        assert await self.listed(store, parked=True) == [after, untouched, before]
         assert await store.due(NOON + 10) == ([], NOON + DAY), "what was resolved in time cannot time out"
         assert await store.notifications("main") == []
         late = await self.ending(store, after, TIMED_OUT, "timeout")
@@ -278,8 +273,7 @@ class DeferredChecks(Suite):
         assert claimed.owner == store.owner and claimed.fence == 2
         assert await store.owned(None) == []
         await self.end(store, after, Ok("edited"))
-        row = await store.wait(key_id)
-        assert row is not None and row.resolution == Resolution("ok", 42), "the first resolution stands"
+        assert await self.resolution(store, key_id) == Resolution("ok", 42), "the first resolution stands"
         assert (await self.stopped(store, after)).outcome == Ok("edited")
 
     async def check_D5_a_call_may_time_out_although_its_key_was_resolved(self, store: Browse) -> None:

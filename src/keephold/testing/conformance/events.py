@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from keephold.handles.question import Question
-from keephold.handles.state import Answered, Asked, Failure, Ok, Running, Stopped, Waiting
+from keephold.handles.state import Failure, Ok, QuestionAnswered, QuestionAsked, Running, Stopped, Waiting
 from keephold.store.base import (
     NOTIFICATION_LIMIT,
     Annotated,
@@ -15,6 +15,7 @@ from keephold.store.base import (
     Collected,
     Delivered,
     Emitted,
+    EventQuery,
     Exposed,
     Forgotten,
     HandedOut,
@@ -63,7 +64,7 @@ class EventChecks(Suite):
         """Return the events that these operations add as one commit."""
         _, last = await store.events_range()
         await self.commit(store, *ops)
-        events = await store.events(last)
+        events = await store.events(EventQuery(after=last))
         assert [event.seq for event in events] == list(range(last + 1, last + 1 + len(events))), "without a gap"
         return told(events)
 
@@ -73,10 +74,10 @@ class EventChecks(Suite):
         begun = await self.since(store, Registered(record(1)))
         assert begun == [of(1, "created", **made)]
         running, waiting = Running(NOON, NOON), Waiting(NOON, NOON, NOON, QUESTION)
-        assert await self.since(store, Changed(uid(1), 1, Answered(NOON), running)) == [of(1, "running")]
-        asked = await self.since(store, Changed(uid(1), 1, Asked(NOON, QUESTION), waiting))
+        assert await self.since(store, Changed(uid(1), 1, QuestionAnswered(NOON), running)) == [of(1, "running")]
+        asked = await self.since(store, Changed(uid(1), 1, QuestionAsked(NOON, QUESTION), waiting))
         assert asked == [of(1, "waiting", question="sure")]
-        await self.commit(store, Changed(uid(1), 1, Answered(NOON), running))
+        await self.commit(store, Changed(uid(1), 1, QuestionAnswered(NOON), running))
         stepped = await self.since(store, Journaled(uid(1), 1, "step", "a", b"", b'"a result"', input=b'"an input"'))
         assert stepped == [of(1, "stepped", kind="step", name="a", ok=True)]
         again = await self.since(store, Attempted(uid(1), 1, 2, NOON + 5))
@@ -87,7 +88,7 @@ class EventChecks(Suite):
         ]
         over = await self.since(store, await self.ending(store, uid(1), Failure("broke", "crashed"), "timeout"))
         assert over == [of(1, "stopped", ok=False, ended_by="timeout", code="crashed")]
-        events = await store.events(uid=uid(1))
+        events = await store.events(EventQuery(uid=uid(1)))
         assert types(events)[0] == "handle.created" and types(events)[-1] == "handle.stopped"
         assert len(events) == 8 and "handle.stepped" not in types(events), "steps are in the journal"
         assert b"result" not in str(events).encode() and "input" not in str(events), "no value is in an event"
@@ -102,7 +103,7 @@ class EventChecks(Suite):
         assert await self.since(store, Released(uid(1), 2)) == [of(1, "changed", what="released")]
         assert await self.since(store, Exposed(uid(2), "named")) == [of(2, "changed", what="exposed")]
         assert await self.since(store, Exposed(uid(9), "nobody")) == []
-        first = (await store.events(uid=uid(2)))[0]
+        first = (await store.events(EventQuery(uid=uid(2))))[0]
         assert (first.data["id"], first.data["stateful"]) == ("h2", False), "as it was then"
 
     async def check_D1_keys_and_what_their_resolution_stops(self, store: Browse) -> None:
@@ -116,11 +117,11 @@ class EventChecks(Suite):
         assert ended == [stop, ("key.resolved", "main", uid(1), {"key_id": "k1", "status": "ok"})]
 
         of_two, key_id = await self.park(store, 2, Parking(deadline=NOON + 9))
-        assert told(await store.events(uid=of_two))[-1] == of(2, "parked", deadline=NOON + 9)
+        assert told(await store.events(EventQuery(uid=of_two)))[-1] == of(2, "parked", deadline=NOON + 9)
         _, last = await store.events_range()
         await self.resolve(store, key_id)
         await self.resolve(store, key_id)
-        resolved, stopped, queued = await store.events(last)
+        resolved, stopped, queued = await store.events(EventQuery(after=last))
         assert resolved.data == {"key_id": key_id, "status": "ok"} and resolved.uid == of_two
         assert (stopped.type, queued.type, queued.data["kind"]) == (
             "handle.stopped",
@@ -219,7 +220,7 @@ class EventChecks(Suite):
             store.commit(ops, answers.append, answers.append)
         await self.commit(store)
         assert len(answers) == 3
-        assert [event.uid for event in await store.events(before[1])] == [uid(3), uid(5)]
+        assert [event.uid for event in await store.events(EventQuery(after=before[1]))] == [uid(3), uid(5)]
 
     async def check_L1_listeners_are_called(self, store: Browse) -> None:
         calls: list[int] = []
@@ -245,33 +246,34 @@ class EventChecks(Suite):
         first, last = await store.events_range()
         assert [event.seq for event in events] == list(range(first, last + 1)) and len(events) == 47
         for place in range(last + 2):
-            assert await store.events(place) == events[place:]
-            assert await store.events(place, 3) == events[place : place + 3]
-            assert await store.events(before=place) == events[: max(place - 1, 0)]
-        assert await store.events(newest=True) == events[::-1]
-        assert await store.events(newest=True, before=10, limit=4) == events[8:4:-1]
-        assert await store.events(5, newest=True, before=10) == events[8:4:-1]
+            assert await store.events(EventQuery(after=place)) == events[place:]
+            assert await store.events(EventQuery(after=place, limit=3)) == events[place : place + 3]
+            assert await store.events(EventQuery(before=place)) == events[: max(place - 1, 0)]
+        assert await store.events(EventQuery(newest=True)) == events[::-1]
+        assert await store.events(EventQuery(newest=True, before=10, limit=4)) == events[8:4:-1]
+        assert await store.events(EventQuery(after=5, newest=True, before=10)) == events[8:4:-1]
         assert all(isinstance(event.at, float) and event.at > 0 for event in events)
 
     async def check_L1_reading_some_of_them(self, store: Browse) -> None:
         events = await self.lively(store)
         for of_one in (uid(0), uid(3), uid(77)):
             wanted = [event for event in events if event.uid == of_one]
-            assert await store.events(uid=of_one) == wanted
-            assert await store.events(uid=of_one, newest=True, limit=1) == wanted[-1:]
+            assert await store.events(EventQuery(uid=of_one)) == wanted
+            assert await store.events(EventQuery(uid=of_one, newest=True, limit=1)) == wanted[-1:]
         for conversation in ("main", "other", "nowhere"):
             within = [event for event in events if event.conversation == conversation]
             about = [event for event in within if event.type.startswith("notification.")]
-            assert await store.events(conversation=conversation) == within
-            assert await store.events(conversation=conversation, notifications=True) == about
+            assert await store.events(EventQuery(conversation=conversation)) == within
+            assert await store.events(EventQuery(conversation=conversation, notifications=True)) == about
             assert (
-                await store.events(conversation=conversation, notifications=True, newest=True, limit=2) == about[:-3:-1]
+                await store.events(EventQuery(conversation=conversation, notifications=True, newest=True, limit=2))
+                == about[:-3:-1]
             )
-        assert await store.events(notifications=True) == [
+        assert await store.events(EventQuery(notifications=True)) == [
             event for event in events if event.type == "notification.queued"
         ]
         assert (
-            await store.events(30, notifications=True, limit=2)
+            await store.events(EventQuery(after=30, notifications=True, limit=2))
             == [e for e in events[30:] if e.type == "notification.queued"][:2]
         )
 

@@ -4,9 +4,9 @@ from typing import Literal
 
 from keephold.handles.question import Question
 from keephold.handles.state import (
-    Asked,
     Ended,
     Ok,
+    QuestionAsked,
     Running,
     Started,
     Stopped,
@@ -21,7 +21,6 @@ from keephold.store.base import (
     Claimed,
     Counted,
     Entry,
-    HandleQuery,
     Journaled,
     KeptOutput,
     Op,
@@ -37,8 +36,8 @@ from keephold.store.base import (
     WaitOpened,
     Wrote,
 )
-from keephold.store.endings import REVOKED
 from keephold.store.rows import Standing
+from keephold.store.rules import REVOKED
 from keephold.testing.conformance.suite import NOON, Suite, record, uid, uids
 
 
@@ -73,7 +72,7 @@ class FencingChecks(Suite):
 
     async def check_E10_a_claim_withdraws_the_question(self, store: Browse) -> None:
         of = await self.begin(store, 1)
-        event = Asked(NOON + 2, Question(id="q", text="?"))
+        event = QuestionAsked(NOON + 2, Question(id="q", text="?"))
         waiting = Waiting(NOON, NOON + 1, NOON + 2, event.question)
         await self.commit(store, Changed(of, 1, event, waiting))
         (claimed,) = await self.commit(store, Claimed(of, store.owner))
@@ -83,17 +82,17 @@ class FencingChecks(Suite):
     async def check_R1_a_released_call_is_nobodys(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         await self.take_key(store, of, Parking(deadline=NOON + 10))
-        assert await store.handles(HandleQuery(parked=True)) == []
+        assert await self.listed(store, parked=True) == []
         await self.commit(store, Released(of, 1))
         found = await self.found(store, of)
         assert found.owner is None and found.parking == Parking(deadline=NOON + 10), found
-        assert uids(await store.handles(HandleQuery(parked=True))) == [of]
+        assert await self.listed(store, parked=True) == [of]
         assert uids((await store.due(NOON + 10))[0]) == [of]
         (claimed,) = await self.commit(store, Claimed(of, None))
         assert claimed is not None and claimed.owner == store.owner and claimed.fence == 2
         plain = await self.begin(store, 2)
         await self.commit(store, Released(plain, 1))
-        assert await store.handles(HandleQuery(parked=True)) == [], "without terms to wait on it is not parked"
+        assert await self.listed(store, parked=True) == [], "without terms to wait on it is not parked"
         await self.end(store, plain)
         assert await store.notifications("main") == []
 
@@ -225,8 +224,7 @@ class FencingChecks(Suite):
         assert (found.retry_of, found.owner, found.deaths) == (of, store.owner, 0), found
         assert [each.name for each in await store.journal(again.uid)] == ["a", "b", "c"]
         assert (await store.journal(again.uid))[:2] == await store.journal(of) == entries
-        named = await store.named("main", "h1")
-        assert isinstance(named, Record) and named.uid == again.uid
+        assert await self.named(store, "h1") == again.uid
         await self.refused(store, "handle_expired", Retried(record(3), "unknown"))
 
     async def check_E10_what_a_call_has_printed_so_far_is_found_again(self, store: Browse) -> None:

@@ -4,13 +4,13 @@ from typing import Any
 
 from keephold.handles.question import Question
 from keephold.handles.state import (
-    Answered,
-    Asked,
     Ended,
     Failure,
     Ok,
     Outcome,
     PrintedOutput,
+    QuestionAnswered,
+    QuestionAsked,
     Reply,
     Running,
     Started,
@@ -23,7 +23,6 @@ from keephold.store.base import (
     Claimed,
     Collected,
     Exposed,
-    HandleQuery,
     KeptOutput,
     Op,
     Parking,
@@ -34,7 +33,7 @@ from keephold.store.base import (
     Revoked,
     WaitOpened,
 )
-from keephold.store.endings import REVOKED, TIMED_OUT, timed_out
+from keephold.store.rules import REVOKED, TIMED_OUT, timed_out
 from keephold.testing.conformance.fencing import fenced
 from keephold.testing.conformance.suite import DAY, NOON, Suite, copy, record, uid, uids
 
@@ -90,7 +89,12 @@ class HandleChecks(Suite):
         question = Question(id="q", text="Sure?", answer_type={"Select": {"options": ["a", "b"]}}, pre_amble="Well.")
         await self.begin(store, 1, start=False)
         state = (await self.found(store, uid(1))).state
-        for event in (Started(NOON + 1.25), Asked(NOON + 2, question), Answered(NOON + 3), Ended(NOON + 4, Ok("x"))):
+        for event in (
+            Started(NOON + 1.25),
+            QuestionAsked(NOON + 2, question),
+            QuestionAnswered(NOON + 3),
+            Ended(NOON + 4, Ok("x")),
+        ):
             state = transition(state, event)
             await self.commit(store, Changed(uid(1), 1, event, state))
             found = (await self.found(store, uid(1))).state
@@ -148,19 +152,16 @@ class HandleChecks(Suite):
     async def check_S6_the_id_of_a_stopped_handle_names_the_newest(self, store: Browse) -> None:
         for number in (1, 2, 3):
             await self.begin(store, number, id="x")
-            found = await store.named("main", "x")
-            assert isinstance(found, Record) and found.uid == uid(number), found
+            assert await self.named(store, "x") == uid(number)
             await self.end(store, uid(number))
-        found = await store.named("main", "x")
-        assert isinstance(found, Record) and found.uid == uid(3), found
+        assert await self.named(store, "x") == uid(3)
         assert await self.found(store, uid(1)) is not None
 
     async def check_S6_one_shot_calls_take_no_id(self, store: Browse) -> None:
         await self.begin(store, 1, id="x", stateful=False)
         await self.begin(store, 2, id="x", stateful=False)
         await self.begin(store, 3, id="x")
-        found = await store.named("main", "x")
-        assert isinstance(found, Record) and found.uid == uid(3), found
+        assert await self.named(store, "x") == uid(3)
         await self.begin(store, 4, call_id="x", stateful=False)
         await self.begin(store, 5, call_id="x", stateful=False)
 
@@ -198,12 +199,12 @@ class HandleChecks(Suite):
 
     async def check_D10_an_exposed_call_has_a_name(self, store: Browse) -> None:
         of = await self.begin(store, 1, stateful=False)
-        assert await store.handles() == []
+        assert await self.listed(store) == []
         await self.commit(store, Exposed(of, "call:label1"))
         found = await store.named("main", "call:label1")
         assert isinstance(found, Record), found
         assert (found.uid, found.id, found.stateful) == (of, "call:label1", True)
-        assert uids(await store.handles()) == [of]
+        assert await self.listed(store) == [of]
         await self.begin(store, 2, stateful=False)
         await self.refused(store, "batch_rejected", Exposed(uid(2), "call:label1"))
         await self.refused(store, "batch_rejected", Registered(record(3, id="call:label1")))
@@ -212,7 +213,7 @@ class HandleChecks(Suite):
         assert await store.handle(uid(1)) is None
         assert await store.named("main", "x") is None
         assert await store.called("main", "x") is None
-        assert await store.handles() == []
+        assert await self.listed(store) == []
         assert await store.journal(uid(1)) == []
         assert await store.waits(uid(1)) == []
         assert await store.wait("key") is None
@@ -232,16 +233,16 @@ class HandleChecks(Suite):
         for number in range(1, 8):
             await self.begin(store, number)
         everything = [uid(number) for number in range(1, 8)]
-        assert uids(await store.handles()) == everything
-        assert uids(await store.handles(HandleQuery(limit=3))) == everything[:3]
-        assert uids(await store.handles(HandleQuery(limit=3, after=uid(3)))) == everything[3:6]
-        assert await store.handles(HandleQuery(after=uid(7))) == []
+        assert await self.listed(store) == everything
+        assert await self.listed(store, limit=3) == everything[:3]
+        assert await self.listed(store, limit=3, after=uid(3)) == everything[3:6]
+        assert await self.listed(store, after=uid(7)) == []
         ours = uids(await store.owned(store.owner, 4))
         assert ours == everything[:4], ours
         assert uids(await store.owned(store.owner, 4, ours[-1])) == everything[4:]
         await self.end(store, uid(3))
         assert await self.commit(store, Collected(NOON + 1000, NOON + 1000)) == [1]
-        assert uids(await store.handles(HandleQuery(after=uid(3)))) == everything[3:], "also after one that is gone"
+        assert await self.listed(store, after=uid(3)) == everything[3:], "also after one that is gone"
 
     async def check_Y_handles_are_chosen(self, store: Browse) -> None:
         await self.begin(store, 1, start=False)
@@ -269,7 +270,7 @@ class HandleChecks(Suite):
             ({"state": "running", "after": uid(2), "limit": 1}, [3]),
         ]
         for chosen, numbers in wanted:
-            found = uids(await store.handles(HandleQuery(**chosen)))
+            found = await self.listed(store, **chosen)
             assert found == [uid(number) for number in numbers], (chosen, found)
 
     async def check_C5_cursors_only_move_forward(self, store: Browse) -> None:
@@ -327,8 +328,8 @@ class ParkedChecks(Suite):
         await self.begin(store, 3)
         found = await self.found(store, uid(1))
         assert (found.owner, found.parking, found.state) == (None, parking, Running(NOON, NOON)), found
-        assert uids(await store.handles(HandleQuery(parked=True))) == [uid(1), parked]
-        assert uids(await store.handles(HandleQuery(parked=True, conversation="main"))) == [uid(1), parked]
+        assert await self.listed(store, parked=True) == [uid(1), parked]
+        assert await self.listed(store, parked=True, conversation="main") == [uid(1), parked]
         assert uids(await store.holding()) == [uid(1), parked]
         assert uids(await store.owned(store.owner)) == [uid(3)], "nobody runs it"
         assert await store.owned(None) == [] and await store.owners() == []
@@ -361,8 +362,7 @@ class ParkedChecks(Suite):
         await self.end(store, uid(1), timed_out(due[0].parking), "timeout")
         stopped = await self.stopped(store, uid(1))
         assert stopped.outcome == Failure(LATE, TIMED_OUT.code), stopped
-        row = await store.wait(f"key-{uid(1)}")
-        assert row is not None and row.resolution == Resolution("timeout"), row
+        assert await self.resolution(store, f"key-{uid(1)}") == Resolution("timeout")
         (told,) = await store.notifications("main")
         assert (told.kind, told.level, LATE in told.message) == ("tool.failed", "error", True), told
         assert (await store.due(NOON + 10))[0] == []
@@ -380,7 +380,7 @@ class ParkedChecks(Suite):
         await self.end(store, uid(1), cancelled, "abort")
         await self.end(store, uid(2), cancelled, "abort")
         assert uids(await store.owned(store.owner)) == [uid(2)], "the hook of the one that has one is due"
-        assert (await store.wait(f"key-{uid(1)}")).resolution == Resolution("cancelled")  # type: ignore[union-attr]
+        assert await self.resolution(store, f"key-{uid(1)}") == Resolution("cancelled")
         await self.create(store, 3)
         ((stopped, others),) = await self.commit(store, Revoked("main", NOON + 40))
         assert [of for of, _ in stopped] == [uid(3)] and others == (), (stopped, others)
@@ -405,6 +405,6 @@ class ParkedChecks(Suite):
     async def check_W1_one_that_has_stopped_is_not_parked(self, store: Browse) -> None:
         stopped = Stopped(NOON, NOON, NOON + 1, Ok(1))
         await self.commit(store, Registered(record(1, state=stopped, parking=Parking(NOON + 10))))
-        assert await store.due(NOON + 20) == ([], None) and await store.handles(HandleQuery(parked=True)) == []
+        assert await store.due(NOON + 20) == ([], None) and await self.listed(store, parked=True) == []
         assert await store.notifications("main") == []
         assert await self.commit(store, Collected(NOON + DAY, NOON + DAY)) == [1]

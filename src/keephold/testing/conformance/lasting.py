@@ -8,13 +8,12 @@ from msgspec.structs import replace
 from keephold.errors import KeepholdError
 from keephold.handles.state import Ended, Failure, Ok, Outcome, Running, Started, transition
 from keephold.store.base import (
+    NOBODY,
     Browse,
     Changed,
     Claimed,
     Collected,
     Emitted,
-    Expired,
-    HandleQuery,
     HookCalled,
     Inquired,
     Journaled,
@@ -29,6 +28,7 @@ from keephold.store.base import (
     Posted,
     Record,
     Registered,
+    Released,
     Replied,
     Request,
     Requested,
@@ -39,7 +39,7 @@ from keephold.store.base import (
     TurnBegan,
     TurnEnded,
 )
-from keephold.store.endings import CANCELLED, TIMED_OUT
+from keephold.store.rules import CANCELLED, TIMED_OUT
 from keephold.testing.conformance.suite import DAY, NOON, Suite, copy, record, shared, state_tag, uid, uids
 
 HOUR = 3600.0
@@ -62,17 +62,16 @@ class RetentionChecks(Suite):
         await self.end(store, uid(2), at=NOON + 20)
         await self.end(store, uid(4), at=NOON + 5)
         assert await self.collect(store, NOON + 20, NOON + HOUR) == 2
+        assert await self.tombstone(store, "h1") == uid(1)
         tombstone = await store.named("main", "h1")
-        assert isinstance(tombstone, Expired) and tombstone.uid == uid(1), tombstone
         assert await store.expired(uid(1)) == tombstone and await store.expired(uid(2)) is None
         assert await store.expired("h1") == tombstone and await store.expired("h2") is None
         assert await store.handle(uid(1)) is None and await store.handle(uid(4)) is None
         assert await store.called("main", "label4") is None
         assert await store.journal(uid(1)) == [] and await store.process_events(uid(1)) == []
         for number in (2, 3):
-            found = await store.named("main", f"h{number}")
-            assert isinstance(found, Record), found
-        assert uids(await store.handles(HandleQuery(stateful=None))) == [uid(2), uid(3)]
+            assert await self.named(store, f"h{number}") == uid(number)
+        assert await self.listed(store, stateful=None) == [uid(2), uid(3)]
         assert await self.collect(store, NOON + 20, NOON + HOUR) == 0
 
     async def check_S5_an_open_turn_keeps_what_it_knows(self, store: Browse) -> None:
@@ -84,14 +83,14 @@ class RetentionChecks(Suite):
         assert await store.handle(uid(1)) is not None and await store.handle(uid(2)) is None
         await self.commit(store, TurnEnded("main", "t1", NOON + DAY))
         assert await self.collect(store, NOON + DAY, NOON + 2 * DAY) == 1
-        assert isinstance(await store.named("main", "h1"), Expired)
+        assert await self.tombstone(store, "h1")
 
     async def check_S5_letting_go_is_done_in_parts(self, store: Browse) -> None:
         for number in range(10):
             await self.begin(store, number)
             await self.end(store, uid(number))
         assert [await self.collect(store, NOON + DAY, NOON + DAY, 4) for _ in range(4)] == [4, 4, 2, 0]
-        assert await store.handles(HandleQuery(stateful=None)) == []
+        assert await self.listed(store, stateful=None) == []
 
     async def check_S5_live_and_parked_calls_stay(self, store: Browse) -> None:
         await self.begin(store, 1, start=False)
@@ -121,7 +120,7 @@ class RetentionChecks(Suite):
         assert uids(await store.expiring(room("seen", files=False, limit=2))) == [uid(5), uid(3)]
         assert await self.commit(store, replace(room("any", files=True), only=(uid(4), uid(6)))) == [1]
         assert await self.commit(store, room("any", files=False)) == [4]
-        assert uids(await store.handles()) == [uid(6)], "it has not stopped"
+        assert await self.listed(store) == [uid(6)], "it has not stopped"
         assert len(await store.turns("main")) == 1 and (await store.events_range())[0] == 1
         assert await store.used_bytes() >= 0
 
@@ -144,9 +143,9 @@ class RetentionChecks(Suite):
             await self.begin(store, number)
             await self.end(store, uid(number), at=at)
         assert await self.collect(store, NOON + 25, NOON + DAY, 1) == 1
-        assert uids(await store.handles()) == [uid(1), uid(3), uid(4)]
+        assert await self.listed(store) == [uid(1), uid(3), uid(4)]
         assert await self.collect(store, NOON + 25, NOON + DAY) == 1
-        assert uids(await store.handles()) == [uid(1), uid(4)]
+        assert await self.listed(store) == [uid(1), uid(4)]
 
     async def check_D5_resolutions_of_one_shot_calls_are_kept_as_well(self, store: Browse) -> None:
         of, key_id = await self.park(store, 1, stateful=False)
@@ -162,22 +161,19 @@ class RetentionChecks(Suite):
         await self.end(store, uid(1))
         await self.collect(store, NOON + DAY, NOON + DAY)
         await self.begin(store, 2, id="x")
-        found = await store.named("main", "x")
-        assert isinstance(found, Record) and found.uid == uid(2)
+        assert await self.named(store, "x") == uid(2)
         await self.end(store, uid(2), at=NOON + 2 * DAY)
         await self.collect(store, NOON + 3 * DAY, NOON + 3 * DAY)
-        gone = await store.named("main", "x")
-        assert isinstance(gone, Expired) and gone.uid == uid(2), gone
+        assert await self.tombstone(store, "x") == uid(2)
         await self.collect(store, NOON, NOON + 92 * DAY)
-        left = await store.named("main", "x")
-        assert isinstance(left, Expired) and left.uid == uid(2), "only the older tombstone is over"
+        assert await self.tombstone(store, "x") == uid(2), "only the older tombstone is over"
 
     async def check_S5_a_tombstone_stays_for_ninety_days(self, store: Browse) -> None:
         of, key_id = await self.park(store, 1)
         await self.resolve(store, key_id)
         await self.collect(store, NOON + HOUR, NOON + HOUR)
         await self.collect(store, NOON, NOON + 89 * DAY)
-        assert isinstance(await store.named("main", "h1"), Expired)
+        assert await self.tombstone(store, "h1")
         late = await self.resolve(store, key_id, Resolution("ok", "late"))
         assert late == Resolving("already_resolved", Resolution("ok", 42)), "D5: kept as long as the tombstone"
         await self.collect(store, NOON, NOON + 91 * DAY)
@@ -200,9 +196,9 @@ class RetentionChecks(Suite):
         await self.end(store, uid(total))
         await self.collect(store, NOON + DAY, NOON + 2 * DAY)
         assert await store.named("main", "h0") is None
-        assert isinstance(await store.named("main", f"h{total - 1}"), Expired)
-        assert isinstance(await store.named("main", f"h{total - 9_000}"), Expired)
-        assert isinstance(await store.named("other", f"h{total}"), Expired)
+        assert await self.tombstone(store, f"h{total - 1}")
+        assert await self.tombstone(store, f"h{total - 9_000}")
+        assert await self.tombstone(store, f"h{total}", "other")
 
     async def check_D2_a_call_with_a_due_hook_is_not_deleted(self, store: Browse) -> None:
         of, _ = await self.park(store, 1, Parking(hook=True))
@@ -315,7 +311,8 @@ class SharingChecks(Suite):
         """Its fencing number is stale."""
         of = await self.begin(store, 1)
         other = await self.second(store)
-        await self.commit(other, Claimed(of, store.owner))
+        await self.commit(store, Released(of, 1))
+        await self.commit(other, Claimed(of, NOBODY))
         end = Ended(NOON + 5, Ok("mine"))
         await self.refused(store, "lease_lost", Changed(of, 1, end, transition(Running(NOON, NOON + 1), end)))
         await self.commit(other, Changed(of, 2, end, transition(Running(NOON, NOON + 1), end)))
@@ -427,7 +424,7 @@ class SelectiveDeletionChecks(Suite):
         return of
 
     async def left(self, store: Browse) -> list[str]:
-        return uids(await store.handles(HandleQuery(stateful=None)))
+        return await self.listed(store, stateful=None)
 
     async def some(self, store: Browse) -> None:
         """Make five handles that differ in kind and status, and one that has not stopped."""
@@ -458,8 +455,8 @@ class SelectiveDeletionChecks(Suite):
             assert await self.left(store) == [uid(number) for number in (*range(6), 9) if number not in gone], part
             assert await store.expiring(op) == []
             for number in gone:
-                tombstone = await store.named("main" if number < 4 else "other", f"h{number}")
-                assert isinstance(tombstone, Expired) and tombstone.uid == uid(number), part
+                conversation = "main" if number < 4 else "other"
+                assert await self.tombstone(store, f"h{number}", conversation) == uid(number), part
             await self.end(store, uid(9))
             await self.commit(store, ALL)
             assert await self.left(store) == [], "what a part has left goes like anything else"

@@ -1,5 +1,6 @@
 """Checks of lists by status, kind and metadata, of counts, and of annotations: progress, priority, metadata."""
 
+from collections import Counter
 from typing import Any
 
 from keephold.handles.state import (
@@ -21,7 +22,6 @@ from keephold.store.base import (
     Changed,
     Collected,
     Exposed,
-    HandleQuery,
     Kind,
     Op,
     Parking,
@@ -29,8 +29,8 @@ from keephold.store.base import (
     Status,
     status_of,
 )
-from keephold.store.endings import CANCELLED, REVOKED, TIMED_OUT
-from keephold.testing.conformance.suite import DAY, NOON, Suite, copy, record, shared, uid, uids
+from keephold.store.rules import CANCELLED, REVOKED, TIMED_OUT
+from keephold.testing.conformance.suite import DAY, NOON, Suite, copy, record, shared, uid
 
 ENDS: list[tuple[Outcome, EndedBy, Status]] = [
     (Ok(None), "self", "completed"),
@@ -68,8 +68,8 @@ class ListChecks(Suite):
         wanted["pending"] = [await self.begin(store, 100), await self.begin(store, 101, start=False)]
         for status in STATUSES:
             for conversation in ("main", None):
-                found = await store.handles(HandleQuery(conversation=conversation, status=status))
-                assert uids(found) == wanted[status], (status, conversation, uids(found))
+                found = await self.listed(store, conversation=conversation, status=status)
+                assert found == wanted[status], (status, conversation, found)
         counts = {("tool", status): len(wanted[status]) for status in STATUSES}
         assert await store.tally("main") == counts, await store.tally("main")
 
@@ -90,29 +90,18 @@ class ListChecks(Suite):
                     for number in all_of_them
                     if kind in (None, kinds[number % 6]) and status in (None, STATUSES[number % 4])
                 ]
-                found = await store.handles(HandleQuery(conversation="main", kind=kind, status=status))
-                assert uids(found) == wanted, (kind, status, uids(found))
-                paged: list[str] = []
-                while page := await store.handles(
-                    HandleQuery(
-                        conversation="main", kind=kind, status=status, after=paged[-1] if paged else None, limit=3
-                    )
-                ):
-                    assert len(page) <= 3
-                    paged += uids(page)
+                found = await self.listed(store, conversation="main", kind=kind, status=status)
+                assert found == wanted, (kind, status, found)
+                paged = await self.paged(store, 3, conversation="main", kind=kind, status=status)
                 assert paged == wanted, (kind, status, paged)
-        counts: dict[Any, int] = {}
-        for number in all_of_them:
-            counts[kinds[number % 6], STATUSES[number % 4]] = (
-                counts.get((kinds[number % 6], STATUSES[number % 4]), 0) + 1
-            )
+        counts = Counter((kinds[number % 6], STATUSES[number % 4]) for number in all_of_them)
         assert await store.tally("main") == counts
         assert await store.tally("nowhere") == {}
-        both = await store.handles(HandleQuery(kind="agent", status="completed"))
-        assert uids(both) == [uid(number) for number in range(60) if number % 6 == 1 and number % 4 == 1]
+        both = await self.listed(store, kind="agent", status="completed")
+        assert both == [uid(number) for number in range(60) if number % 6 == 1 and number % 4 == 1]
         nothing: Any = "x' OR 1 --"
-        assert await store.handles(HandleQuery(conversation="main", kind=nothing)) == []
-        assert await store.handles(HandleQuery(conversation="main", status=nothing)) == []
+        assert await self.listed(store, conversation="main", kind=nothing) == []
+        assert await self.listed(store, conversation="main", status=nothing) == []
 
     async def check_W1_filters_go_together(self, store: Browse) -> None:
         await self.begin(store, 1, kind="hook", turn="turn-2")
@@ -129,8 +118,8 @@ class ListChecks(Suite):
             ({"stateful": False}, []),
             ({"stateful": None}, [uid(1), uid(2), parked]),
         ):
-            found = await store.handles(HandleQuery(**{**hooks, **narrowed}))  # type: ignore[arg-type]
-            assert uids(found) == wanted, (narrowed, uids(found))
+            found = await self.listed(store, **{**hooks, **narrowed})
+            assert found == wanted, (narrowed, found)
 
     async def check_W1_a_timer_is_listed_while_it_lasts(self, store: Browse) -> None:
         spawned = await self.begin(store, 1, kind="timer")
@@ -149,13 +138,13 @@ class ListChecks(Suite):
             ({"timers": False, "kind": "timer"}, [spawned]),
             ({"after": spawned, "kind": "timer"}, [slept]),
         ):
-            found = await store.handles(HandleQuery(**{"conversation": "main", "timers": True, **narrowed}))  # type: ignore[arg-type]
-            assert uids(found) == wanted, (narrowed, uids(found))
+            found = await self.listed(store, **{"conversation": "main", "timers": True, **narrowed})
+            assert found == wanted, (narrowed, found)
         assert await store.tally("main") == {("timer", "pending"): 2, ("tool", "pending"): 1}
         assert await store.tally("main", timers=False) == {("timer", "pending"): 1, ("tool", "pending"): 1}
         assert await store.tally("other") == {("timer", "pending"): 1}
         await self.end(store, slept)
-        assert uids(await store.handles(HandleQuery(conversation="main", kind="timer", timers=True))) == [spawned]
+        assert await self.listed(store, conversation="main", kind="timer", timers=True) == [spawned]
         assert await store.tally("main") == {("timer", "pending"): 1, ("tool", "pending"): 1}
 
     async def check_W1_counts_follow_what_happens(self, store: Browse) -> None:
@@ -192,29 +181,16 @@ class ListChecks(Suite):
         await self.begin(store, 50, metadata={"other": 1})
         await self.begin(store, 51)
         for number, value in enumerate(values):
-            found = await store.handles(HandleQuery(conversation="main", metadata={"key": value}))
-            assert uids(found) == [uid(number)], (value, uids(found))
-            assert uids(await store.handles(HandleQuery(metadata={"key": value, "n": number}, kind="tool"))) == [
-                uid(number)
-            ]
-            assert await store.handles(HandleQuery(metadata={"key": value, "n": number + 1})) == []
-            assert (
-                await store.handles(
-                    HandleQuery(metadata={"key": value, "status": "x"}, conversation="main", kind="tool")
-                )
-                == []
-            )
-        assert uids(await store.handles(HandleQuery(metadata={"key": {"y": 2, "x": 1}}))) == [uid(5)], (
-            "keys have no order"
-        )
-        assert uids(await store.handles(HandleQuery(metadata={"key": 1.0}))) == [uid(0)], (
-            "as JSON has one kind of number"
-        )
-        assert (
-            await store.handles(HandleQuery(metadata={"key": [1]}))
-            == []
-            == await store.handles(HandleQuery(metadata={"key": {"x": 1}}))
-        )
+            found = await self.listed(store, conversation="main", metadata={"key": value})
+            assert found == [uid(number)], (value, found)
+            assert await self.listed(store, metadata={"key": value, "n": number}, kind="tool") == [uid(number)]
+            assert await self.listed(store, metadata={"key": value, "n": number + 1}) == []
+            other = {"key": value, "status": "x"}
+            assert await self.listed(store, metadata=other, conversation="main", kind="tool") == []
+        assert await self.listed(store, metadata={"key": {"y": 2, "x": 1}}) == [uid(5)], "keys have no order"
+        assert await self.listed(store, metadata={"key": 1.0}) == [uid(0)], "as JSON has one kind of number"
+        for part in ([1], {"x": 1}):
+            assert await self.listed(store, metadata={"key": part}) == []
 
 
 def _state(number: int) -> Any:

@@ -4,7 +4,7 @@ and on their carriers, and dropped when the queue is full."""
 from typing import Any
 
 from keephold.handles.question import Question
-from keephold.handles.state import Asked, Ended, Failure, Ok, Running, Waiting, transition
+from keephold.handles.state import Ended, Failure, Ok, QuestionAsked, Running, Waiting, transition
 from keephold.store.base import (
     CARRIERS,
     NOTIFICATION_LIMIT,
@@ -64,7 +64,7 @@ class QueueChecks(Suite):
 
     async def check_N3_a_notification_is_queued_with_its_change(self, store: Browse) -> None:
         of = await self.begin(store, 1)
-        asked = Asked(NOON + 2, QUESTION)
+        asked = QuestionAsked(NOON + 2, QUESTION)
         waiting = Waiting(NOON, NOON + 1, NOON + 2, QUESTION)
         await self.commit(store, Changed(of, 1, asked, waiting, notice=Notice("tool.waiting", "warning", "asks")))
         (question,) = await store.notifications("main")
@@ -81,7 +81,7 @@ class QueueChecks(Suite):
 
     async def check_N1_a_notification_without_a_message_gets_that_of_the_state(self, store: Browse) -> None:
         of = await self.begin(store, 1)
-        asked, waiting = Asked(NOON + 2, QUESTION), Waiting(NOON, NOON + 1, NOON + 2, QUESTION)
+        asked, waiting = QuestionAsked(NOON + 2, QUESTION), Waiting(NOON, NOON + 1, NOON + 2, QUESTION)
         await self.commit(store, Changed(of, 1, asked, waiting, notice=Notice("tool.waiting", "warning", None)))
         await self.commit(store, await self.ending(store, of, notice=Notice("tool.stopped", "info", None)))
         asks, stops = await store.notifications("main")
@@ -93,7 +93,7 @@ class QueueChecks(Suite):
         of = await self.begin(store, 1)
         end = await self.ending(store, of, notice=STOPPED)
         stale = Changed(of, 7, end.event, end.state, notice=STOPPED)
-        question = Changed(of, 7, Asked(NOON, QUESTION), Waiting(NOON, NOON, NOON, QUESTION), notice=STOPPED)
+        question = Changed(of, 7, QuestionAsked(NOON, QUESTION), Waiting(NOON, NOON, NOON, QUESTION), notice=STOPPED)
         for op in (stale, question):
             await self.refused(store, "lease_lost", op)
         await self.refused(store, "lease_lost", end, notified(1), stale)
@@ -271,7 +271,7 @@ class DeliveryChecks(Suite):
 
     async def check_N6_a_thousand_wait_and_a_line_says_how_many_went(self, store: Browse) -> None:
         await self.fill(store, NOTIFICATION_LIMIT)
-        assert len(await store.notifications("main")) == NOTIFICATION_LIMIT, "so many may wait"
+        assert len(await store.notifications("main")) == NOTIFICATION_LIMIT, "that number may wait"
         await self.fill(store, 200, first=NOTIFICATION_LIMIT)
         await self.commit(store, Notified("other", "k.n", "info", "other", NOON))
         line, *queued = await store.notifications("main")
@@ -285,7 +285,7 @@ class DeliveryChecks(Suite):
         assert messages(rest) == [str(number) for number in range(201, 1200)]
         assert await store.notifications("main") == [], "the line is delivered, too"
         await self.fill(store, NOTIFICATION_LIMIT)
-        assert messages(await store.notifications("main"))[0] == "0", "and begins anew"
+        assert messages(await store.notifications("main"))[0] == "0", "and begins again"
         await self.fill(store, 1, first=NOTIFICATION_LIMIT)
         assert messages(await store.notifications("main"))[:2] == ["1 earlier notification was dropped.", "1"]
 

@@ -24,7 +24,7 @@ from keephold.store.base import (
     WaitOpened,
     made_at,
 )
-from keephold.testing.conformance.suite import DAY, NOON, Suite, record, uid, uids
+from keephold.testing.conformance.suite import DAY, NOON, Suite, record, uid
 
 TOOLS = ("build", "Deploy", "test")
 
@@ -43,13 +43,9 @@ class PageChecks(Suite):
 
     async def pages(self, store: Browse, **wanted: Any) -> list[int]:
         """Return the numbers of all of them, read four at a time."""
-        found: list[int] = []
-        after = None
-        while page := await store.handles(HandleQuery(**wanted, after=after, limit=4)):
-            after = page[-1].uid
-            found += [int(each.uid[:12], 16) for each in page]
-        assert uids(await store.handles(HandleQuery(**wanted))) == [uid(number) for number in found], wanted
-        return found
+        found = await self.paged(store, 4, **wanted)
+        assert await self.listed(store, **wanted) == found, wanted
+        return [int(each[:12], 16) for each in found]
 
     async def check_L3_handles_by_the_page(self, store: Browse) -> None:
         await self.thirty(store)
@@ -129,8 +125,8 @@ class PageChecks(Suite):
             await self.begin(store, number)
         await self.end(store, uid(3))
         await self.commit(store, Collected(NOON + DAY, NOON + DAY))
-        assert uids(await store.handles(HandleQuery(after=uid(3)))) == [uid(4), uid(5)]
-        assert uids(await store.handles(HandleQuery(after=uid(3), newest=True))) == [uid(2), uid(1), uid(0)]
+        assert await self.listed(store, after=uid(3)) == [uid(4), uid(5)]
+        assert await self.listed(store, after=uid(3), newest=True) == [uid(2), uid(1), uid(0)]
 
     async def check_L3_handles_in_another_order(self, store: Browse) -> None:
         await self.thirty(store)
@@ -147,7 +143,7 @@ class PageChecks(Suite):
         assert await self.pages(store, sort="id", conversation="other", live=True) == [
             number for number in by_id if number % 2 and number % 5
         ]
-        assert await store.handles(HandleQuery(sort="tool", after=uid(99))) == []
+        assert await self.listed(store, sort="tool", after=uid(99)) == []
 
     async def check_L3_counts_are_of_spawned_handles(self, store: Browse) -> None:
         nothing = {"pending": 0, "running": 0, "waiting": 0, "stopped": 0, "parked": 0}

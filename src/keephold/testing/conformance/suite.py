@@ -10,10 +10,11 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from keephold.errors import KeepholdError
-from keephold.handles.state import Ended, EndedBy, Ok, Outcome, Pending, Started, State, Stopped, transition
+from keephold.handles.state import Ended, EndedBy, Ok, Outcome, PendingState, Started, State, Stopped, transition
 from keephold.store.base import (
     Browse,
     Changed,
+    Expired,
     HandleQuery,
     KeptOutput,
     Notice,
@@ -61,7 +62,7 @@ def record(number: int, **changes: Any) -> Record:
         "position": 0,
         "call_id": f"label{number}",
         "stateful": True,
-        "state": Pending(NOON),
+        "state": PendingState(NOON),
         "arguments": {"env": "production"},
     }
     return Record(**{**fields, **changes})
@@ -231,7 +232,40 @@ class Suite:
         at: float = NOON + 60,
         output: KeptOutput | None = None,
     ) -> None:
+        """End a handle."""
         await self.commit(store, await self.ending(store, of, outcome, ended_by, at, output))
+
+    # Reading
+
+    async def listed(self, store: Browse, **wanted: Any) -> list[str]:
+        """Return the uids of the handles in one list."""
+        return uids(await store.handles(HandleQuery(**wanted)))
+
+    async def paged(self, store: Browse, limit: int, **wanted: Any) -> list[str]:
+        """Return the uids of the handles in a list that is read a page at a time."""
+        found: list[str] = []
+        while page := await self.listed(store, **wanted, after=found[-1] if found else None, limit=limit):
+            assert len(page) <= limit
+            found += page
+        return found
+
+    async def named(self, store: Browse, id: str) -> str:
+        """Return the uid of the handle of that id."""
+        found = await store.named("main", id)
+        assert isinstance(found, Record), found
+        return found.uid
+
+    async def tombstone(self, store: Browse, id: str, conversation: str = "main") -> str:
+        """Return the uid of the deleted handle of that id."""
+        found = await store.named(conversation, id)
+        assert isinstance(found, Expired), found
+        return found.uid
+
+    async def resolution(self, store: Browse, key_id: str) -> Resolution | None:
+        """Return how the key was resolved."""
+        row = await store.wait(key_id)
+        assert row is not None
+        return row.resolution
 
     async def stopped(self, store: Browse, of: str) -> Stopped:
         """Return the state of a handle that must have stopped."""

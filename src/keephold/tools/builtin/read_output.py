@@ -72,7 +72,7 @@ def read_output_tool() -> Tool:
             raise ToolError("give `id` (a handle) or `call_id` (a call): exactly one of them", code="invalid_arguments")
         handles = call.handles
         handle = await handles.find(id) if id is not None else await handles.find_call(call_id or "")
-        kept = Kept(handle)
+        kept = KeptBytes(handle)
         view = handle.tool.output.model
         cap = view.limit * (4 if view.mode == "tokens" else 1)
         size = min(limit or cap, cap)
@@ -88,7 +88,7 @@ def read_output_tool() -> Tool:
     return read_output
 
 
-class Kept:
+class KeptBytes:
     """The kept bytes of a call: its output, then its result unless the output holds it already."""
 
     why = ""
@@ -155,7 +155,7 @@ def _start(total: int, offset: int | None, size: int, from_end: bool) -> int:
     return min(offset or 0, total)
 
 
-def piece_of(kept: Kept, start: int, size: int, max_lines: int | None, *, last: bool) -> dict[str, Any]:
+def piece_of(kept: KeptBytes, start: int, size: int, max_lines: int | None, *, last: bool) -> dict[str, Any]:
     """Return the bytes from `start` on, within both caps. With `last`, the end is kept, so lines at the start are
     dropped.
     """
@@ -178,7 +178,7 @@ def piece_of(kept: Kept, start: int, size: int, max_lines: int | None, *, last: 
     return {"offset": start, "end": start + len(data), "total": kept.total, "content": kept.show(data, start)}
 
 
-async def matches_in(kept: Kept, pattern: bytes, start: int, size: int) -> dict[str, Any]:
+async def matches_in(kept: KeptBytes, pattern: bytes, start: int, size: int) -> dict[str, Any]:
     """Return lines with the pattern, from `start` on, until they fill a reply; `end` is where the search continues."""
     matches: list[dict[str, Any]] = []
     missing = 0
@@ -205,7 +205,7 @@ async def matches_in(kept: Kept, pattern: bytes, start: int, size: int) -> dict[
     return answer | {"missing": missing} if missing else answer
 
 
-def _line(kept: Kept, start: int, stop: int, size: int) -> tuple[bytes, int]:
+def _line(kept: KeptBytes, start: int, stop: int, size: int) -> tuple[bytes, int]:
     """Return the line around a match, or `size` bytes of it, and where the search continues."""
     earliest = max(0, start - size // 2)
     piece = kept.read(earliest, start)

@@ -12,21 +12,25 @@ import select
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from keephold.errors import ToolError
 from keephold.platforms import BUSY, Look, machine
 from keephold.platforms.unix import fcntl, termios
 from keephold.tools.child import UNREAD_LIMIT, input_closed, input_not_read
 from keephold.tools.keeper import protocol
-from keephold.tools.keeper.page import SETTLED, Page
+from keephold.tools.keeper.protocol import SETTLED, Page
+from keephold.tools.keeper.record import KeptExit
 from keephold.tools.session import Exit
-from keephold.tools.terminal.pty import HOLDS, eof_of, interrupt_in
+from keephold.tools.terminal.pty import HOLDS, TerminalSide
+
+if TYPE_CHECKING:
+    from keephold.tools.keeper.client import KeeperLink
 
 _log = logging.getLogger("keephold.tools")
 
 
-class Ended(NamedTuple):
+class ProcessEnd(NamedTuple):
     """How a kept process ended. `Exit(None, None)`: nobody knows, because its keeper has died."""
 
     exit: Exit
@@ -40,13 +44,18 @@ class Ended(NamedTuple):
     """The causes of the last input that it got."""
 
 
+def ended(end: protocol.ProcessEnded | KeptExit) -> ProcessEnd:
+    """Return how a process ended, from a report or a record of its keeper."""
+    return ProcessEnd(Exit(end.code, end.signal), end.total, end.reason, end.stderr, end.causes)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hooks:
     """Calls that a kept process makes, on the loop's thread. None comes out of the call that makes it."""
 
     output: Callable[[int], None]
     """The total of bytes in the spool. When it returns, they count as read, unless `pause` was called."""
-    exit: Callable[[Ended], None]
+    exit: Callable[[ProcessEnd], None]
     """It has ended, and nothing of it is left. All output was reported."""
     failed: Callable[[ToolError], None]
     """It could not be started (`command_not_started`), or its keeper has died and it was killed (`crashed`)."""
@@ -54,21 +63,10 @@ class Hooks:
     """Another runtime has taken it; this object is of no more use."""
 
 
-class Link(Protocol):
-    """The connection to the keeper of a process."""
-
-    page: Page | None
-
-    def send(self, message: protocol.Request) -> None: ...
-
-    def gone(self, child: "KeptChild") -> None:
-        """The child needs the connection no more."""
-
-
 class KeptChild:
     """A kept process. `KeptProcess` has pipes, `KeptPty` a terminal."""
 
-    def __init__(self, uid: str, link: Link, hooks: Hooks, total: int) -> None:
+    def __init__(self, uid: str, link: "KeeperLink", hooks: Hooks, total: int) -> None:
         self.uid = uid
         self.pid = 0
         """The leader's pid; 0 until it is started."""
@@ -97,7 +95,7 @@ class KeptChild:
 
     def end(self, grace: float) -> None:
         """Begin to end it (C7). Twice is harmless."""
-        self._send(protocol.End(uid=self.uid, grace=grace))
+        self._send(protocol.EndProcess(uid=self.uid, grace=grace))
 
     def pause(self) -> None:
         """Do not count reported output as read: the keeper stops reading once it is some MiB ahead."""
@@ -118,7 +116,7 @@ class KeptChild:
         for report in held:
             self.handle(report, [])
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Forget it here: it continues, and another runtime may take it."""
         self._send(protocol.Leave(uid=self.uid))
         self.close()
@@ -164,7 +162,7 @@ class KeptChild:
         if self._over:
             _close(descriptors)
             return
-        if isinstance(report, protocol.Running):
+        if isinstance(report, protocol.ProcessRunning):
             self.pid, self.answered = report.pid, report.answered
             self._slot, self._generation = report.slot, report.generation
             self._descriptors = dict(zip(report.descriptors, descriptors, strict=True))
@@ -184,11 +182,10 @@ class KeptChild:
                 self.stalled = report.reason
                 if report.reason:
                     _log.warning("call %s waits, its output cannot be stored: %s", self.uid, report.reason)
-            case protocol.Ended():
+            case protocol.ProcessEnded():
                 self._printed(report.total)
                 self.close()
-                how = Exit(report.code, report.signal)
-                self._hooks.exit(Ended(how, report.total, report.reason, report.stderr, report.causes))
+                self._hooks.exit(ended(report))
             case protocol.Failed():
                 self.fail(ToolError(report.message, code=report.code))
             case protocol.Displaced():
@@ -224,7 +221,7 @@ class KeptChild:
 class KeptProcess(KeptChild):
     """A kept command, on pipes: the methods of `Process`."""
 
-    def __init__(self, uid: str, link: Link, hooks: Hooks, total: int, *, stdin: bool) -> None:
+    def __init__(self, uid: str, link: "KeeperLink", hooks: Hooks, total: int, *, stdin: bool) -> None:
         super().__init__(uid, link, hooks, total)
         self._stdin = stdin
 
@@ -289,16 +286,16 @@ class KeptProcess(KeptChild):
                 os.close(opened)
 
 
-class KeptPty(KeptChild):
+class KeptPty(KeptChild, TerminalSide):
     """A kept program in a terminal: the methods of `Pty`."""
 
-    def __init__(self, uid: str, link: Link, hooks: Hooks, total: int) -> None:
+    def __init__(self, uid: str, link: "KeeperLink", hooks: Hooks, total: int) -> None:
         super().__init__(uid, link, hooks, total)
         self._taken = 0  # bytes that were sent since the terminal was last seen empty
         self._pressing = False
 
     @property
-    def _master(self) -> int | None:
+    def master(self) -> int | None:
         return self._descriptors.get("master")
 
     def resize(self, rows: int, cols: int) -> None:
@@ -309,29 +306,9 @@ class KeptPty(KeptChild):
         """Mask this in the output from now on (K5)."""
         self._send(protocol.Hide(uid=self.uid, secret=secret))
 
-    @property
-    def echo(self) -> bool:
-        """Whether the terminal shows what is typed."""
-        return bool(self._flags() & termios.ECHO)
-
-    @property
-    def canonical(self) -> bool:
-        """Whether the program gets whole lines; otherwise every key as it is pressed."""
-        return bool(self._flags() & termios.ICANON)
-
     def _flags(self) -> int:
-        if self._master is None:
-            return 0 if self._over else termios.ECHO | termios.ICANON  # as it will be started
-        return int(termios.tcgetattr(self._master)[3])
-
-    @property
-    def eof(self) -> bytes:
-        """The character that ends the input in line mode: Ctrl-D, unless the program chose another."""
-        return b"\x04" if self._master is None else eof_of(termios.tcgetattr(self._master))
-
-    def send_eof(self) -> None:
-        """Type that character."""
-        self.write(self.eof)
+        will_start = self.master is None and not self._over
+        return termios.ECHO | termios.ICANON if will_start else super()._flags()
 
     def write(self, data: bytes, cause: bytes = b"", later: bytes = b"") -> None:
         """Type `data`, and `later` 100 ms after it. If the program does not read or has ended, raises `ToolError`, and
@@ -362,21 +339,17 @@ class KeptPty(KeptChild):
         self._pressing = self._pressing and self._waiting > 0
         return self._pressing
 
-    def interrupts(self, data: bytes) -> bool:
-        """Whether typing this discards input that was typed before and not read."""
-        return self._master is not None and interrupt_in(self._master, data) >= 0
-
     def look(self) -> Look:
         """Whether the program waits for input, as it is right now."""
-        if self._master is None or self._waiting:
+        if self.master is None or self._waiting:
             return BUSY
         with self._slave() as slave:
-            return BUSY if slave is None else machine.look(self._master, slave, self.pid)
+            return BUSY if slave is None else machine.look(self.master, slave, self.pid)
 
     def probe(self) -> Look:
         """Like `look`. Earlier output is reported first."""
         found = self.look()
-        if found.reader is not None and self._master is not None and (machine.has_input(self._master) or self._busy()):
+        if found.reader is not None and self.master is not None and (machine.has_input(self.master) or self._busy()):
             return BUSY
         return found
 
@@ -388,9 +361,9 @@ class KeptPty(KeptChild):
     def _slave(self) -> Iterator[int | None]:
         """Open the program's side for a moment: held longer, it would hide that the program has closed it."""
         slave = None
-        if self._master is not None:
+        if self.master is not None:
             with contextlib.suppress(OSError):
-                slave = machine.other_side(self._master)
+                slave = machine.other_side(self.master)
         try:
             yield slave
         finally:

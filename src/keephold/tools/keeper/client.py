@@ -14,20 +14,18 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict, Unpack
 
 from keephold.errors import KeepholdError, ToolError
 from keephold.forking import close_in_children
 from keephold.handles.output import Layout
-from keephold.private_file import is_ours
-from keephold.store.sockets import directory as socket_directory
+from keephold.private_file import is_ours, socket_directory
 from keephold.tools import marks
 from keephold.tools.child import not_started
 from keephold.tools.environment import conceal, inherited
 from keephold.tools.keeper import protocol
-from keephold.tools.keeper.children import Ended, Hooks, KeptChild, KeptProcess, KeptPty
-from keephold.tools.keeper.page import Page
-from keephold.tools.keeper.protocol import Connection
+from keephold.tools.keeper.children import Hooks, KeptChild, KeptProcess, KeptPty, ProcessEnd, ended
+from keephold.tools.keeper.protocol import Connection, Page
 from keephold.tools.keeper.record import KeptRecord, read_record, record_file
 from keephold.tools.keeper.times import read_times, times_file
 from keephold.tools.session import Exit
@@ -50,66 +48,53 @@ class Returned(NamedTuple):
     layout: Layout
 
 
+class Terms(TypedDict):
+    """How a process of either kind is started and kept."""
+
+    env: Mapping[str, str]
+    """The mark in it is replaced by the keeper's."""
+    cwd: str | None
+    grace: float
+    keep_secs: float
+    fence: int
+    layout: Layout
+    """From `Output.follow`."""
+    hooks: Hooks
+
+
 class Keeper:
     """The keepers of one runtime. `directory` is the store's spool."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory.resolve()
-        self._links: dict[str, _Link] = {}
+        self._links: dict[str, KeeperLink] = {}
         self._path: str | None = None
         self._forgotten: list[Path] = []
 
     def start_process(
-        self,
-        uid: str,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        cwd: str | None,
-        stdin: bool,
-        stderr: Literal["output", "tail"],
-        grace: float,
-        keep_secs: float,
-        fence: int,
-        layout: Layout,
-        hooks: Hooks,
+        self, uid: str, argv: Sequence[str], *, stdin: bool, stderr: Literal["output", "tail"], **terms: Unpack[Terms]
     ) -> KeptProcess:
         """Start a command on pipes. `stderr` goes to the output, or its last 10 KiB come with the exit.
 
-        `layout` is from `Output.follow`. The mark in `env` is replaced by the keeper's. A failure to
-        start is reported to `hooks.failed`. Raises `ToolError` for arguments that no program can have.
+        A failure to start is reported to `hooks.failed`. Raises `ToolError` for arguments that no program can have.
         """
-        request = self._request(uid, argv, env, cwd, grace, keep_secs, fence, layout)
+        request = _request(uid, argv, terms)
         request.stdin, request.stderr = stdin, stderr
         link = self._own()
-        child = KeptProcess(uid, link, hooks, layout.total, stdin=stdin)
+        child = KeptProcess(uid, link, terms["hooks"], terms["layout"].total, stdin=stdin)
         link.start(child, request)
         return child
 
-    def start_pty(
-        self,
-        uid: str,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        cwd: str | None,
-        rows: int,
-        cols: int,
-        grace: float,
-        keep_secs: float,
-        fence: int,
-        layout: Layout,
-        hooks: Hooks,
-    ) -> KeptPty:
+    def start_pty(self, uid: str, argv: Sequence[str], *, rows: int, cols: int, **terms: Unpack[Terms]) -> KeptPty:
         """Start a program in a terminal; otherwise as `start_process`."""
-        request = self._request(uid, argv, env, cwd, grace, keep_secs, fence, layout)
+        request = _request(uid, argv, terms)
         request.terminal = (rows, cols)
         link = self._own()
-        child = KeptPty(uid, link, hooks, layout.total)
+        child = KeptPty(uid, link, terms["hooks"], terms["layout"].total)
         link.start(child, request)
         return child
 
-    async def take_back(self, uid: str, fence: int, hooks: Hooks) -> Returned | Ended | Elsewhere | None:
+    async def take_back(self, uid: str, fence: int, hooks: Hooks) -> Returned | ProcessEnd | Elsewhere | None:
         """Take a kept process over from the runtime that had it; its connection is of no more use, if it lives.
 
         Returns how it ended, if it has; None if no such process was ever started. No hook is called before
@@ -122,7 +107,7 @@ class Keeper:
                 if attempt or not await self._link(self._socket()).settle():
                     return None
             elif record.exit is not None:
-                return _ended(record)
+                return ended(record.exit)
             elif record.where == "other host":
                 return Elsewhere(record)
             elif record.where == "gone":
@@ -131,12 +116,12 @@ class Keeper:
                 return Returned(child, Layout(record.head, record.ring, record.ahead, child.total))
         raise KeepholdError(f"the keeper of call {uid} does not know its process", code="crashed")
 
-    async def _gone(self, record: KeptRecord) -> Ended:
+    async def _gone(self, record: KeptRecord) -> ProcessEnd:
         """Its keeper is dead: the guard has killed it, or is about to."""
         mark = marks.call_mark(record.keeper, record.uid)
         await asyncio.to_thread(marks.kill_all, lambda pid: marks.bears(pid, mark), looks=1)
         total = max((each.total for each in read_times(self._directory, record.uid)), default=0)
-        return Ended(Exit(None, None), total, "its keeper was killed, or the machine was restarted")
+        return ProcessEnd(Exit(None, None), total, "its keeper was killed, or the machine was restarted")
 
     def forget(self, uid: str, *, output: bool) -> None:
         """Remove the files of a process whose end is stored, a moment later; `output`: that of its output, too."""
@@ -161,43 +146,15 @@ class Keeper:
 
     # The connections
 
-    def _request(
-        self,
-        uid: str,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        cwd: str | None,
-        grace: float,
-        keep_secs: float,
-        fence: int,
-        layout: Layout,
-    ) -> protocol.Start:
-        try:
-            return protocol.Start(
-                uid=uid,
-                fence=fence,
-                argv=[os.fsencode(word) for word in argv],
-                env={os.fsencode(name): os.fsencode(value) for name, value in env.items()},
-                cwd=None if cwd is None else os.fsencode(cwd),
-                grace=grace,
-                keep_secs=keep_secs,
-                head=layout.head,
-                ring=layout.ring,
-                ahead=layout.ahead,
-                total=layout.total,
-            )
-        except ValueError as error:
-            raise not_started(argv, cwd, error) from error
-
-    def _own(self) -> "_Link":
+    def _own(self) -> "KeeperLink":
         link = self._link(self._socket())
         link.connect(partial(_start_keeper, self._directory, link.path))
         return link
 
-    def _link(self, path: str) -> "_Link":
+    def _link(self, path: str) -> "KeeperLink":
         link = self._links.get(path)
         if link is None or link.lost:
-            link = self._links[path] = _Link(path)
+            link = self._links[path] = KeeperLink(path)
         return link
 
     def _socket(self) -> str:
@@ -209,13 +166,27 @@ class Keeper:
         return self._path
 
 
-def _ended(record: KeptRecord) -> Ended:
-    assert record.exit is not None
-    how = record.exit
-    return Ended(Exit(how.code, how.signal), how.total, how.reason, how.stderr, how.causes)
+def _request(uid: str, argv: Sequence[str], terms: Terms) -> protocol.Start:
+    layout, cwd = terms["layout"], terms["cwd"]
+    try:
+        return protocol.Start(
+            uid=uid,
+            fence=terms["fence"],
+            argv=[os.fsencode(word) for word in argv],
+            env={os.fsencode(name): os.fsencode(value) for name, value in terms["env"].items()},
+            cwd=None if cwd is None else os.fsencode(cwd),
+            grace=terms["grace"],
+            keep_secs=terms["keep_secs"],
+            head=layout.head,
+            ring=layout.ring,
+            ahead=layout.ahead,
+            total=layout.total,
+        )
+    except ValueError as error:
+        raise not_started(argv, cwd, error) from error
 
 
-class _Link:
+class KeeperLink:
     """A connection to one keeper, and the processes that this runtime has there."""
 
     def __init__(self, path: str) -> None:
@@ -245,6 +216,7 @@ class _Link:
             self._connection.send(message)
 
     def gone(self, child: KeptChild) -> None:
+        """The child needs the connection no more."""
         if self._children.get(child.uid) is child:
             del self._children[child.uid]
 
@@ -358,7 +330,7 @@ class _Link:
                     return
                 case protocol.Unknown():
                     answer.set_result(False)
-                case protocol.Running(total=total) if child is not None:
+                case protocol.ProcessRunning(total=total) if child is not None:
                     child.total = total
                     answer.set_result(True)
         if child is None:
@@ -418,7 +390,7 @@ class _Link:
                     await self._connection.drained()
         self.lost = True
         for child in list(self._children.values()):
-            child.let_go()
+            child.release()
         self._close()
 
 
@@ -475,7 +447,7 @@ async def _read(descriptor: int) -> bytes:
         loop.remove_reader(descriptor)
 
 
-def _child_of(record: KeptRecord, link: _Link, hooks: Hooks) -> KeptProcess | KeptPty:
+def _child_of(record: KeptRecord, link: KeeperLink, hooks: Hooks) -> KeptProcess | KeptPty:
     if record.terminal is None:
         return KeptProcess(record.uid, link, hooks, 0, stdin=record.stdin)
     return KeptPty(record.uid, link, hooks, 0)

@@ -1,8 +1,17 @@
-"""Files that a keeper writes now and then: only some are open at once, however many processes it has."""
+"""Files that a keeper writes now and then: only some are open at once, however many processes it has.
+
+`SpoolFile` is the output file of a kept process, laid out as `handles/output.py` reads it: a head, and behind it a
+ring. `total` counts the bytes that are in the file. Bytes for which there is no room are held in memory: the disk is
+full, or the runtime that reads has not come far enough. The caller then stops reading from the program, so only a
+little is held, and calls `release` when there may be room.
+"""
 
 import errno
 import os
 import stat
+from pathlib import Path
+
+from keephold.platforms import machine
 
 _MOST = 128
 """A terminal needs three descriptors besides, and the usual limit of a process is 1024."""
@@ -45,3 +54,94 @@ def content(path: str, limit: int) -> bytes:
         return data
     finally:
         os.close(descriptor)
+
+
+_MOVABLE = 1 << 20
+
+
+class SpoolFile:
+    """Writes the output of one process."""
+
+    __slots__ = ("_files", "_head", "_held", "_path", "_ring", "_splices", "bound", "failure", "total")
+
+    def __init__(self, files: Files, path: Path, head: int, ring: int, total: int) -> None:
+        """Continue the file at `total`, or make it. Raises `OSError`."""
+        self._files, self._path = files, str(path)
+        files.get(self._path)
+        self._head, self._ring = head, ring
+        self._held = bytearray()
+        self._splices = True
+        self.total = total
+        self.bound: int | None = None
+        """The total that a reader allows; None: nobody reads."""
+        self.failure: OSError | None = None
+        """Why the disk takes no more."""
+
+    @property
+    def holds(self) -> int:
+        """Bytes that wait for room."""
+        return len(self._held)
+
+    def append(self, data: bytes) -> None:
+        """Write this, or hold it."""
+        if not self._held:
+            data = data[self._write(memoryview(data)) :]
+        self._held += data
+
+    def move(self, source: int, size: int) -> int:
+        """Move at most `size` bytes from a pipe into the file, and return how many; 0 at its end.
+
+        Raises `BlockingIOError` if the pipe is empty.
+        """
+        place, room = self._place()
+        if self._splices and not self._held and room:
+            try:
+                moved = machine.move(source, self._files.get(self._path), min(size, room), place)
+                if moved is not None:
+                    self.total += moved
+                    return moved
+            except BlockingIOError:
+                raise
+            except OSError as error:
+                if error.errno in (errno.EINVAL, errno.ENOSYS):  # a file system that cannot
+                    self._splices = False
+        data = os.read(source, size)
+        self.append(data)
+        return len(data)
+
+    def release(self) -> None:
+        """Write held bytes, as far as there is room."""
+        if self._held:
+            held = bytes(self._held)
+            del self._held[: self._write(memoryview(held))]
+
+    def close(self) -> None:
+        self._files.close(self._path)
+
+    def _write(self, data: memoryview) -> int:
+        """Write from the start of the data as much as there is room for, and return how much."""
+        self.failure = None
+        written = 0
+        while written < len(data):
+            place, room = self._place()
+            if not room:
+                break
+            try:
+                count = os.pwrite(self._files.get(self._path), data[written : written + room], place)
+            except FileNotFoundError:  # the directory was removed, and nobody can read it any more
+                count = len(data) - written
+            except OSError as error:
+                self.failure = error
+                break
+            written += count
+            self.total += count
+        return written
+
+    def _place(self) -> tuple[int, int]:
+        """Return the place of the next byte, and how many may follow it there."""
+        offset = self.total
+        allowed = _MOVABLE if self.bound is None else max(0, self.bound - offset)
+        if offset < self._head:
+            return offset, min(allowed, self._head - offset)
+        place = (offset - self._head) % self._ring
+        return self._head + place, min(allowed, self._ring - place)

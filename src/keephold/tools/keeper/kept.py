@@ -4,14 +4,15 @@ import asyncio
 import os
 import socket
 import time
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from keephold.errors import ToolError
 from keephold.tools import marks
 from keephold.tools.keeper import protocol
-from keephold.tools.keeper.files import Files
-from keephold.tools.keeper.page import HOLDING, SETTLED, Page
+from keephold.tools.keeper.files import SpoolFile
+from keephold.tools.keeper.protocol import HOLDING, SETTLED
 from keephold.tools.keeper.record import (
     KeptExit,
     KeptRecord,
@@ -21,12 +22,14 @@ from keephold.tools.keeper.record import (
     machine_id,
     record_file,
 )
-from keephold.tools.keeper.spooling import SpoolFile
 from keephold.tools.keeper.times import Record, Times, times_file
 from keephold.tools.process import Process
 from keephold.tools.session import Exit
 from keephold.tools.terminal.pty import Pty
-from keephold.tools.terminal.veil import HELD_BACK, Veil
+from keephold.tools.terminal.stream import HELD_BACK, Veil
+
+if TYPE_CHECKING:
+    from keephold.tools.keeper.server import Keeper, RuntimeConnection
 
 _CAUSES, _LAST_CAUSES = 1000, 32
 """How many inputs are remembered, so that none is taken twice, and how many of them with the end of the process."""
@@ -36,34 +39,15 @@ _AGAIN_SECS = 1.0
 _STDERR = 10_240
 
 
-class Peer(Protocol):
-    """The connection of a runtime."""
-
-    def send(self, message: protocol.Report, descriptors: list[int] = ...) -> None: ...
-
-
-class Around(Protocol):
-    """The keeper, as its processes see it."""
-
-    directory: Path
-    path: str
-    mark: str
-    page: Page
-    files: Files
-
-    def ended(self, kept: "Kept") -> None:
-        """Nothing of the process is left, and its end is recorded."""
-
-
-class Kept:
+class KeeperProcess:
     """A process from its start until its end is recorded. Used on the loop's thread."""
 
-    def __init__(self, keeper: Around, slot: int, request: protocol.Start, peer: Peer) -> None:
+    def __init__(self, keeper: "Keeper", slot: int, request: protocol.Start, peer: "RuntimeConnection") -> None:
         """Start it. Raises `ToolError` if it cannot be started, and then no file is left beside its output."""
         self.uid = request.uid
         self.slot = slot
         self.fence = request.fence
-        self.peer: Peer | None = peer
+        self.peer: RuntimeConnection | None = peer
         """The runtime that has it."""
         self._keeper = keeper
         self._loop = asyncio.get_running_loop()
@@ -221,7 +205,7 @@ class Kept:
 
     # The runtime that has it
 
-    def attach(self, peer: Peer, fence: int) -> None:
+    def attach(self, peer: "RuntimeConnection", fence: int) -> None:
         """Give it to this runtime."""
         if self.peer is not None and self.peer is not peer:
             self.peer.send(protocol.Displaced(uid=self.uid))
@@ -244,7 +228,7 @@ class Kept:
             passed = child.paths()
         else:
             passed = {} if child.master is None else {"master": os.dup(child.master)}
-        report = protocol.Running(
+        report = protocol.ProcessRunning(
             uid=self.uid,
             pid=child.pid,
             slot=self.slot,
@@ -380,7 +364,9 @@ class Kept:
             how.code, how.signal, total, time.time(), self._reason, self._stderr, tuple(self._causes)[-_LAST_CAUSES:]
         )
         if self.peer is not None:  # first: somebody waits for it, and removes the record once the store has the end
-            self._report_end(self.peer, end)
+            fields = msgspec.structs.asdict(end)
+            del fields["at"]
+            self.peer.send(protocol.ProcessEnded(uid=self.uid, **fields))
         if not self._change_record(until=None, exit=end) and self.peer is None:  # nobody would learn of it
             self._retries = self._retries or self._loop.call_later(_AGAIN_SECS, self._retry)
             return
@@ -394,24 +380,11 @@ class Kept:
         self._spool.close()
         self._times.close()
 
-    def _report_end(self, peer: Peer, end: KeptExit) -> None:
-        peer.send(
-            protocol.Ended(
-                uid=self.uid,
-                code=end.code,
-                signal=end.signal,
-                total=end.total,
-                reason=end.reason,
-                stderr=end.stderr,
-                causes=end.causes,
-            )
-        )
-
 
 class _Pty(Pty):
     """A terminal whose keeper shows that it is being read, before it is."""
 
-    def __init__(self, kept: Kept, argv: list[str], **given: Any) -> None:
+    def __init__(self, kept: KeeperProcess, argv: list[str], **given: Any) -> None:
         self._kept = kept
         super().__init__(argv, **given)
 

@@ -3,10 +3,16 @@
 A frame is four bytes of length, one byte with the number of descriptors that come along, and a message in msgpack: a
 map with its kind in `do`. Fields that a peer does not know are ignored, and those it does not send have defaults, so
 that a newer runtime can take over the processes of an older keeper. The first message of each side has its version.
+
+In a page of shared memory the keeper shows, for each of its processes, how far its output and its input have come. A
+runtime that finds a program waiting for input must have seen the output before, and the program must have got all
+input (A6). The page tells it without a round trip whether the keeper is just moving output, or holds some back, how
+much there is in all, and which input was handed over.
 """
 
 import asyncio
 import contextlib
+import mmap
 import os
 import socket
 import struct
@@ -16,6 +22,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
+
+from keephold.platforms import machine
 
 VERSION = 1
 _HEAD = struct.Struct(">IB")
@@ -81,7 +89,7 @@ class Resize(_Message, tag="resize"):
     cols: int
 
 
-class End(_Message, tag="end"):
+class EndProcess(_Message, tag="end"):
     grace: float
 
 
@@ -99,19 +107,19 @@ class Leave(_Message, tag="leave"):
     """The runtime does not want the process any more: it is kept for another one."""
 
 
-Request = Hello | Start | Take | Leave | Write | CloseStdin | Resize | End | Hide | Seen
+Request = Hello | Start | Take | Leave | Write | CloseStdin | Resize | EndProcess | Hide | Seen
 
 # From a keeper
 
 
 class Welcome(_Message, tag="welcome"):
-    """Descriptor: the page of totals (`page.py`)."""
+    """Descriptor: the page of totals (`Page`)."""
 
     version: int
     mark: str = ""
 
 
-class Running(_Message, tag="running"):
+class ProcessRunning(_Message, tag="running"):
     """The process runs and belongs to this runtime. `descriptors` names those that come along: the `master` of its
     terminal; or the pipes of its `output` and its `input`, as far as they are open, as paths."""
 
@@ -152,7 +160,7 @@ class Refused(_Message, tag="refused"):
     reason: str
 
 
-class Ended(_Message, tag="ended"):
+class ProcessEnded(_Message, tag="ended"):
     code: int | None = None
     signal: int | None = None
     total: int = 0
@@ -166,7 +174,7 @@ class Displaced(_Message, tag="displaced"):
     """Another runtime has the process; nothing was done."""
 
 
-Report = Welcome | Running | Failed | Unknown | Output | Stalled | Refused | Ended | Displaced
+Report = Welcome | ProcessRunning | Failed | Unknown | Output | Stalled | Refused | ProcessEnded | Displaced
 
 _encode = msgspec.msgpack.Encoder().encode
 requests: "msgspec.msgpack.Decoder[Request]" = msgspec.msgpack.Decoder(Request)
@@ -305,3 +313,66 @@ def _close(descriptors: Sequence[int] | deque[int]) -> None:
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)
+
+
+# The page of shared memory
+
+SLOTS = 4096
+_NUMBER = struct.Struct("@Q")
+_INPUT = struct.Struct("@QQ")
+_SLOT = 4 * _NUMBER.size  # generation and state; bytes in the spool; the last input, and its bytes not handed over
+_TOTAL, _HANDED = _NUMBER.size, 2 * _NUMBER.size
+SETTLED, MOVING, HOLDING, GONE = 0, 1, 2, 3
+"""Nothing is on its way; output is being moved; output is held back because it may begin a secret or finds no room; the
+slot belongs to another process by now."""
+
+
+class Page:
+    """The page, as its keeper or a runtime has it mapped."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._map = mmap.mmap(descriptor, SLOTS * _SLOT)
+
+    @classmethod
+    def new(cls) -> "Page":
+        return cls(machine.shared_memory("keephold-keeper", SLOTS * _SLOT))
+
+    def begin(self, slot: int, total: int) -> int:
+        """Give the slot to another process, and return its generation."""
+        (before,) = _NUMBER.unpack_from(self._map, slot * _SLOT)
+        generation: int = (before >> 2) + 1
+        self.moving(slot, generation)  # before its total could be taken for that of the process before
+        self.handed(slot, 0, 0)
+        self.settled(slot, generation, total)
+        return generation
+
+    def moving(self, slot: int, generation: int) -> None:
+        """Output is about to be taken from the program. To be called before it is."""
+        _NUMBER.pack_into(self._map, slot * _SLOT, generation << 2 | MOVING)
+
+    def settled(self, slot: int, generation: int, total: int, state: int = SETTLED) -> None:
+        """Output was moved; the spool has `total` bytes."""
+        _NUMBER.pack_into(self._map, slot * _SLOT + _TOTAL, total)
+        _NUMBER.pack_into(self._map, slot * _SLOT, generation << 2 | state)
+
+    def handed(self, slot: int, number: int, unsent: int) -> None:
+        """The input with this number was handed over, except for the last `unsent` bytes."""
+        _NUMBER.pack_into(self._map, slot * _SLOT + _HANDED + _NUMBER.size, unsent)
+        _NUMBER.pack_into(self._map, slot * _SLOT + _HANDED, number)
+
+    def output(self, slot: int, generation: int) -> tuple[int, int]:
+        """Return the state, and the total at that time or later."""
+        (state,) = _NUMBER.unpack_from(self._map, slot * _SLOT)
+        (total,) = _NUMBER.unpack_from(self._map, slot * _SLOT + _TOTAL)
+        (after,) = _NUMBER.unpack_from(self._map, slot * _SLOT)
+        return (state & 3, total) if state >> 2 == after >> 2 == generation else (GONE, 0)
+
+    def input(self, slot: int) -> tuple[int, int]:
+        """Return the number of the last input that was taken, and the bytes that are not handed over."""
+        number, unsent = _INPUT.unpack_from(self._map, slot * _SLOT + _HANDED)
+        return number, unsent
+
+    def close(self) -> None:
+        self._map.close()
+        os.close(self.descriptor)

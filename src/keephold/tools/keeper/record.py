@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from keephold.platforms import machine
-from keephold.platforms.reading import read
+from keephold.platforms.portable import read
 from keephold.tools import marks
 from keephold.tools.keeper.files import content
 

@@ -12,14 +12,13 @@ import socket
 from pathlib import Path
 
 from keephold.errors import ToolError
-from keephold.platforms import End, machine
+from keephold.platforms import ProcessEndWatch, machine
 from keephold.platforms.unix import fcntl
 from keephold.tools.guard import Guard
 from keephold.tools.keeper import protocol
 from keephold.tools.keeper.files import Files
-from keephold.tools.keeper.kept import Kept
-from keephold.tools.keeper.page import SLOTS, Page
-from keephold.tools.keeper.protocol import Connection
+from keephold.tools.keeper.kept import KeeperProcess
+from keephold.tools.keeper.protocol import SLOTS, Connection, Page
 
 _UNUSED_SECS = 10.0
 """How long it waits for the runtime that started it."""
@@ -76,9 +75,9 @@ class Keeper:
         self.done = asyncio.Event()
         self._guard = Guard()
         self.mark = self._guard.mark
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, KeeperProcess] = {}
         self._slots = list(range(SLOTS - 1, -1, -1))
-        self.runtimes: set[_Runtime] = set()
+        self.runtimes: set[RuntimeConnection] = set()
         self._ending = False
         self._loop = asyncio.get_running_loop()
         self._listening = listening
@@ -95,7 +94,7 @@ class Keeper:
         if uid not in (os.geteuid(), 0):
             accepted.close()
         else:
-            self.runtimes.add(_Runtime(self, accepted, pid))
+            self.runtimes.add(RuntimeConnection(self, accepted, pid))
         return True
 
     # Requests of runtimes
@@ -105,7 +104,7 @@ class Keeper:
         for runtime in list(self.runtimes):
             runtime.catch_up()
 
-    def start(self, runtime: "_Runtime", request: protocol.Start) -> None:
+    def start(self, runtime: "RuntimeConnection", request: protocol.Start) -> None:
         try:
             kept = self._kept[request.uid] = self._started(runtime, request)
         except ToolError as error:
@@ -113,7 +112,7 @@ class Keeper:
             return
         kept.introduce()
 
-    def _started(self, runtime: "_Runtime", request: protocol.Start) -> Kept:
+    def _started(self, runtime: "RuntimeConnection", request: protocol.Start) -> KeeperProcess:
         if request.uid in self._kept:
             raise ToolError("The command was not started: the call has a process already.", code="command_not_started")
         if self._ending:
@@ -123,12 +122,12 @@ class Keeper:
         self._guard.ensure()
         slot = self._slots.pop()
         try:
-            return Kept(self, slot, request, runtime)
+            return KeeperProcess(self, slot, request, runtime)
         except ToolError:
             self._slots.append(slot)
             raise
 
-    def take(self, runtime: "_Runtime", request: protocol.Take) -> None:
+    def take(self, runtime: "RuntimeConnection", request: protocol.Take) -> None:
         kept = self._kept.get(request.uid)
         if kept is None:
             runtime.send(protocol.Unknown(uid=request.uid))
@@ -137,7 +136,7 @@ class Keeper:
         else:
             kept.attach(runtime, request.fence)
 
-    def of(self, runtime: "_Runtime", uid: str) -> Kept | None:
+    def of(self, runtime: "RuntimeConnection", uid: str) -> KeeperProcess | None:
         """Return a process that this runtime has; tell the runtime if another one has it."""
         kept = self._kept.get(uid)
         if kept is not None and kept.peer is not runtime:
@@ -147,12 +146,13 @@ class Keeper:
 
     # Ends
 
-    def ended(self, kept: Kept) -> None:
+    def ended(self, kept: KeeperProcess) -> None:
+        """Forget a process: nothing of it is left, and its end is recorded."""
         del self._kept[kept.uid]
         self._slots.append(kept.slot)
         self._rest()
 
-    def left(self, runtime: "_Runtime") -> None:
+    def left(self, runtime: "RuntimeConnection") -> None:
         """A runtime is gone."""
         self.runtimes.discard(runtime)
         for kept in list(self._kept.values()):
@@ -190,7 +190,7 @@ class Keeper:
         self.page.close()
 
 
-class _Runtime:
+class RuntimeConnection:
     """The connection of one runtime."""
 
     def __init__(self, keeper: Keeper, accepted: socket.socket, pid: int) -> None:
@@ -198,7 +198,7 @@ class _Runtime:
         self._loop = asyncio.get_running_loop()
         self._connection = Connection(accepted, self._heard, self._lost)
         self.send = self._connection.send
-        self._end: End | None = None
+        self._end: ProcessEndWatch | None = None
         # A child that the runtime forked may hold the socket open when the runtime is dead.
         with contextlib.suppress(OSError):
             self._end = machine.end_of(pid)
@@ -244,7 +244,7 @@ class _Runtime:
                     _perform(kept, request)
 
 
-def _perform(kept: Kept, request: protocol.Request) -> None:
+def _perform(kept: KeeperProcess, request: protocol.Request) -> None:
     match request:
         case protocol.Write():
             kept.write(request)
@@ -252,7 +252,7 @@ def _perform(kept: Kept, request: protocol.Request) -> None:
             kept.close_stdin(request.number)
         case protocol.Resize():
             kept.resize(request.rows, request.cols)
-        case protocol.End():
+        case protocol.EndProcess():
             kept.end(request.grace)
         case protocol.Hide():
             kept.hide(request.secret)

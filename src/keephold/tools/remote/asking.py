@@ -14,6 +14,7 @@ from keephold.errors import ToolError
 from keephold.handles.form import MOST_BYTES, Form, filled, form_from, options_of, problem_of
 from keephold.handles.question import Question
 from keephold.text import to_utf8
+from keephold.tools.base import Invocation, Sink
 from keephold.tools.call import Call
 
 CONFIRM = "confirm"
@@ -25,7 +26,7 @@ _SHOWN = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerReply:
     """The reply to the server, and the ids of the questions that were asked for it."""
 
     response: dict[str, Any]
@@ -35,13 +36,21 @@ class Answer:
 class Asker:
     """One call, as the server's questions reach it."""
 
-    def __init__(self, call: Call) -> None:
-        self.call = call
+    def __init__(self, invocation: Invocation, sink: Sink) -> None:
+        durable = None
+        if invocation.tool.on_crash == "replay":
+            assert invocation.durability is not None
+            durable = invocation.durability.call(invocation)
+        self.journal = None if durable is None else durable.journal
+        """The journal of the call, if the next runtime may resume it."""
+        self.call = Call(invocation, sink, durable=durable)
+        self.invocation = invocation
+        self.sink = sink
         self.notes: list[str] = []
         """The requests that were declined, and why."""
-        self._asking: set[asyncio.Task[Answer]] = set()
+        self._asking: set[asyncio.Task[ServerReply]] = set()
 
-    async def answer(self, params: Mapping[str, Any]) -> Answer:
+    async def answer(self, params: Mapping[str, Any]) -> ServerReply:
         """Return the answer to one request. It is withdrawn, with its question, when the call ends."""
         asking = asyncio.get_running_loop().create_task(self._answer(params))
         self._asking.add(asking)
@@ -50,19 +59,19 @@ class Asker:
         finally:
             self._asking.discard(asking)
             asking.cancel()
-        return Answer({"action": "cancel"}, []) if asking.cancelled() else asking.result()
+        return ServerReply({"action": "cancel"}, []) if asking.cancelled() else asking.result()
 
     def close(self) -> None:
         """Withdraw the open requests: the call is over."""
         for asking in self._asking:
             asking.cancel()
 
-    def decline(self, message: str, why: str) -> Answer:
+    def decline(self, message: str, why: str) -> ServerReply:
         """Decline the request and note why."""
         self.notes.append(f'the server asked "{message[:_SHOWN]}", which was declined: {why}')
-        return Answer({"action": "decline"}, [])
+        return ServerReply({"action": "decline"}, [])
 
-    async def _answer(self, params: Mapping[str, Any]) -> Answer:
+    async def _answer(self, params: Mapping[str, Any]) -> ServerReply:
         message = to_utf8(str(params.get("message", ""))).decode()
         if params.get("mode", "form") != "form":
             return self.decline(message, "it wants a page to be opened, which is not done from here")
@@ -77,10 +86,10 @@ class Asker:
             answer = await self.call.ask(question)
         except ToolError as error:  # nobody answers
             self.notes.append(error.message)
-            return Answer({"action": "cancel"}, [question.id])
+            return ServerReply({"action": "cancel"}, [question.id])
         content = read(answer)
         response = {"action": "decline"} if content is None else {"action": "accept", "content": content}
-        return Answer(response, [question.id])
+        return ServerReply(response, [question.id])
 
 
 def question_of(message: str, form: Form) -> tuple[Question, Callable[[Any], dict[str, Any] | None]]:

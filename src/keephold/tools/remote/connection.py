@@ -20,7 +20,7 @@ from keephold.tools.remote.server import McpServer
 if TYPE_CHECKING:
     from mcp.types import Tool as ListedTool
 
-    from keephold.tools.remote.link import Link
+    from keephold.tools.remote.link import ServerLink
     from keephold.tools.remote.servers import Servers
 
 _log = logging.getLogger("keephold.mcp")
@@ -41,18 +41,18 @@ _CLOSE_SECS = 2.0
 class Connection:
     """The connection to one server."""
 
-    def __init__(self, server: McpServer, guard: Guard, around: "Servers") -> None:
+    def __init__(self, server: McpServer, guard: Guard, servers: "Servers") -> None:
         self.server = server
         self.guard = guard
-        self._around = around
+        self._servers = servers
         self.tools: dict[str, ListedTool] | None = None
         """The tools that the server has listed, by its own names; None: not yet. Kept while the connection is lost."""
         self._users: dict[str, None] = {}
         self.reason = "it is not connected yet"
         """Why the server is not connected."""
-        self.link: Link | None = None
+        self.link: ServerLink | None = None
         """The open connection."""
-        self._trying: Link | None = None
+        self._trying: ServerLink | None = None
         """The link that is being made, is open or is being ended."""
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -89,7 +89,7 @@ class Connection:
         await asyncio.wait([self._task])
         self._conclude()
 
-    async def ready(self) -> "Link":
+    async def ready(self) -> "ServerLink":
         """Return the open connection, after waiting for one that is being made. Raises a transient `ToolError` without
         one.
         """
@@ -100,7 +100,7 @@ class Connection:
             raise self.gone(self.reason)
         return self.link
 
-    async def again(self, within: float) -> "Link":
+    async def again(self, within: float) -> "ServerLink":
         """Return the open connection, or one that is made within `secs` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
@@ -121,7 +121,7 @@ class Connection:
     def listed(self, tools: Sequence["ListedTool"]) -> None:
         """The link has the list, for the first time or again."""
         self.tools = {tool.name: tool for tool in tools}
-        self._around.listed(self)
+        self._servers.listed(self)
 
     async def _concluded(self) -> None:
         """Wait until the current or next attempt has succeeded or failed."""
@@ -149,7 +149,7 @@ class Connection:
             self._next = loop.time() + pause
             if not self._closing.is_set():
                 if was_up:
-                    self._around.lost(self, self.reason)
+                    self._servers.lost(self, self.reason)
                 else:
                     self._conclude()
                     level = logging.WARNING if self.reason != logged else logging.DEBUG  # once, not twice a minute
@@ -161,9 +161,9 @@ class Connection:
 
     async def _connect(self) -> bool:
         """Make one attempt and stay connected until the connection is lost; return whether there was one."""
-        from keephold.tools.remote.link import Link
+        from keephold.tools.remote.link import ServerLink
 
-        self._trying = link = Link(self)
+        self._trying = link = ServerLink(self)
         try:
             reason = await link.run()
         finally:
@@ -175,10 +175,10 @@ class Connection:
         """The link is useless from now on; it is being left."""
         self.link = None
 
-    def up(self, link: "Link", tools: Sequence["ListedTool"]) -> None:
+    def up(self, link: "ServerLink", tools: Sequence["ListedTool"]) -> None:
         """The link is open and knows the tools."""
         again, self.link = self.tools is not None, link
         self.listed(tools)
         if again:
-            self._around.regained(self)
+            self._servers.regained(self)
         self._conclude()

@@ -3,6 +3,8 @@ waited out.
 
 The task's id and every answer to it are in the call's journal. A runtime that resumes the call after a crash follows
 the same task, and asks no question twice.
+
+`outcome_of` makes the outcome of a call from a server's result: text, JSON, or an error. Nothing is dropped.
 """
 
 import asyncio
@@ -14,14 +16,59 @@ import msgspec
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
+from keephold.content import described, media
 from keephold.errors import ToolError
+from keephold.handles.state import Ok
 from keephold.tools.remote import tasks
 from keephold.tools.remote.asking import Asker
 from keephold.tools.remote.connection import AWAY_SECS, Connection
-from keephold.tools.remote.result import failure, is_lost
+from keephold.tools.remote.server import McpServer
 
 if TYPE_CHECKING:
-    from keephold.tools.remote.link import Link
+    from keephold.tools.remote.link import ServerLink
+
+
+_LOST = (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT)
+_HTTP_TROUBLE = (types.INTERNAL_ERROR, "Server returned an error response")
+"""How `mcp` words a response with an error status and no JSON-RPC in it: from a proxy, or an overloaded server."""
+
+
+def outcome_of(result: types.CallToolResult) -> Ok:
+    """Return a result as an outcome: its structured content, else its text, and the blocks that are not text.
+
+    Raises `ToolError` for an error.
+    """
+    blocks = [part.model_dump(by_alias=True, mode="json", exclude_none=True) for part in result.content]
+    shown = [described(block) for block in blocks]
+    text = "\n".join(shown)
+    if result.is_error:
+        raise ToolError(text or "The tool failed and did not say why.")
+    value: Any = text
+    if "structured_content" in result.model_fields_set and result.structured_content is not None:
+        structured = result.structured_content
+        other = [said for said, block in zip(shown, blocks, strict=True) if block["type"] != "text"]
+        if other:
+            value = {"structuredContent": structured, "content": other}
+        elif structured != {"result": text}:  # an object that only wraps the text does not add anything
+            value = structured
+    return Ok(value, media(blocks) or msgspec.UNSET)
+
+
+def is_lost(error: MCPError) -> bool:
+    """Whether the error says that the server was not reached or is gone, so that trying again may help."""
+    return error.code in _LOST or (error.code, error.message) == _HTTP_TROUBLE
+
+
+def failure(server: McpServer, error: Exception) -> ToolError:
+    """Return the error of a call that the server refused, or answered in an invalid form."""
+    if isinstance(error, MCPError):
+        text = f"MCP server `{server.name}` answered with an error: {error.message} ({error.code})"
+    elif isinstance(error, ValidationError):
+        text = f"MCP server `{server.name}` answered with something that is not the result of a tool"
+    else:
+        text = f"MCP server `{server.name}`: {error}"
+    return ToolError(server.without_secrets(text), code="mcp_error")
+
 
 POLL_SECS, _LEAST_POLL_SECS = 1.0, 0.02
 _CANCEL_SECS = 1.5
@@ -29,7 +76,7 @@ _STEP = "input "
 """Prefix of the names of the journal's steps with answers; the task and the key of the request follow."""
 
 
-class Following:
+class TaskFollower:
     """One task that is followed."""
 
     def __init__(self, connection: Connection, asker: Asker, task: str, poll_ms: int | None) -> None:
@@ -74,7 +121,7 @@ class Following:
                 async with asyncio.timeout(_CANCEL_SECS):
                     await tasks.cancel(link.client.session, self._task, _CANCEL_SECS)
 
-    async def _over(self, link: "Link") -> types.CallToolResult:
+    async def _over(self, link: "ServerLink") -> types.CallToolResult:
         """Follow it over one connection."""
         session, pushed = link.client.session, tasks.TaskNotifications()
         listening = asyncio.create_task(link.tasks.listen(session, self._task, pushed))
@@ -116,7 +163,7 @@ class Following:
 
     # Its requests
 
-    async def _answer(self, link: "Link", state: tasks.TaskState, pushed: tasks.TaskNotifications) -> None:
+    async def _answer(self, link: "ServerLink", state: tasks.TaskState, pushed: tasks.TaskNotifications) -> None:
         for key, request in state.input_requests.items():
             if key not in self._answering:
                 self._answering[key] = asyncio.create_task(self._ask(key, request))
@@ -130,7 +177,7 @@ class Following:
             self._answering[key].cancel()  # nobody waits for it any more
 
     async def _ask(self, key: str, request: dict[str, Any]) -> None:
-        if self._asker.call._journal is None:
+        if self._asker.journal is None:
             recorded = await self._response(request)
         else:
             step = f"{_STEP}{self._task} {key}"
@@ -150,7 +197,7 @@ class Following:
         answer = await self._asker.answer(request.get("params") or {})
         return {"response": answer.response, "asked": answer.asked}
 
-    async def _send(self, link: "Link", key: str, response: dict[str, Any]) -> None:
+    async def _send(self, link: "ServerLink", key: str, response: dict[str, Any]) -> None:
         await tasks.update(link.client.session, self._task, {key: response}, self._server.timeout_secs)
         self._unsent.pop(key, None)
 
@@ -158,9 +205,10 @@ class Following:
         """Advance the journal behind answers that are recorded with their requests, because these are not asked again:
         the next question of the same id is another one (E10).
         """
-        journal = self._asker.call._journal
-        for entry in self._asker.call._invocation.entries if journal is not None else ():
+        journal = self._asker.journal
+        if journal is None:
+            return
+        for entry in self._asker.invocation.entries:
             if entry.kind == "step" and entry.name.startswith(_STEP) and entry.ok:
                 for asked in msgspec.json.decode(entry.value)["asked"]:
-                    assert journal is not None
                     journal.number("ask", asked)

@@ -41,7 +41,7 @@ current: ContextVar[Asker | None] = ContextVar("current", default=None)
 """The call in whose task something happens. Over HTTP `mcp` carries it to the server's requests in that call."""
 
 
-class Link:
+class ServerLink:
     """A connection, open or about to be."""
 
     def __init__(self, connection: "Connection") -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from keephold.errors import ConfigError, KeepholdError
 from keephold.platforms import machine
-from keephold.platforms.flags import O_NOFOLLOW
+from keephold.platforms.unix import O_NOFOLLOW
 from keephold.private_file import NotPrivateError, read_private, replace_private
 
 _BYTES = 1 << 20

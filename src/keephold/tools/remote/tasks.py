@@ -132,7 +132,7 @@ class TasksExtension(ClientExtension):
     identifier = "io.modelcontextprotocol/tasks"
 
     def __init__(self) -> None:
-        self._news: dict[str, TaskNotifications] = {}
+        self._notifications: dict[str, TaskNotifications] = {}
 
     def claims(self) -> Sequence[ResultClaim[Any]]:
         return (ResultClaim(result_type="task", model=TaskCreated, resolve=_made),)
@@ -141,13 +141,13 @@ class TasksExtension(ClientExtension):
         return (NotificationBinding(method="notifications/tasks", params_type=TaskState, handler=self._pushed),)
 
     async def _pushed(self, state: TaskState) -> None:
-        pushed = self._news.get(state.task_id)
+        pushed = self._notifications.get(state.task_id)
         if pushed is not None:
             pushed.put(state)
 
     async def listen(self, session: ClientSession, task: str, pushed: TaskNotifications) -> None:
         """Have the server push the task's states to `pushed`, as long as it does."""
-        self._news[task] = pushed
+        self._notifications[task] = pushed
         wanted = types.SubscriptionFilter.model_validate({"taskIds": [task]})
         params = types.SubscriptionsListenRequestParams(notifications=wanted)
         try:
@@ -155,7 +155,7 @@ class TasksExtension(ClientExtension):
         except (MCPError, ValueError) as error:
             _log.debug("nothing is pushed about a task: %s", error)
         finally:
-            del self._news[task]
+            del self._notifications[task]
             pushed.over()
 
 

@@ -12,7 +12,6 @@ import msgspec
 from keephold.errors import ConfigError, ToolError
 from keephold.schema.canonical import check_parameters
 from keephold.tools.base import Action, Invocation, Live, Sink, Tool
-from keephold.tools.call import Call
 from keephold.tools.function import _Task
 from keephold.tools.remote.asking import Asker
 from keephold.tools.remote.connection import AWAY_SECS, Connection
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult
     from mcp.types import Tool as ListedTool
 
-    from keephold.tools.remote.link import Link
+    from keephold.tools.remote.link import ServerLink
 
 _ANYTHING = {"type": "object", "properties": {}, "additionalProperties": True}
 _STEP = "task "
@@ -38,16 +37,16 @@ class Remote:
         """Calls that run here, or will be tried again here."""
 
     def start(self, invocation: Invocation, sink: Sink) -> Live:
-        call = Call(invocation, sink, threaded=False)
-        live = _Running(call, sink)
-        live.start(self._run, {"call": call, "arguments": invocation.arguments})
+        asker = Asker(invocation, sink)
+        live = _Running(asker.call, sink)
+        live.start(self._run, {"asker": asker})
         return live
 
-    async def _run(self, call: Call, arguments: dict[str, Any]) -> Any:
-        self.connection.used_by(call.conversation)
-        asker, again = Asker(call), False
+    async def _run(self, asker: Asker) -> Any:
+        self.connection.used_by(asker.call.conversation)
+        again = False
         try:
-            return await self._value(asker, arguments)
+            return await self._value(asker)
         except ToolError as error:
             again = error.transient
             if asker.notes and error.code != "mcp_disconnected":
@@ -57,35 +56,36 @@ class Remote:
         finally:
             asker.close()
             if not again:
-                self._begun.discard(call.uid)
+                self._begun.discard(asker.call.uid)
 
-    async def _value(self, asker: Asker, arguments: dict[str, Any]) -> Any:
-        task = self._recorded(asker.call)
+    async def _value(self, asker: Asker) -> Any:
+        task = self._recorded(asker)
         if task is None:
-            self._check_begun(asker.call)
+            self._check_begun(asker.invocation)
             link = await self.connection.ready()
             self._check_there()
-            result = await self._result(link, asker, arguments)
+            result = await self._result(link, asker)
         else:
             await self.connection.again(AWAY_SECS)
             result = await self._followed(asker, task["taskId"], task["pollIntervalMs"])
-        from keephold.tools.remote.result import outcome_of
+        from keephold.tools.remote.following import outcome_of
 
         return outcome_of(result)
 
-    def _recorded(self, call: Call) -> Any:
+    def _recorded(self, asker: Asker) -> Any:
         """Return the task that this call became before its process died. A task that failed here is not followed again
         (R5).
         """
-        if call._journal is None or call.uid in self._begun:
+        call = asker.invocation
+        if asker.journal is None or call.uid in self._begun:
             return None
-        entries = [entry for entry in call._invocation.entries if entry.kind == "step" and entry.name.startswith(_STEP)]
+        entries = [entry for entry in call.entries if entry.kind == "step" and entry.name.startswith(_STEP)]
         newest = max(entries, key=lambda entry: int(entry.name.removeprefix(_STEP)), default=None)
         return None if newest is None else msgspec.json.decode(newest.value)
 
-    def _check_begun(self, call: Call) -> None:
+    def _check_begun(self, call: Invocation) -> None:
         """Fail a call whose process died in the middle: its effects are unknown, so it is not repeated (R1, R5)."""
-        retry = call._invocation.tool.retry.policy
+        retry = call.tool.retry.policy
         if call.attempt > 1 and retry != "idempotent" and call.uid not in self._begun:
             text = "The process that ran this call ended before the server had answered it."
             raise ToolError(text, code="crashed", transient=retry == "never")
@@ -104,12 +104,12 @@ class Remote:
             )
             raise ToolError(text, code="mcp_error")
 
-    async def _result(self, link: "Link", asker: Asker, arguments: dict[str, Any]) -> "CallToolResult":
+    async def _result(self, link: "ServerLink", asker: Asker) -> "CallToolResult":
         from mcp.shared.exceptions import MCPError
         from pydantic import ValidationError
 
+        from keephold.tools.remote.following import failure, is_lost
         from keephold.tools.remote.link import current
-        from keephold.tools.remote.result import failure, is_lost
         from keephold.tools.remote.tasks import TaskMade
 
         async def report(progress: float, total: float | None, message: str | None) -> None:
@@ -118,6 +118,7 @@ class Remote:
         current.set(asker)  # of this task, which is the call's own
         link.calls.add(asker)
         try:
+            arguments = asker.invocation.arguments
             return await link.client.call_tool(self.tool, arguments, progress_callback=report)
         except TaskMade as made:
             task = made.task
@@ -133,19 +134,19 @@ class Remote:
 
     async def _followed(self, asker: Asker, task: str, poll_ms: int | None, *, new: bool = False) -> "CallToolResult":
         """Return the result of a task. A new one is recorded first, so that it is found again."""
-        from keephold.tools.remote.following import Following
+        from keephold.tools.remote.following import TaskFollower
 
         async def made(task: Any) -> Any:
             return task
 
-        call, following = asker.call, Following(self.connection, asker, task, poll_ms)
+        call, following = asker.call, TaskFollower(self.connection, asker, task, poll_ms)
         try:
-            if new and call._journal is not None:
+            if new and asker.journal is not None:
                 known = {"taskId": task, "pollIntervalMs": poll_ms}
                 await call.durable().run_json(f"{_STEP}{call.attempt}", known, made)
             return await following.result()
         except BaseException:
-            if not getattr(call._sink, "handing_over", False):  # otherwise the next runtime follows it (R6)
+            if not getattr(asker.sink, "handing_over", False):  # otherwise the next runtime follows it (R6)
                 await following.cancel()
             raise
 

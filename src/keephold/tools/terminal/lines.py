@@ -18,7 +18,7 @@ from keephold.tools.terminal.emulator import SCROLLBACK
 _KEPT = 1 << 17
 """The number of latest bytes from which lines are made, at least; at most twice as many."""
 _SAYS = (
-    "A full-screen program is running. What it shows cannot be told: no terminal emulator is installed.",
+    "A full-screen program is running. Its screen is unknown: no terminal emulator is installed.",
     "`pip install 'keephold[terminal]'` brings one.",
 )
 _HEARD = re.compile(

@@ -32,7 +32,45 @@ _CONTROLS = bytes(byte for byte in (*range(0x20), 0x7F) if byte != 0x09)
 _IUTF8 = 0o40000  # `termios` has no name for it
 
 
-class Pty:
+class TerminalSide:
+    """Our side of a program's terminal: the settings that decide what typing does."""
+
+    @property
+    def master(self) -> int | None:
+        """Its descriptor; None if it is not open."""
+        raise NotImplementedError
+
+    def write(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    @property
+    def echo(self) -> bool:
+        """Whether the terminal shows what is typed."""
+        return bool(self._flags() & termios.ECHO)
+
+    @property
+    def canonical(self) -> bool:
+        """Whether the program gets whole lines; otherwise every key as it is pressed."""
+        return bool(self._flags() & termios.ICANON)
+
+    def _flags(self) -> int:
+        return 0 if self.master is None else int(termios.tcgetattr(self.master)[3])
+
+    @property
+    def eof(self) -> bytes:
+        """The character that ends the input in line mode: Ctrl-D, unless the program chose another."""
+        return b"\x04" if self.master is None else eof_of(termios.tcgetattr(self.master))
+
+    def send_eof(self) -> None:
+        """Type that character."""
+        self.write(self.eof)
+
+    def interrupts(self, data: bytes) -> bool:
+        """Whether typing this discards input that was typed before and not read."""
+        return self.master is not None and interrupt_in(self.master, data) >= 0
+
+
+class Pty(TerminalSide):
     """A started program. All calls and callbacks are on the loop's thread; no callback comes out of the constructor."""
 
     def __init__(
@@ -99,26 +137,12 @@ class Pty:
 
     @property
     def master(self) -> int | None:
-        """Our side of the terminal; None once it is closed."""
         return self._master
 
     def resize(self, rows: int, cols: int) -> None:
         """Resize the terminal; the program gets SIGWINCH."""
         if self._master is not None:
             termios.tcsetwinsize(self._master, (rows, cols))
-
-    @property
-    def echo(self) -> bool:
-        """Whether the terminal shows what is typed."""
-        return bool(self._flags() & termios.ECHO)
-
-    @property
-    def canonical(self) -> bool:
-        """Whether the program gets whole lines; otherwise every key as it is pressed."""
-        return bool(self._flags() & termios.ICANON)
-
-    def _flags(self) -> int:
-        return 0 if self._master is None else int(termios.tcgetattr(self._master)[3])
 
     def _foreground(self) -> Iterable[int]:
         try:
@@ -154,24 +178,11 @@ class Pty:
         if unread + more > UNREAD_LIMIT:
             raise input_not_read(unread, more)
 
-    def interrupts(self, data: bytes) -> bool:
-        """Whether typing this discards input that was typed before and not read."""
-        return self._master is not None and interrupt_in(self._master, data) >= 0
-
     def _take_back(self) -> None:
         assert self._slave is not None
         self._unsent.clear()
         self._taken = self._line = 0
         termios.tcflush(self._slave, termios.TCIFLUSH)
-
-    @property
-    def eof(self) -> bytes:
-        """The character that ends the input in line mode: Ctrl-D, unless the program chose another."""
-        return b"\x04" if self._master is None else eof_of(termios.tcgetattr(self._master))
-
-    def send_eof(self) -> None:
-        """Type that character."""
-        self.write(self.eof)
 
     def _flush(self) -> None:
         assert self._master is not None

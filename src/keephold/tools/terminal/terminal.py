@@ -34,9 +34,7 @@ from keephold.tools.terminal.emulator import Emulator, SupportsCells, open_emula
 from keephold.tools.terminal.emulator_worker import WorkerEmulator
 from keephold.tools.terminal.keys import as_bytes
 from keephold.tools.terminal.pty import Pty
-from keephold.tools.terminal.recent import Recent
-from keephold.tools.terminal.restoring import Size, first_size, start_of, steps
-from keephold.tools.terminal.veil import HELD_BACK, Veil
+from keephold.tools.terminal.stream import HELD_BACK, Recent, Size, Veil, first_size, start_of, steps
 
 KEYS_AFTER = 0.1
 """Seconds between a new size and input, and, where single keys are read, between text and keys of one `apply`:
@@ -205,9 +203,9 @@ class _Call:
     def started(self) -> bool:
         return isinstance(self._pty, KeptPty) and self._pty.started
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         if isinstance(self._pty, KeptPty):
-            self._pty.let_go()
+            self._pty.release()
             self._call_file = None  # the program may read it later
             self._closed()
 

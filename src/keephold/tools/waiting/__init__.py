@@ -4,15 +4,20 @@ from collections.abc import Iterable
 
 from keephold.extras import CEL, installed, need
 from keephold.tools.base import Tool
-from keephold.tools.waiting.api_hosts import ALLOW_HOST, allow_host_tool
+from keephold.tools.waiting.changing import cancel_tool, complete_tool, update_tool
 from keephold.tools.waiting.cleanup import gc_tool
-from keephold.tools.waiting.complete import complete_tool
 from keephold.tools.waiting.create import create_tool
-from keephold.tools.waiting.execute import STEP, agent_step_tool, execute_agent_tool, execute_workflow_tool
+from keephold.tools.waiting.execute import (
+    ALLOW_HOST,
+    STEP,
+    agent_step_tool,
+    allow_host_tool,
+    execute_agent_tool,
+    execute_workflow_tool,
+)
 from keephold.tools.waiting.listing import list_tool
 from keephold.tools.waiting.tasks import task_tools
 from keephold.tools.waiting.tool import WaitToolHost
-from keephold.tools.waiting.update_cancel import cancel_tool, update_tool
 from keephold.tools.waiting.wait import sleep_tool, wait_for_multiple_tool, wait_for_tool
 
 __all__ = ["INTERNAL", "LASTING", "NAMES", "WAITING", "WaitToolHost", "need_packages", "wait_tools"]
@@ -50,21 +55,21 @@ def need_packages(names: Iterable[str]) -> None:
         need("serve", "`execute_workflow_async`", CEL, "httpx2")
 
 
-def wait_tools(around: WaitToolHost) -> list[Tool]:
+def wait_tools(host: WaitToolHost) -> list[Tool]:
     """Make all wait tools; that of workflows only if it can run, so that recovery leaves its calls to others (R1)."""
     return [
-        sleep_tool(around),
-        create_tool(around),
-        wait_for_tool(around),
-        wait_for_multiple_tool(around),
-        complete_tool(around),
-        list_tool(around),
-        update_tool(around),
-        cancel_tool(around),
-        gc_tool(around),
-        execute_agent_tool(around),
-        *([execute_workflow_tool(around)] if installed(CEL) else ()),
-        agent_step_tool(around),
-        allow_host_tool(around),
-        *task_tools(around),
+        sleep_tool(host),
+        create_tool(host),
+        wait_for_tool(host),
+        wait_for_multiple_tool(host),
+        complete_tool(host),
+        list_tool(host),
+        update_tool(host),
+        cancel_tool(host),
+        gc_tool(host),
+        execute_agent_tool(host),
+        *([execute_workflow_tool(host)] if installed(CEL) else ()),
+        agent_step_tool(host),
+        allow_host_tool(host.detached),
+        *task_tools(host),
     ]

@@ -150,12 +150,12 @@ class Agents:
         agent = self._agents.get(arguments["agentId"])
         return {} if agent is None or agent.max_running is None else {f"agent:{agent.id}": agent.max_running}
 
-    async def run(self, around: WaitToolHost, call: Call, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    async def run(self, host: WaitToolHost, call: Call, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Run an agent and return its result. Its timeout starts when its handle is made (W5)."""
         request = read_request(arguments)
         agent = self.find(request.agent_id)
         limit = request.timeout_ms or None
-        left = None if limit is None else around.created(call) + limit / 1000 - around.now()
+        left = None if limit is None else host.created(call) + limit / 1000 - host.now()
         if limit is not None and left is not None and left <= 0:  # it was queued, paused or without an owner too long
             raise ToolError(timed_out(limit), code="timeout")
         try:
@@ -165,7 +165,7 @@ class Agents:
             if limit is None or not timeout.expired():
                 raise
             raise ToolError(timed_out(limit), code="timeout") from None
-        return _result(request, value, around.now())
+        return _result(request, value, host.now())
 
 
 async def permitted(call: Call, agent: Agent, detached: str) -> None:

@@ -37,14 +37,14 @@ RETURNS = reply(
 )
 
 
-def gc_tool(around: WaitToolHost) -> Tool:
-    @wait_tool(around, PARAMETERS, RETURNS, hints=ENDS | {"title": "Remove settled wait handles"})
+def gc_tool(host: WaitToolHost) -> Tool:
+    @wait_tool(host, PARAMETERS, RETURNS, hints=ENDS | {"title": "Remove settled wait handles"})
     async def gc_wait_handles(call: Call, arguments: Arguments) -> Reply:
         """Remove wait handles that have settled, and their results. Use it only to tidy up when you are asked to: old
         ones go by themselves, and results that are removed cannot be read again. Returns how many were removed, and the
         first ids.
         """
-        registry = around.registry
+        registry = host.registry
         op = _op(call, arguments, registry.clock.now())
         dry = bool(arguments.get("dryRun"))
         records: list[Record] = []
@@ -64,7 +64,7 @@ def gc_tool(around: WaitToolHost) -> Tool:
         }
         if not gone and await registry.store.turn(call.conversation) is not None:
             answer["message"] = "Nothing goes while a turn of this conversation is open."
-        return around.show(answer)
+        return host.replies.object(answer)
 
     return gc_wait_handles
 
@@ -98,7 +98,7 @@ class WaitArchive:
         try:
             self._append(b"".join(lines))
         except OSError as error:
-            why = f"{self._path}: cannot be appended to: {error.strerror}; nothing was let go ([wait_handles] archive)"
+            why = f"{self._path}: cannot be appended to: {error.strerror}; nothing was deleted ([wait_handles] archive)"
             raise KeepholdError(why, code="store_unavailable") from None
 
     def _append(self, data: bytes) -> None:

@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from keephold.durable.calls import Durability
 from keephold.durable.deferred import Pending, TimedPending
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Failure, Stopped
+from keephold.store.base import Record
 from keephold.text import instant, to_json
 from keephold.tools.base import Launch, Launching, SpawnPolicy, Tool
 from keephold.tools.call import Call
 from keephold.tools.toolbox import Tools
 from keephold.tools.waiting.tool import WRITES, WaitToolHost, function_tool, object_schema
-from keephold.tools.waiting.view import TYPES, duration, number, one_of, reply, status, text
+from keephold.tools.waiting.view import TYPES, duration, number, one_of, status, text
+from keephold.tools.waiting.view import reply as reply_of
 
 NAME = "create_wait_handle"
 EXISTS = "Wait handle {id} already exists"
@@ -40,28 +41,47 @@ PARAMETERS = object_schema(
     timeoutMs=TIMEOUT,
     priority=PRIORITY,
 )
-RETURNS = reply(
+RETURNS = reply_of(
     "success handleId type status startTime timeout? metadata? priority? key? completeUrl?",
-    key=text("Of a hook: whoever has it may complete the handle, once."),
-    completeUrl=text("Of a hook, where keephold serves: POST the result here."),
+    key=text("Only for a hook: the key that completes the handle, once."),
+    completeUrl=text("Only for a hook, if keephold serves HTTP: POST the result here."),
 )
 
 
-def create_tool(around: WaitToolHost) -> Tool:
+def create_tool(host: WaitToolHost) -> Tool:
     async def create_wait_handle(call: Call, **arguments: Any) -> Pending:
         """Create a wait handle for tracking an async operation. Use it for work outside keephold, by a webhook or a
         person; it starts nothing. `complete_wait_handle` ends it, and `wait_for` gets the result. Returns at once, for
         a `hook` with the `key` that completes it.
         """
         await call.completion_key()
-        return timed(arguments.get("timeoutMs"), around.created(call))
+        return timed(arguments.get("timeoutMs"), host.created(call))
+
+    async def reply(handle: Handle, record: Record) -> dict[str, Any]:
+        state, given = handle.state, record.arguments
+        if isinstance(state, Stopped) and handle.parking is None and isinstance(state.outcome, Failure):
+            raise ToolError(state.outcome.message, code=state.outcome.code)
+        answer = {
+            "success": True,
+            "handleId": handle.id,
+            "type": handle.kind,
+            "status": status(handle),
+            "startTime": instant(state.created),
+        }
+        answer |= {"timeout": given["timeoutMs"]} if given.get("timeoutMs") else {}
+        answer |= {key: given[key] for key in ("metadata", "priority") if given.get(key) is not None}
+        if handle.kind == "hook":
+            key, url = await host.waits.key_of(record), host.durability().complete_url
+            answer["key"] = str(key)
+            answer |= {} if url is None else {"completeUrl": f"{url}/{key}"}
+        return answer
 
     return function_tool(
         PARAMETERS,
         create_wait_handle,
         returns=RETURNS,
         unshown=frozenset(("priority",)),  # it never queues
-        launching=Launching(read=_read, reply=_reply, parks=True, once=EXISTS),
+        launching=Launching(read=_read, reply=reply, parks=True, once=EXISTS),
         on_crash="replay",
         spawn=SpawnPolicy(on_turn_end="keep"),
         hints=WRITES | {"title": "Create a wait handle"},
@@ -112,27 +132,3 @@ def timed(timeout_ms: float | None, created: float) -> Pending:
 def timed_out(timeout_ms: float) -> str:
     """Return the message of a timeout."""
     return f"Operation timed out after {number(timeout_ms)}ms"
-
-
-async def _reply(handle: Handle, durability: Durability) -> dict[str, Any]:
-    state = handle.state
-    if isinstance(state, Stopped) and handle.parking is None and isinstance(state.outcome, Failure):
-        raise ToolError(state.outcome.message, code=state.outcome.code)
-    record = await durability.registry.store.handle(handle.uid)
-    assert record is not None
-    given = record.arguments
-    answer = {
-        "success": True,
-        "handleId": handle.id,
-        "type": handle.kind,
-        "status": status(handle),
-        "startTime": instant(state.created),
-    }
-    answer |= {"timeout": given["timeoutMs"]} if given.get("timeoutMs") else {}
-    answer |= {key: given[key] for key in ("metadata", "priority") if given.get(key) is not None}
-    if handle.kind == "hook":
-        key = await durability.waits.key_of(record)
-        answer["key"] = str(key)
-        if durability.complete_url is not None:
-            answer["completeUrl"] = f"{durability.complete_url}/{key}"
-    return answer

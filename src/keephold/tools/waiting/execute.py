@@ -2,19 +2,22 @@
 
 A workflow is durable: a crash resumes it at its step. The results of a failed one's steps are its output, in one line
 of JSON: `wait_for` shows it as `partialResult`, and `read_output` reads it.
+
+Whether a workflow may send requests to a host that the configuration does not list, the user is asked (K10) in a call
+of its own, so that the answer is kept: a workflow that runs again after a crash finds the call by its name.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal
 
-from keephold.durable.calls import Durability
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle, OnStop
-from keephold.handles.registry import Registry
+from keephold.handles.question import Question
 from keephold.handles.state import Failure
 from keephold.ids import made_id
+from keephold.store.base import Record
 from keephold.text import instant, to_json
 from keephold.tools.base import Launch, Launching, QuestionPolicy, RetryPolicy, SpawnPolicy, Tool
 from keephold.tools.call import Call
@@ -23,15 +26,54 @@ from keephold.tools.function import Function
 from keephold.tools.signature import Signature
 from keephold.tools.toolbox import Tools, has
 from keephold.tools.waiting.agents import EXECUTE, MAY_RUN, PERMISSION, permitted, read_request
-from keephold.tools.waiting.api_hosts import ALLOW_HOST
 from keephold.tools.waiting.create import PRIORITY, TIMEOUT, timed_out
-from keephold.tools.waiting.tool import End, WaitToolHost, function_tool, object_schema
+from keephold.tools.waiting.tool import WaitToolHost, function_tool, object_schema
 from keephold.tools.waiting.view import COUNT, TEXT, came_to, label, reply, status, text
 from keephold.tools.waiting.wait import first, wait
 from keephold.tools.workflow import PARAMETERS as OF_WORKFLOWS
 from keephold.tools.workflow import WorkflowFailed, read_workflow, run_workflow
+from keephold.tools.workflow.definition import all_steps, config_of
 from keephold.tools.workflow.http import Http
-from keephold.tools.workflow.shape import all_steps, config_of
+
+ALLOW_HOST = "allow_api_host"
+"""The tool that asks, and the id of its question. Only workflows call it."""
+_PARAMETERS = object_schema("host request", host={"type": "string"}, request={"type": "object"})
+
+
+def allow_host_tool(detached: str) -> Tool:
+    """Make the tool; `detached` is that of `WaitToolHost`.
+
+    It returns if the user allows the host, and raises `ToolError` if not.
+    """
+
+    async def allow_api_host(call: Call, host: str, request: dict[str, Any]) -> bool:
+        """Ask the user whether a workflow may send requests to a host."""
+        question = Question(
+            id=ALLOW_HOST,
+            text=f"May this workflow send requests to `{host}`?",
+            pre_amble=f"The first request is:\n{to_json(request).decode()}",
+            answer_type="Boolean",
+        )
+        try:
+            allowed = await call.ask(question)
+        except ToolError as error:
+            if error.code != "question_unanswered":
+                raise
+            if detached != "auto":
+                raise ToolError(
+                    f"A workflow needs permission to send requests to `{host}`, and nobody is there to give it. To "
+                    f'allow it, add "{host}" to `api_hosts` in [workflows], or set `detached = "auto"` in '
+                    "[conversation].",
+                    code="permission_denied",
+                ) from None
+            allowed = True
+        if not allowed:
+            raise ToolError(f"The user does not allow requests to `{host}`.", code="permission_denied")
+        return True
+
+    exclusive = {ALLOW_HOST: QuestionPolicy(exclusive=True)}
+    return function_tool(_PARAMETERS, allow_api_host, source="python", questions=exclusive)
+
 
 _RETRY = object_schema(
     "maxAttempts",
@@ -62,36 +104,41 @@ def _retry(arguments: Mapping[str, Any]) -> RetryPolicy | None:
     )
 
 
-def _started(handle: Handle, what: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the reply to a call that started `what`."""
-    waiting = to_json({"handleId": handle.id}).decode()
-    answer = {
-        "async": True,
-        "handleId": handle.id,
-        "status": status(handle),
-        "message": f"{what} execution started asynchronously. Wait for it with wait_for {waiting}.",
-        "startTime": instant(handle.state.created),
-    }
-    return answer | ({"timeout": arguments["timeoutMs"]} if arguments.get("timeoutMs") else {})
+def _launching(host: WaitToolHost, kind: str, own: Callable[[dict[str, Any]], dict[str, Any]], **how: Any) -> Launching:
+    """Return how a call starts an agent or a workflow. `own` returns further fields of the reply."""
+
+    async def reply(handle: Handle, record: Record) -> dict[str, Any]:
+        given, waiting = record.arguments, to_json({"handleId": handle.id}).decode()
+        timeout_ms = given.get("timeoutMs")
+        if timeout_ms and handle.active:
+            _Overdue(host, handle, timeout_ms)
+        answer = {
+            "async": True,
+            "handleId": handle.id,
+            "status": status(handle),
+            "message": f"{kind} execution started asynchronously. Wait for it with wait_for {waiting}.",
+            "startTime": instant(handle.state.created),
+        }
+        return answer | ({"timeout": timeout_ms} if timeout_ms else {}) | own(given)
+
+    return Launching(reply=reply, numbered=True, **how)
 
 
 class _Overdue:
     """Ends a call at its timeout while no attempt of it runs: before the first one, or between two (W5)."""
 
-    def __init__(self, registry: Registry, handle: Handle, timeout_ms: float, end: End) -> None:
-        self._registry = registry
+    def __init__(self, host: WaitToolHost, handle: Handle, timeout_ms: float) -> None:
+        self._host = host
         self._handle = handle
         self._ms = timeout_ms
-        self._end = end
-        left = handle.state.created + timeout_ms / 1000 - registry.clock.now()
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, left), self._due)
-        handle.watch(OnStop(lambda _: self._timer.cancel()))
+        left = handle.state.created + timeout_ms / 1000 - host.now()
+        timer = asyncio.get_running_loop().call_later(max(0.0, left), self._due)
+        handle.watch(OnStop(lambda _: timer.cancel()))
 
     def _due(self) -> None:
-        handle, run = self._handle, self._handle.run
-        if handle.active and not self._registry.closing and (run is None or run.live is None):
-            error = Failure(timed_out(self._ms), "timeout")
-            self._registry.run_soon(self._end(handle, error, "timeout"))
+        handle, run, registry = self._handle, self._handle.run, self._host.registry
+        if handle.active and not registry.closing and (run is None or run.live is None):
+            registry.run_soon(self._host.services.end(handle, Failure(timed_out(self._ms), "timeout"), "timeout"))
 
 
 STEP = "agent_step"
@@ -135,14 +182,14 @@ AGENT_RETURNS = reply(f"{_STARTED} agentId")
 class _AgentRuns(Function):
     """Runs agents, of each at most its `max_running` at once."""
 
-    def __init__(self, around: WaitToolHost, *, asks: bool = False) -> None:
+    def __init__(self, host: WaitToolHost, *, asks: bool = False) -> None:
         """`asks`: nothing has asked yet whether the agent may run."""
-        agents = around.agents
+        agents = host.agents
 
         async def run(call: Call, **arguments: Any) -> dict[str, Any]:
             if asks:
-                await permitted(call, agents.find(arguments["agentId"]), around.detached)
-            return await agents.run(around, call, arguments)
+                await permitted(call, agents.find(arguments["agentId"]), host.detached)
+            return await agents.run(host, call, arguments)
 
         super().__init__(run, Signature(DESCRIPTION, AGENT_PARAMETERS, "call", None))
         self.slots_of = agents.slots_of
@@ -152,13 +199,13 @@ class _AgentRuns(Function):
         return self._agents.has(arguments["agentId"])
 
 
-def agent_step_tool(around: WaitToolHost) -> Tool:
+def agent_step_tool(host: WaitToolHost) -> Tool:
     """Make the tool that a workflow's step calls to run an agent: a call with its own journal and queue entry (G2)."""
     return Tool(
         name=STEP,
         description="Run an agent to its end, for a step of a workflow.",
         parameters=AGENT_PARAMETERS,
-        runtime=_AgentRuns(around, asks=True),
+        runtime=_AgentRuns(host, asks=True),
         kind="agent",
         errors="object",
         offered=False,
@@ -167,9 +214,9 @@ def agent_step_tool(around: WaitToolHost) -> Tool:
     )
 
 
-def execute_agent_tool(around: WaitToolHost) -> Tool:
+def execute_agent_tool(host: WaitToolHost) -> Tool:
     """Make the tool for agents."""
-    agents = around.agents
+    agents = host.agents
 
     def read(arguments: Mapping[str, Any], now: float, tools: Tools | None) -> Launch:
         request = read_request(arguments)
@@ -188,20 +235,13 @@ def execute_agent_tool(around: WaitToolHost) -> Tool:
             questions=agent.questions,
         )
 
-    async def reply(handle: Handle, durability: Durability) -> dict[str, Any]:
-        record = await durability.registry.store.handle(handle.uid)
-        assert record is not None
-        if handle.active and record.arguments.get("timeoutMs"):
-            _Overdue(durability.registry, handle, record.arguments["timeoutMs"], around.end)
-        return _started(handle, "Agent", record.arguments) | {"agentId": record.arguments["agentId"]}
-
     return Tool(
         name=EXECUTE,
         description=DESCRIPTION,
         parameters=AGENT_PARAMETERS,
         returns=AGENT_RETURNS,
-        runtime=_AgentRuns(around),
-        launching=Launching(read=read, reply=reply, numbered=True),
+        runtime=_AgentRuns(host),
+        launching=_launching(host, "Agent", lambda given: {"agentId": given["agentId"]}, read=read),
         kind="agent",
         errors="object",
         offered=False,
@@ -214,9 +254,9 @@ WORKFLOW_PARAMETERS = {**OF_WORKFLOWS, "properties": {**OF_WORKFLOWS["properties
 WORKFLOW_RETURNS = reply(f"{_STARTED} workflowId name stepCount")
 
 
-def execute_workflow_tool(around: WaitToolHost) -> Tool:
+def execute_workflow_tool(host: WaitToolHost) -> Tool:
     def read(arguments: Mapping[str, Any], now: float, tools: Tools | None) -> Launch:
-        missing = list(islice(_missing(arguments["steps"], around, tools), _SHOWN))
+        missing = list(islice(_missing(arguments["steps"], host, tools), _SHOWN))
         if missing:  # refused now, and not recovered after a crash: another process may have it (R1)
             raise ToolError("; ".join(missing), code="invalid_arguments")
         id, name, count = arguments["workflowId"], arguments["name"], len(arguments["steps"])
@@ -229,36 +269,30 @@ def execute_workflow_tool(around: WaitToolHost) -> Tool:
         )
 
     async def check(arguments: Mapping[str, Any]) -> None:
-        await read_workflow(_definition(arguments), around.expressions)
+        await read_workflow(_definition(arguments), host.expressions)
 
     async def execute_workflow_async(call: Call, **arguments: Any) -> dict[str, Any]:
         """Execute a workflow asynchronously. Returns a handle at once; wait for its result with wait_for. Use it for
         several steps that need no decision of yours in between; they continue after a crash. Do not use it for one call
         of a tool. The result is that of the last step; a failed workflow has the steps' results in `partialResult`.
         """
-        workflow = await read_workflow(_definition(arguments), around.expressions)
-        conversation = _Conversation(call, around)
+        workflow = await read_workflow(_definition(arguments), host.expressions)
+        conversation = _Conversation(call, host)
         try:
             return await run_workflow(
                 workflow,
                 call.durable(),
                 conversation,
-                expressions=around.expressions,
-                now=around.now,
-                http=Http(private=around.private_addresses, hosts=around.api_hosts, permit=conversation.may_ask),
+                expressions=host.expressions,
+                now=host.now,
+                http=Http(private=host.private_addresses, hosts=host.api_hosts, permit=conversation.may_ask),
             )
         except WorkflowFailed as failed:
             call.emit(to_json(failed.partial) + b"\n")
             raise
 
-    async def reply(handle: Handle, durability: Durability) -> dict[str, Any]:
-        record = await durability.registry.store.handle(handle.uid)
-        assert record is not None
-        given = record.arguments
-        if handle.active and given.get("timeoutMs"):
-            _Overdue(durability.registry, handle, given["timeoutMs"], around.end)
-        more = {"workflowId": given["workflowId"], "name": given["name"], "stepCount": len(given["steps"])}
-        return _started(handle, "Workflow", given) | more
+    def own(given: dict[str, Any]) -> dict[str, Any]:
+        return {"workflowId": given["workflowId"], "name": given["name"], "stepCount": len(given["steps"])}
 
     return function_tool(
         WORKFLOW_PARAMETERS,
@@ -266,7 +300,7 @@ def execute_workflow_tool(around: WaitToolHost) -> Tool:
         returns=WORKFLOW_RETURNS,
         source="python",
         kind="workflow",
-        launching=Launching(read=read, check=check, reply=reply, numbered=True),
+        launching=_launching(host, "Workflow", own, read=read, check=check),
         on_crash="replay",
         spawn=SpawnPolicy(on_turn_end="keep"),
         hints={"title": "Run a workflow", "readOnlyHint": False, "destructiveHint": True, "openWorldHint": True},
@@ -277,7 +311,7 @@ def _definition(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if key != "retry"}
 
 
-def _missing(steps: Any, around: WaitToolHost, tools: Tools | None) -> Iterator[str]:
+def _missing(steps: Any, host: WaitToolHost, tools: Tools | None) -> Iterator[str]:
     """Yield the unknown tools and agents that steps name, nested ones included. A name may also be an expression.
 
     Tools that the conversation is not offered are unknown; for a workflow that was started before, only those that this
@@ -286,27 +320,29 @@ def _missing(steps: Any, around: WaitToolHost, tools: Tools | None) -> Iterator[
         where, config = f"step `{shortened(step['id'])}`", config_of(step)
         match step["type"], config.get("name"), config.get("agentId"):
             case "tool", str() as name, _:
-                if not (around.has_tool(name) if tools is None else has(tools, name)):
+                if not (host.has_tool(name) if tools is None else has(tools, name)):
                     yield f"{where}: there is no tool `{shortened(name)}`"
             case "agent", _, str() as name:
-                if not around.agents.has(name, tools):
+                if not host.agents.has(name, tools):
                     yield f"{where}: there is no agent `{shortened(name)}`"
 
 
 class _Conversation:
     """The conversation that a workflow runs in (a `WorkflowHost`)."""
 
-    def __init__(self, call: Call, around: WaitToolHost) -> None:
+    def __init__(self, call: Call, host: WaitToolHost) -> None:
         self._call = call
-        self._around = around
+        self._host = host
 
     async def tool(self, name: str, arguments: dict[str, Any], entry: str, *, internal: bool = False) -> Any:
         call, label = self._call, f"{self._call.uid}:{entry}"
         again = call.attempt > 1
-        return await self._around.run(call.conversation, name, arguments, label=label, again=again, internal=internal)
+        return await self._host.services.run(
+            call.conversation, name, arguments, label=label, again=again, internal=internal
+        )
 
     async def agent(self, agent_id: str, parameters: dict[str, Any], entry: str) -> Any:
-        self._around.agents.find(agent_id, await self._around.offered(self._call.conversation))
+        self._host.agents.find(agent_id, await self._host.offered(self._call.conversation))
         return await self.tool(STEP, {**parameters, "agentId": agent_id}, entry, internal=True)
 
     async def may_ask(self, host: str, request: dict[str, Any], entry: str) -> None:
@@ -314,13 +350,13 @@ class _Conversation:
         await self.tool(ALLOW_HOST, {"host": host, "request": request}, entry, internal=True)
 
     async def wait(self, ids: Sequence[str], mode: Literal["all", "any", "race"]) -> Any:
-        handles = tuple((await self._around.find_all(self._call, ids)).values())
-        waited = await wait(self._around, self._call, mode, handles, None)
+        handles = tuple((await self._host.find_all(self._call, ids)).values())
+        waited = await wait(self._host, self._call, mode, handles, None)
         if waited.needs_input:
-            what = "cannot go on: the handle waits for input"
+            what = "cannot continue: the handle waits for input"
             raise ToolError(f"waiting for {', '.join(ids)} {what}", code="not_running")
         counted = (first(waited),) if mode == "race" else handles
-        said = {each.id: came_to(each, self._around.text) for each in counted}
+        said = {each.id: came_to(each, self._host.replies.printed) for each in counted}
         good = {id: each["result"] for id, each in said.items() if "result" in each}
         bad = [f"{id} failed: {each['error']}" for id, each in said.items() if "error" in each]
         if (bad and mode != "any") or not good:

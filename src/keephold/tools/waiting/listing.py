@@ -55,13 +55,13 @@ RETURNS = reply(
 )
 
 
-def list_tool(around: WaitToolHost) -> Tool:
-    @wait_tool(around, PARAMETERS, RETURNS, hints=READS | {"title": "List wait handles", "idempotentHint": True})
+def list_tool(host: WaitToolHost) -> Tool:
+    @wait_tool(host, PARAMETERS, RETURNS, hints=READS | {"title": "List wait handles", "idempotentHint": True})
     async def list_wait_handles(call: Call, arguments: Arguments) -> Reply:
         """List all wait handles with optional filtering. Use it to find an id or what is pending; `wait_for` gets
         results. Returns counts and a page of handles, oldest first.
         """
-        registry = around.registry
+        registry = host.registry
         wanted = Filter(arguments)
         limit = arguments.get("limit") or _PAGE
         tally = await registry.store.tally(call.conversation)
@@ -79,7 +79,7 @@ def list_tool(around: WaitToolHost) -> Tool:
         }
         if len(handles) < len(records):
             answer["nextCursor"] = records[len(handles) - 1].uid
-        return around.show(answer, limit=PAGE_LIMIT)
+        return host.replies.object(answer, limit=PAGE_LIMIT)
 
     return list_wait_handles
 

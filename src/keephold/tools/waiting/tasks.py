@@ -19,7 +19,7 @@ from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Reply, Running
 from keephold.ids import check_id
-from keephold.store.base import Annotated, HandleQuery, Parking, Record, Registered, Resolution, Store
+from keephold.store.base import Annotated, HandleQuery, Parking, Record, Registered, Resolution
 from keephold.text import instant
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
@@ -100,89 +100,8 @@ CREATE = "create_task"
 _PAGE = 1000
 
 
-async def load(around: WaitToolHost, call: Call, task_id: str) -> tuple[Task, Handle] | None:
-    """Return the task of that id and its handle, or None."""
-    try:
-        handle = await around.find(call, f"task_{task_id}")
-    except ToolError as error:
-        if error.code in ("handle_not_found", "handle_expired"):
-            return None
-        raise
-    if handle.tool.name != CREATE or handle.metadata is None:
-        raise ToolError(
-            f"Task {task_id} cannot be: its handle id {handle.id} is that of a handle of `{handle.tool.name}`",
-            code="handle_of_another_tool",
-        )
-    return from_metadata(handle.metadata), handle
-
-
-async def create(around: WaitToolHost, call: Call, task: Task) -> Handle:
-    """Make the handle of a task, in one commit. Raises `KeepholdError`, `batch_rejected`, if its id is active."""
-    registry = around.registry
-    now, tool = around.now(), registry.tool(CREATE)
-    new = registry.new_handle(
-        id=check_id(f"task_{task.task_id}"),
-        tool=tool,
-        conversation=call.conversation,
-        turn=call.turn,
-        call_id=call.id,
-        stateful=True,
-        kind="custom",
-    )
-    kept = {key: value for key, value in to_metadata(task).items() if value is not None}
-    record = Record(
-        uid=new.uid,
-        id=new.id,
-        tool=tool.name,
-        conversation=call.conversation,
-        turn=call.turn,
-        batch=0,
-        position=0,
-        call_id="",
-        stateful=True,
-        state=Running(now, now),
-        arguments={"taskId": task.task_id, "taskName": task.task_name},
-        kind="custom",
-        metadata=kept,
-        parking=Parking(),
-    )
-    await registry.write((Registered(record), await around.waits.opening(new.uid, call.conversation)), keep=False)
-    handle = registry.adopt(record)
-    registry.on_created((handle,))
-    return handle
-
-
-async def change(around: WaitToolHost, handle: Handle, task: Task) -> None:
-    """Write a changed task, and complete its handle if the task is completed.
-
-    Raises `KeepholdError` `already_stopped` if it was completed meanwhile.
-    """
-    registry, changes = around.registry, Annotated(handle.uid, metadata=to_metadata(task))
-    if task.status != "completed":
-        (record,) = await registry.write((changes,), keep=False)
-        registry.annotated(handle, record)
-        return
-    result = Resolution("ok", task.shown(around.now()))
-    resolved = await around.waits.complete(handle, result, (changes,))
-    if resolved.status != "accepted":
-        raise KeepholdError("the task was completed by somebody else", code="already_stopped")
-    handle.metadata = {key: value for key, value in to_metadata(task).items() if value is not None}
-
-
-async def all_tasks(store: Store, conversation: str) -> Sequence[Task]:
-    """Return the tasks of the conversation, in the order they were made."""
-    newest: dict[str, Record] = {}
-    after = None
-    while records := await store.handles(
-        HandleQuery(conversation=conversation, kind="custom", after=after, limit=_PAGE)
-    ):
-        after = records[-1].uid
-        newest |= {record.id: record for record in records if record.tool == CREATE}
-    return [from_metadata(record.metadata) for record in newest.values() if record.metadata is not None]
-
-
 _ID = {"type": "string", "minLength": 1, "maxLength": 100, "description": "The task's id, which you choose."}
-_NAME = {"minLength": 1, **label("What is to be done.")}
+_NAME = {"minLength": 1, **label("The work to do.")}
 _STATUS = {"type": "string", "enum": list(STATUSES)}
 _METADATA = {"type": "object", "description": "Labels, up to 8 KiB. Default: none."}
 _TIMER = "timerActive{0} isPaused{0} elapsedMs{0} elapsedTime{0} startTime? endTime?"
@@ -198,7 +117,7 @@ CREATE_PARAMETERS = object_schema(
 UPDATE_PARAMETERS = object_schema(
     "taskId status",
     taskId=_ID,
-    taskName={**_NAME, "description": "What is to be done. Needed if the task is new. Default: as it is."},
+    taskName={**_NAME, "description": "The work to do. Needed if the task is new. Default: as it is."},
     status=one_of(STATUSES, "The new status."),
     metadata={"type": "object", "description": "Keys to set; others stay. Default: none."},
     autoTimer={"type": "boolean", "description": "The timer runs while the task is in progress. Default: true."},
@@ -210,7 +129,7 @@ LIST_PARAMETERS = object_schema(
 )
 _ONE = object_schema("taskId", taskId=_ID)
 PAUSE_PARAMETERS = object_schema(
-    "taskId action", taskId=_ID, action=one_of(("pause", "resume"), "What to do with the timer.")
+    "taskId action", taskId=_ID, action=one_of(("pause", "resume"), "Pause or resume the timer.")
 )
 
 CREATED = reply(f"success timerInitialized? {_TASK}", status=_STATUS)
@@ -228,54 +147,149 @@ TIMER = reply(
 LISTED = reply(
     "tasks count omittedCount? stats?",
     tasks={"type": "array", "items": SHOWN},
-    omittedCount={**COUNT, "description": "So many more would not fit into the reply."},
+    omittedCount={**COUNT, "description": "The number of tasks that did not fit into the reply."},
     stats={"type": "object"},
 )
 
 
-def task_tools(around: WaitToolHost) -> list[Tool]:
-    """Make all six."""
-    show, tool = around.show, partial(wait_tool, around, scheduling="serial")
-    changing = asyncio.Lock()  # held between reading a task and writing it
+class Tasks:
+    """The tasks of all conversations, and the tools for them."""
 
-    @tool(CREATE_PARAMETERS, CREATED, hints=WRITES)
-    async def create_task(call: Call, arguments: Arguments) -> Reply:
+    def __init__(self, host: WaitToolHost) -> None:
+        self._host = host
+        self._changing = asyncio.Lock()
+        """Held between reading a task and writing it."""
+
+    # Reading and writing
+
+    async def _load(self, call: Call, task_id: str) -> tuple[Task, Handle] | None:
+        """Return the task of that id and its handle, or None."""
+        try:
+            handle = await self._host.find(call, f"task_{task_id}")
+        except ToolError as error:
+            if error.code in ("handle_not_found", "handle_expired"):
+                return None
+            raise
+        if handle.tool.name != CREATE or handle.metadata is None:
+            raise ToolError(
+                f"Task {task_id} cannot be: its handle id {handle.id} is that of a handle of `{handle.tool.name}`",
+                code="handle_of_another_tool",
+            )
+        return from_metadata(handle.metadata), handle
+
+    async def _find(self, call: Call, arguments: Arguments) -> tuple[Task, Handle]:
+        found = await self._load(call, arguments["taskId"])
+        if found is None:
+            raise ToolError(f"Task {arguments['taskId']} not found", code="handle_not_found")
+        return found
+
+    async def _all(self, conversation: str) -> Sequence[Task]:
+        """Return the tasks of the conversation, in the order they were made."""
+        newest: dict[str, Record] = {}
+        after = None
+        while records := await self._host.registry.store.handles(
+            HandleQuery(conversation=conversation, kind="custom", after=after, limit=_PAGE)
+        ):
+            after = records[-1].uid
+            newest |= {record.id: record for record in records if record.tool == CREATE}
+        return [from_metadata(record.metadata) for record in newest.values() if record.metadata is not None]
+
+    async def _make(self, call: Call, task: Task) -> Handle:
+        """Make the handle of a task, in one commit. Raises `ToolError` if its id is active."""
+        registry, now = self._host.registry, self._host.now()
+        tool = registry.tool(CREATE)
+        new = registry.new_handle(
+            id=check_id(f"task_{task.task_id}"),
+            tool=tool,
+            conversation=call.conversation,
+            turn=call.turn,
+            call_id=call.id,
+            stateful=True,
+            kind="custom",
+        )
+        record = Record(
+            uid=new.uid,
+            id=new.id,
+            tool=tool.name,
+            conversation=call.conversation,
+            turn=call.turn,
+            batch=0,
+            position=0,
+            call_id="",
+            stateful=True,
+            state=Running(now, now),
+            arguments={"taskId": task.task_id, "taskName": task.task_name},
+            kind="custom",
+            metadata=_kept(task),
+            parking=Parking(),
+        )
+        opening = await self._host.waits.opening(new.uid, call.conversation)
+        try:
+            await registry.write((Registered(record), opening), keep=False)
+        except KeepholdError as error:
+            raise (_exists(task.task_id) if error.code == "batch_rejected" else error) from None
+        handle = registry.adopt(record)
+        registry.on_created((handle,))
+        return handle
+
+    async def _write(self, call: Call, handle: Handle | None, task: Task) -> Handle:
+        """Write a task: to its handle, or to a new one if it has none or that has settled."""
+        if handle is None or not handle.active:
+            begun = task if task.status != "completed" else _open(task)
+            handle = await self._make(call, begun)
+            if begun is task:
+                return handle
+        try:
+            await self._change(handle, task)
+        except KeepholdError as error:
+            raise (_completed(task) if error.code == "already_stopped" else error) from None
+        return handle
+
+    async def _change(self, handle: Handle, task: Task) -> None:
+        """Write a changed task, and complete its handle if the task is completed. Raises `KeepholdError`."""
+        registry, changes = self._host.registry, Annotated(handle.uid, metadata=to_metadata(task))
+        if task.status != "completed":
+            (record,) = await registry.write((changes,), keep=False)
+            registry.annotated(handle, record)
+            return
+        result = Resolution("ok", task.shown(self._host.now()))
+        resolved = await self._host.waits.complete(handle, result, (changes,))
+        if resolved.status != "accepted":
+            raise _completed(task)
+        handle.metadata = _kept(task)
+
+    # Tools
+
+    async def create_task(self, call: Call, arguments: Arguments) -> Reply:
         """Create a task with a timer. Use it to keep track of work in several steps, and to measure it; it runs
         nothing. To change a task, use `update_task_status`. Returns the task, whose handle `task_<taskId>` others can
         wait for.
         """
-        id, now = arguments["taskId"], around.now()
-        async with changing:
-            if await load(around, call, id) is not None:
+        id, now = arguments["taskId"], self._host.now()
+        async with self._changing:
+            if await self._load(call, id) is not None:
                 raise _exists(id)
             new = Task(task_id=id, task_name=arguments["taskName"], metadata=small(arguments.get("metadata") or {}))
             task = new.moved(arguments.get("initialStatus") or "not-started", now)
-            await make(call, task)
-        return show({"success": True, "timerInitialized": True, **task.shown(now)})
+            await self._make(call, task)
+        return self._host.replies.object({"success": True, "timerInitialized": True, **task.shown(now)})
 
-    async def make(call: Call, task: Task) -> Handle:
-        try:
-            return await create(around, call, task)
-        except KeepholdError as error:
-            raise (_exists(task.task_id) if error.code == "batch_rejected" else error) from None
-
-    @tool(UPDATE_PARAMETERS, UPDATED, hints=WRITES)
-    async def update_task_status(call: Call, arguments: Arguments) -> Reply:
+    async def update_task_status(self, call: Call, arguments: Arguments) -> Reply:
         """Set the status of a task. Completing it completes its wait handle, task_<taskId>. Use it when work on the
         task begins, stops or ends; with `taskName` it also creates the task. Returns the status before and after, and
         the time worked.
         """
-        id, status, now = arguments["taskId"], arguments["status"], around.now()
-        async with changing:
-            found = await load(around, call, id)
+        id, status, now = arguments["taskId"], arguments["status"], self._host.now()
+        async with self._changing:
+            found = await self._load(call, id)
             if found is None and "taskName" not in arguments:
                 raise ToolError(f"Task {id} not found; `taskName` would make it", code="handle_not_found")
             before = None if found is None else found[0].status
-            if before == status == "completed":
-                raise Refused(f"Task {id} is already completed", code="already_stopped", currentStatus="completed")
             task, handle = found or (Task(task_id=id, task_name=arguments["taskName"]), None)
+            if before == status == "completed":
+                raise _completed(task)
             task = _said(task, arguments).moved(status, now, timer=arguments.get("autoTimer", True))
-            handle = await write(call, handle, task)
+            handle = await self._write(call, handle, task)
         moved = f'Task "{task.task_name}" status updated: {before or "new"} → {status}'
         answer = {
             "success": True,
@@ -287,67 +301,41 @@ def task_tools(around: WaitToolHost) -> list[Tool]:
             "metadata": task.metadata,
         }
         answer["message"] = f"{moved} (timer: {answer['elapsedTime']})"
-        return show(answer, shown=() if handle.active else (handle,))
+        return self._host.replies.object(answer, shown=() if handle.active else (handle,))
 
-    async def write(call: Call, handle: Handle | None, task: Task) -> Handle:
-        """Write a task: to its handle, or to a new one if it has none or that has settled."""
-        if handle is None or not handle.active:
-            begun = task if task.status != "completed" else _open(task)
-            handle = await make(call, begun)
-            if begun is task:
-                return handle
-        try:
-            await change(around, handle, task)
-        except KeepholdError as error:
-            if error.code != "already_stopped":
-                raise
-            why = f"Task {task.task_id} is already completed"
-            raise Refused(why, code="already_stopped", currentStatus="completed") from None
-        return handle
-
-    @tool(_ONE, SHOWN, hints=READS)
-    async def get_task(call: Call, arguments: Arguments) -> Reply:
+    async def get_task(self, call: Call, arguments: Arguments) -> Reply:
         """Get a task. Use it if you know the id; `list_tasks` finds it. Returns its status, timer and metadata."""
-        return show((await find(call, arguments))[0].shown(around.now()))
+        return self._host.replies.object((await self._find(call, arguments))[0].shown(self._host.now()))
 
-    @tool(_ONE, TIMER, hints=READS)
-    async def get_task_timer(call: Call, arguments: Arguments) -> Reply:
+    async def get_task_timer(self, call: Call, arguments: Arguments) -> Reply:
         """Get how long a task has been worked on. Use it for the time alone; `get_task` has everything. Returns the
         milliseconds, and whether the timer runs.
         """
-        return show((await find(call, arguments))[0].shown(around.now()))
+        return await self.get_task(call, arguments)
 
-    async def find(call: Call, arguments: Arguments) -> tuple[Task, Handle]:
-        found = await load(around, call, arguments["taskId"])
-        if found is None:
-            raise ToolError(f"Task {arguments['taskId']} not found", code="handle_not_found")
-        return found
-
-    @tool(PAUSE_PARAMETERS, TIMER, hints=WRITES)
-    async def pause_resume_task_timer(call: Call, arguments: Arguments) -> Reply:
+    async def pause_resume_task_timer(self, call: Call, arguments: Arguments) -> Reply:
         """Pause or resume the timer of a task. Use it for interruptions; when work ends, set the status instead.
         Returns the timer. The status stays as it is.
         """
-        pause, now = arguments["action"] == "pause", around.now()
-        async with changing:
-            task, handle = await find(call, arguments)
+        pause, now = arguments["action"] == "pause", self._host.now()
+        async with self._changing:
+            task, handle = await self._find(call, arguments)
             if pause and task.since is None:
                 message = "Timer is already paused" if task.paused else "Timer is not running"
             elif not pause and not task.paused:
                 message = "Timer is not paused"
             else:
                 task = task.standing(now, paused=True) if pause else task.running(now)
-                await write(call, handle, task)
+                await self._write(call, handle, task)
                 message = "Timer paused" if pause else "Timer resumed"
-        return show({"success": True, **task.shown(now), "message": message})
+        return self._host.replies.object({"success": True, **task.shown(now), "message": message})
 
-    @tool(LIST_PARAMETERS, LISTED, hints=READS)
-    async def list_tasks(call: Call, arguments: Arguments) -> Reply:
+    async def list_tasks(self, call: Call, arguments: Arguments) -> Reply:
         """List the tasks. Use it to see what is left to do; for one task use `get_task`. Returns the tasks with their
         timers, and counts by status.
         """
-        now, wanted = around.now(), arguments.get("status") or "all"
-        every = await all_tasks(around.registry.store, call.conversation)
+        now, wanted = self._host.now(), arguments.get("status") or "all"
+        every = await self._all(call.conversation)
         chosen = [task for task in every if wanted in ("all", task.status)]
         match arguments.get("sortBy"):
             case "longest-running":
@@ -363,9 +351,20 @@ def task_tools(around: WaitToolHost) -> list[Tool]:
         if arguments.get("includeStats", True):
             counts = {status: sum(task.status == status for task in every) for status in STATUSES}
             answer["stats"] = {"total": len(every), "byStatus": counts}
-        return show(answer, limit=PAGE_LIMIT)
+        return self._host.replies.object(answer, limit=PAGE_LIMIT)
 
-    return [create_task, update_task_status, get_task, list_tasks, get_task_timer, pause_resume_task_timer]
+
+def task_tools(host: WaitToolHost) -> list[Tool]:
+    """Make all six."""
+    tasks, tool = Tasks(host), partial(wait_tool, host, scheduling="serial")
+    return [
+        tool(CREATE_PARAMETERS, CREATED, hints=WRITES)(tasks.create_task),
+        tool(UPDATE_PARAMETERS, UPDATED, hints=WRITES)(tasks.update_task_status),
+        tool(_ONE, SHOWN, hints=READS)(tasks.get_task),
+        tool(LIST_PARAMETERS, LISTED, hints=READS)(tasks.list_tasks),
+        tool(_ONE, TIMER, hints=READS)(tasks.get_task_timer),
+        tool(PAUSE_PARAMETERS, TIMER, hints=WRITES)(tasks.pause_resume_task_timer),
+    ]
 
 
 def _open(task: Task) -> Task:
@@ -380,6 +379,16 @@ def _said(task: Task, arguments: Arguments) -> Task:
         task_name=arguments.get("taskName") or task.task_name,
         metadata=small({**task.metadata, **(arguments.get("metadata") or {})}),
     )
+
+
+def _kept(task: Task) -> dict[str, Any]:
+    """Return the metadata of a handle whose task this is."""
+    return {key: value for key, value in to_metadata(task).items() if value is not None}
+
+
+def _completed(task: Task) -> Refused:
+    why = f"Task {task.task_id} is already completed"
+    return Refused(why, code="already_stopped", currentStatus="completed")
 
 
 def _exists(id: str) -> ToolError:

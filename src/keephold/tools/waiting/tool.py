@@ -4,28 +4,29 @@ An error of the call is an object, too: `{"error": …, "isError": true}` (W7).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from keephold.durable.calls import Durability
 from keephold.durable.waits import Waits
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
+from keephold.handles.observing import Measure
 from keephold.handles.registry import Registry
-from keephold.handles.state import EndedBy, Failure, Reply
+from keephold.handles.state import Reply
 from keephold.store.base import HandleQuery
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.function import Function
 from keephold.tools.signature import Signature
 from keephold.tools.toolbox import Tools
-from keephold.tools.waiting.measure import Measure
-from keephold.tools.waiting.view import Text
 from keephold.tools.workflow.expressions import Expressions
 
 if TYPE_CHECKING:
     from keephold.tools.waiting.agents import Agents
+    from keephold.turn.replies import Replies
+    from keephold.turn.tool_services import ToolServices
 
 Arguments = dict[str, Any]
 Schema = dict[str, Any]
@@ -43,59 +44,15 @@ _OURS = "call:"
 """How the ids of one-shot calls begin, those of `sleep` among them (S6, W1)."""
 
 
-class Show(Protocol):
-    """Makes a reply of an object (`Replies.object`)."""
-
-    def __call__(
-        self,
-        value: Mapping[str, Any],
-        *,
-        is_error: bool = False,
-        code: str | None = None,
-        shown: Sequence[Handle] = (),
-        asked: Sequence[Handle] = (),
-        hint: str = "",
-        limit: int | None = None,
-    ) -> Reply: ...
-
-
-class End(Protocol):
-    """Ends a handle, in whichever process it runs."""
-
-    def __call__(self, handle: Handle, error: Failure, ended_by: EndedBy) -> Awaitable[None]:
-        """Return when it has stopped. Raises `ToolError` if it cannot be ended."""
-
-
-class RunTool(Protocol):
-    """Calls a tool one-shot in a conversation."""
-
-    def __call__(
-        self,
-        conversation: str,
-        name: str,
-        arguments: dict[str, Any],
-        *,
-        label: str,
-        again: bool,
-        internal: bool = False,
-    ) -> Awaitable[Any]:
-        """Return its result or raise `ToolError`. `internal`: the tool is one that no conversation is offered.
-
-        With `again`, a call of that label by a process that died is resumed or its outcome returned: the tool is not
-        called twice.
-        """
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitToolHost:
     """The runtime, as the wait tools see it."""
 
     durability: Callable[[], Durability]
     """The registry and keys, which are made after the tools."""
-    show: Show
-    text: Text
-    end: End
-    run: RunTool
+    replies: "Replies"
+    services: "ToolServices"
+    """Ends handles, and calls tools in a conversation."""
     has_tool: Callable[[str], bool]
     offered: Callable[[str], Awaitable[Tools]]
     """Returns the tools that a conversation is offered."""
@@ -181,7 +138,7 @@ def _in_our_words(id: str, error: ToolError) -> ToolError:
 
 
 def wait_tool(
-    around: WaitToolHost, parameters: Schema, returns: Schema, **fields: Any
+    host: WaitToolHost, parameters: Schema, returns: Schema, **fields: Any
 ) -> Callable[[Callable[[Call, Arguments], Awaitable[Reply]]], Tool]:
     """Make a wait tool of a function, whose name and docstring the model sees."""
 
@@ -194,7 +151,7 @@ def wait_tool(
                     raise
                 more = error.more if isinstance(error, Refused) else {}
                 answer = {"error": error.message, **more, "isError": True}
-                return around.show(answer, is_error=True, code=error.code)
+                return host.replies.object(answer, is_error=True, code=error.code)
 
         answered.__name__, answered.__doc__ = function.__name__, function.__doc__
         return function_tool(parameters, answered, returns=returns, **{"unrecorded": True, **fields})

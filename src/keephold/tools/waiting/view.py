@@ -21,7 +21,7 @@ STATUSES = ("pending", "completed", "failed", "timeout")
 
 _PARTIAL_BYTES = 1024 * 1024
 
-Text = Callable[[Handle], str]
+RenderedText = Callable[[Handle], str]
 """Returns the output or error of a handle, as a model sees it."""
 
 
@@ -55,7 +55,7 @@ def status(handle: Handle) -> str:
     return status_of(handle.state)
 
 
-def came_to(handle: Handle, text: Text) -> dict[str, Any]:
+def came_to(handle: Handle, text: RenderedText) -> dict[str, Any]:
     """Return the result or error of a handle that has stopped, and nothing for another."""
     state = handle.state
     if not isinstance(state, Stopped):

@@ -12,7 +12,7 @@ from typing import Any
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Reply, Stopped, Waiting
-from keephold.handles.view import Waited
+from keephold.handles.view import Waited, WaitQuery
 from keephold.handles.waits import Group, all_of, any_of, first_success
 from keephold.text import instant, to_json
 from keephold.tools.base import OutputView, Tool
@@ -20,7 +20,7 @@ from keephold.tools.call import Call
 from keephold.tools.waiting.tool import READS, Arguments, WaitToolHost, object_schema, wait_tool
 from keephold.tools.waiting.view import (
     COUNT,
-    Text,
+    RenderedText,
     came_to,
     duration,
     elapsed,
@@ -76,30 +76,30 @@ RETURNS_MULTIPLE = reply(
 )
 
 
-def wait_for_tool(around: WaitToolHost) -> Tool:
-    show, hints = around.show, READS | {"title": "Wait for an operation"}
+def wait_for_tool(host: WaitToolHost) -> Tool:
+    show, hints = host.replies.object, READS | {"title": "Wait for an operation"}
 
     @wait_tool(
-        around, PARAMETERS_ONE, RETURNS_ONE, scheduling="synchronising", task="never", hints=hints, unshown=_UNUSED
+        host, PARAMETERS_ONE, RETURNS_ONE, scheduling="synchronising", task="never", hints=hints, unshown=_UNUSED
     )
     async def wait_for(call: Call, arguments: Arguments) -> Reply:
         """Wait for a single async operation to complete. Use it for a handle of `create_wait_handle`, an agent or
         a workflow; `wait_for_multiple` for several; `await` for tools that you started in the background. Returns
         `status` and `result` or `error`, or `needsInput`.
         """
-        began = around.now()
-        handle = await around.find(call, arguments["handleId"])
+        began = host.now()
+        handle = await host.find(call, arguments["handleId"])
         timeout = _within(call, arguments)
-        waited = await wait(around, call, "all", (handle,), timeout)
-        now = around.now()
+        waited = await wait(host, call, "all", (handle,), timeout)
+        now = host.now()
         passed = milliseconds(now - began)
-        around.measure.waited("wait_for", "timeout" if waited.timed_out else status(handle), now - began)
+        host.measure.waited("wait_for", "timeout" if waited.timed_out else status(handle), now - began)
         if waited.timed_out:
             error = f"Wait timed out after {number(timeout or 0)}ms"
             answer = {"handleId": handle.id, "status": "timeout", "error": error, "elapsedMs": passed}
             return show(answer | progress_of(handle.progress))
         took, how = operation_ms(handle.state, now), status(handle)
-        answer = {"handleId": handle.id, "type": handle.kind, "status": how, **came_to(handle, around.text)}
+        answer = {"handleId": handle.id, "type": handle.kind, "status": how, **came_to(handle, host.replies.printed)}
         if waited.needs_input:
             answer |= {**wants(handle), **progress_of(handle.progress)}
         if how == "failed":
@@ -120,11 +120,11 @@ def wait_for_tool(around: WaitToolHost) -> Tool:
     return wait_for
 
 
-def wait_for_multiple_tool(around: WaitToolHost) -> Tool:
-    show, hints = around.show, READS | {"title": "Wait for several operations"}
+def wait_for_multiple_tool(host: WaitToolHost) -> Tool:
+    show, hints = host.replies.object, READS | {"title": "Wait for several operations"}
 
     @wait_tool(
-        around,
+        host,
         PARAMETERS_MULTIPLE,
         RETURNS_MULTIPLE,
         scheduling="synchronising",
@@ -139,14 +139,14 @@ def wait_for_multiple_tool(around: WaitToolHost) -> Tool:
         mode, timeout = arguments["mode"], _within(call, arguments)
         if not arguments["handleIds"]:
             raise ToolError("At least one handle ID required: `handleIds` is empty", code="invalid_arguments")
-        began = around.now()
-        handles = tuple((await around.find_all(call, arguments["handleIds"])).values())
-        waited = await wait(around, call, mode, handles, timeout)
-        now = around.now()
+        began = host.now()
+        handles = tuple((await host.find_all(call, arguments["handleIds"])).values())
+        waited = await wait(host, call, mode, handles, timeout)
+        now = host.now()
         passed = milliseconds(now - began)
         statuses = [status(handle) for handle in handles]
         answer: dict[str, Any] = {"mode": mode, "status": _verdict(mode, waited, statuses)}
-        around.measure.waited("wait_for_multiple", answer["status"], now - began)
+        host.measure.waited("wait_for_multiple", answer["status"], now - began)
         if waited.timed_out:
             answer["error"] = f"Wait timed out after {number(timeout or 0)}ms"
         elif mode == "race" and not waited.needs_input:
@@ -154,7 +154,7 @@ def wait_for_multiple_tool(around: WaitToolHost) -> Tool:
         answer |= _counts(statuses)
         if waited.needs_input:
             answer["needsInput"] = True
-        answer["results"] = {each.id: _entry(each, now, around.text, waited.needs_input) for each in handles}
+        answer["results"] = {each.id: _entry(each, now, host.replies.printed, waited.needs_input) for each in handles}
         _fit(answer["results"])
         if waited.timed_out:
             answer["elapsedMs"] = passed
@@ -178,14 +178,14 @@ def _within(call: Call, arguments: Arguments) -> float | None:
 
 
 async def wait(
-    around: WaitToolHost, call: Call, mode: str, handles: tuple[Handle, ...], timeout_ms: float | None
+    host: WaitToolHost, call: Call, mode: str, handles: tuple[Handle, ...], timeout_ms: float | None
 ) -> Waited:
     """Wait as the mode requires."""
     timeout = None if timeout_ms is None else timeout_ms / 1000
-    waited = await call.handles.wait_for([_group(mode, handles)], timeout, handles, call.pass_on)
+    waited = await call.handles.wait_for(WaitQuery([_group(mode, handles)], handles, timeout, call.pass_on))
     if waited.timed_out:  # W5: read again first; another process's wake-up may have been lost
-        await around.registry.refresh([handle.uid for handle in handles])
-        waited = await call.handles.wait_for([_group(mode, handles)], 0, handles)
+        await host.registry.refresh([handle.uid for handle in handles])
+        waited = await call.handles.wait_for(WaitQuery([_group(mode, handles)], handles, 0))
     return waited
 
 
@@ -232,7 +232,7 @@ def _counts(statuses: Sequence[str]) -> dict[str, int]:
     }
 
 
-def _entry(handle: Handle, now: float, said: Text, needs_input: bool) -> dict[str, Any]:
+def _entry(handle: Handle, now: float, said: RenderedText, needs_input: bool) -> dict[str, Any]:
     took = operation_ms(handle.state, now)
     entry = {"type": handle.kind, "status": status(handle), **came_to(handle, said)}
     if handle.active:
@@ -275,18 +275,18 @@ RETURNS = reply(
 )
 
 
-def sleep_tool(around: WaitToolHost) -> Tool:
-    @wait_tool(around, PARAMETERS, RETURNS, kind="timer", unrecorded=False, hints=READS | {"title": "Sleep"})
+def sleep_tool(host: WaitToolHost) -> Tool:
+    @wait_tool(host, PARAMETERS, RETURNS, kind="timer", unrecorded=False, hints=READS | {"title": "Sleep"})
     async def sleep(call: Call, arguments: Arguments) -> Reply:
         """Wait for a specified duration (simple timer/delay). Use it to pause before you try something again. Do not
         use it to wait for work: `wait_for` returns as soon as that is done. Returns how long it took.
         """
-        start = around.created(call)
+        start = host.created(call)
         wanted = arguments["durationMs"] / 1000
         sleeps = call.handles.within(wanted) or 0.0
-        while (left := start + sleeps - around.now()) > 0:  # noqa: ASYNC110 (nobody but time can tell)
+        while (left := start + sleeps - host.now()) > 0:  # noqa: ASYNC110 (nobody but time can tell)
             await asyncio.sleep(left)  # again if the time of day and the loop's disagree
-        end = around.now()
+        end = host.now()
         label = arguments.get("label")
         answer: dict[str, Any] = {"success": sleeps >= wanted} | ({} if label is None else {"label": label})
         if sleeps < wanted:  # the client would give up: it gets the shape of a wait that timed out (W3, M7)
@@ -294,6 +294,6 @@ def sleep_tool(around: WaitToolHost) -> Tool:
         answer |= {"requestedDurationMs": arguments["durationMs"], "actualDurationMs": milliseconds(end - start)}
         if sleeps < wanted:
             answer["remainingMs"] = milliseconds(start + wanted - end)
-        return around.show(answer | {"startTime": instant(start), "endTime": instant(end)})
+        return host.replies.object(answer | {"startTime": instant(start), "endTime": instant(end)})
 
     return sleep

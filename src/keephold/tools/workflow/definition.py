@@ -1,6 +1,8 @@
-"""A workflow that is ready to run: checked, its expressions included. `reading.py` makes it from arguments."""
+"""A workflow: its steps as a model wrote them, which is JSON that may be wrong in any way, and as it is ready to run,
+with its expressions checked. `reading.py` makes the second from the first."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -77,17 +79,17 @@ class Retry(msgspec.Struct, frozen=True):
         return float(min(self.base_delay_ms * 2 ** min(attempt - 1, 40), self.max_delay_ms) / 1000)
 
 
-class Agent(msgspec.Struct, frozen=True):
+class AgentStep(msgspec.Struct, frozen=True):
     agent_id: Value
     parameters: Value
 
 
-class Tool(msgspec.Struct, frozen=True):
+class ToolStep(msgspec.Struct, frozen=True):
     name: Value
     arguments: Value
 
 
-class Api(msgspec.Struct, frozen=True):
+class ApiStep(msgspec.Struct, frozen=True):
     request: Value
     """`{"method", "url", "headers", "body"?}`."""
     seconds: float
@@ -156,9 +158,9 @@ class WaitEvent(msgspec.Struct, frozen=True):
     event: str
 
 
-Kind = (
-    Agent | Tool | Api | Condition | Transform | Delay | Parallel | Loop | TryCatch | Switch | Merge | SetVariable
-    | GetVariable | WaitHandles | WaitEvent
+StepKind = (
+    AgentStep | ToolStep | ApiStep | Condition | Transform | Delay | Parallel | Loop | TryCatch | Switch | Merge
+    | SetVariable | GetVariable | WaitHandles | WaitEvent
 )  # fmt: skip
 
 
@@ -186,7 +188,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     type: str
-    kind: Kind
+    kind: StepKind
     expressions: tuple[Expression, ...] = ()
     """Those of its kind."""
     on_success: str | None = None
@@ -200,14 +202,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     retry: Retry = Retry(max_attempts=1)
 
     @property
-    def guards(self) -> tuple[Expression, ...]:
-        """The expressions that decide whether it is skipped."""
-        return tuple(each for each in (self.condition, self.skip_if) if each is not None)
-
-    @property
-    def go_on_if(self) -> tuple[bool, ...]:
-        """The values that its guards must have, each."""
-        return (*((True,) if self.condition is not None else ()), *((False,) if self.skip_if is not None else ()))
+    def guards(self) -> list[tuple[str, Expression, bool]]:
+        """The fields that decide whether it is skipped, and the value with which it is not."""
+        both = ("condition", self.condition, True), ("skipIf", self.skip_if, False)
+        return [(field, given, runs) for field, given, runs in both if given is not None]
 
     @property
     def goes_on(self) -> bool:
@@ -228,3 +226,75 @@ class Workflow(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None = None
     """Seconds, of the whole run."""
     priority: int = 0
+
+
+EACH = "each"
+"""The key of a loop's list."""
+_SHOWN = 200
+"""Characters of a text of the definition."""
+
+
+@dataclass(frozen=True)
+class NestedList:
+    """A list of steps in a step: what its entries are named by, and what it is called."""
+
+    key: str
+    name: str
+    steps: list[dict[str, Any]]
+
+
+def nested_lists(step: Mapping[str, Any]) -> list[NestedList]:
+    """Return the lists in a step."""
+    config = config_of(step)
+    match step["type"]:
+        case "condition":
+            given = [key for key in ("then", "else") if config.get(key) is not None]
+            return [NestedList(key, key, steps_of(config[key])) for key in given]
+        case "parallel":
+            branches = config.get("branches")
+            found = branches if isinstance(branches, list) else []
+            return [NestedList(str(at), f"branch {at + 1}", steps_of(each)) for at, each in enumerate(found)]
+        case "loop":
+            return [NestedList(EACH, "for each item", steps_of(config.get("steps")))]
+        case "try_catch":
+            return [NestedList(key, key, steps_of(config.get(key))) for key in ("try", "catch")]
+        case "switch":
+            cases = config.get("cases")
+            found_cases = [
+                NestedList(str(at), f"= {text_of(each.get('equals'))}", steps_of(each.get("steps")))
+                for at, each in enumerate(cases if isinstance(cases, list) else ())
+                if isinstance(each, Mapping)
+            ]
+            default = config.get("default")
+            return found_cases + ([] if default is None else [NestedList("default", "otherwise", steps_of(default))])
+    return []
+
+
+def steps_of(given: Any) -> list[dict[str, Any]]:
+    """Return the steps of a list that have an id and a type."""
+    if not isinstance(given, list):
+        return []
+    return [
+        each for each in given if isinstance(each, dict) and all(isinstance(each.get(k), str) for k in ("id", "type"))
+    ]
+
+
+def all_steps(given: Any) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a list, and those inside them."""
+    for step in steps_of(given):
+        yield step
+        for inner in nested_lists(step):
+            yield from all_steps(inner.steps)
+
+
+def config_of(step: Mapping[str, Any]) -> Mapping[str, Any]:
+    config = step.get("config")
+    return config if isinstance(config, Mapping) else {}
+
+
+def text_of(value: Any) -> str:
+    """Return a text of the definition, or an expression's, for people."""
+    if isinstance(value, Mapping) and isinstance(value.get("cel"), str):
+        value = value["cel"]
+    text = "" if value is None else value if isinstance(value, str) else str(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

@@ -11,6 +11,7 @@ step itself would not record that, an entry of its own says so.
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -37,10 +38,10 @@ from keephold.tools.workflow.expressions import NOTHING, Evaluated, Expressions,
 from keephold.tools.workflow.frame import (
     Cut,
     Deadline,
-    Failure,
     Frame,
     LimitReached,
     StepEnded,
+    StepFailed,
     WorkflowFailed,
     WorkflowHost,
     flat,
@@ -48,10 +49,12 @@ from keephold.tools.workflow.frame import (
     timed_out,
 )
 from keephold.tools.workflow.http import Http
-from keephold.tools.workflow.steps import NESTED, Work, leaf
+from keephold.tools.workflow.steps import NESTED, Work, leaf, unchanged
 
-_AT = "ended at "
+ENDED_AT = "ended at "
 """How the trace of a recorded error begins, which has its time."""
+STOPPED = "it was stopped: the time was up"
+"""The error of a step that the deadline of an enclosing one has interrupted."""
 _YIELD = 50
 """Visits after which a run yields to the loop."""
 MAX_KEPT = 16 * 1024 * 1024
@@ -61,7 +64,7 @@ MAX_KEPT = 16 * 1024 * 1024
 async def run_workflow(
     definition: Workflow,
     fx: Effects,
-    around: WorkflowHost,
+    host: WorkflowHost,
     *,
     expressions: Expressions,
     now: Callable[[], float],
@@ -73,7 +76,7 @@ async def run_workflow(
     `now` returns the time of day. It is called only where the answer is recorded, or to wait for a recorded time.
     `http` sends the requests of `api` steps (default: to no host).
     """
-    run = WorkflowRun(definition, fx, around, http or Http(), expressions, now, max_steps)
+    run = WorkflowRun(definition, fx, host, http or Http(), expressions, now, max_steps)
     try:
         return await run.whole()
     finally:
@@ -87,34 +90,36 @@ class WorkflowRun:
         self,
         definition: Workflow,
         fx: Effects,
-        around: WorkflowHost,
+        host: WorkflowHost,
         http: Http,
         expressions: Expressions,
         now: Callable[[], float],
         max_steps: int,
     ) -> None:
         self.fx = fx
-        self.around = around
+        self.host = host
         self.http = http
         self.expressions = expressions
         self.now = now
         self._definition = definition
         self._max_steps = max_steps
-        self.executed = 0
+        self._executed = 0
         self._kept = 0
         self.tasks = 0
         """Lists that run concurrently, in all steps."""
-        self.began = self._last = 0.0
+        self._ends: dict[str, float] = {}
+        """By the name of a visit of a step with nested steps: the latest end in it."""
+        self._began = self._last = 0.0
 
     async def whole(self) -> dict[str, Any]:
         definition = self._definition
-        self.began = self._last = await self._time("start")
+        self._began = self._last = await self._time("start")
         frame = Frame(input=definition.input, context=definition.context, data=definition.input)
         if definition.timeout is not None:
-            frame.deadline = Deadline(self.began + definition.timeout, "", definition.timeout)
+            frame.deadline = Deadline(self._began + definition.timeout, "", definition.timeout)
         try:
             await self.run_list(definition.steps, frame)
-        except (Failure, LimitReached) as failed:
+        except (StepFailed, LimitReached) as failed:
             raise WorkflowFailed(failed.error, self._result("failed", frame)) from None
         except Cut:
             error = ToolError(f"Operation timed out after {(definition.timeout or 0) * 1000:.0f}ms", code="timeout")
@@ -129,11 +134,11 @@ class WorkflowRun:
             "steps": flat(frame.records),
             "finalOutput": frame.data,
             "context": {**frame.whole_context(), "variables": dict(frame.variables)},
-            "executionTime": round((self._last - self.began) * 1000),
+            "executionTime": round((self._last - self._began) * 1000),
         }
 
     async def run_list(self, steps: Steps, frame: Frame) -> Any:
-        """Run a list to its end and return the data. Raises `Failure` or `Cut`."""
+        """Run a list to its end and return the data. Raises `StepFailed` or `Cut`."""
         visits: dict[str, int] = {}
         position = 0
         if not steps.steps:
@@ -141,17 +146,17 @@ class WorkflowRun:
         while position < len(steps.steps):
             step = steps.steps[position]
             visit = visits[step.id] = visits.get(step.id, 0) + 1
-            target = await self.visit(step, f"{frame.prefix}{step.id}:{visit}", frame)
+            target = await self._visit(step, f"{frame.prefix}{step.id}:{visit}", frame)
             if target == END:
                 break
             position = position + 1 if target is None else steps.positions[target]
         return frame.data
 
-    async def visit(self, step: Step, name: str, frame: Frame) -> str | None:
+    async def _visit(self, step: Step, name: str, frame: Frame) -> str | None:
         """Run a step once and return the target of its jump."""
         await self._count(step.id)
         total = float(len(self._definition.steps.steps)) if self._definition.straight else None
-        self.around.progress(self.executed - 1, total, f"{step.id} ({step.type})")
+        self.host.progress(self._executed - 1, total, f"{step.id} ({step.type})")
         try:
             ended = await self._run(step, name, frame)
         except Cut as cut:
@@ -159,11 +164,9 @@ class WorkflowRun:
             if cut.name != name:
                 if not cut.recorded:
                     cut.recorded = True
-                    self.record(
-                        step, name, frame, StepEnded(cut.at, error=ToolError("it was stopped: the time was up"))
-                    )
+                    self._record(step, frame, StepEnded(cut.at, error=ToolError(STOPPED)))
                 raise
-        self.record(step, name, frame, ended)
+        self._record(step, frame, ended)
         if ended.error is None:
             if not ended.skipped and not step.preserve_data:
                 frame.data = ended.result
@@ -174,23 +177,23 @@ class WorkflowRun:
         if step.goes_on:
             return step.on_error
         error = ended.error
-        raise Failure(
+        raise StepFailed(
             ToolError(f"step `{step.id}` failed: {error.message}", code=error.code, transient=error.transient)
         )
 
     async def _count(self, next: str) -> None:
         """Count a visit, an attempt, or a list without steps; together they are limited."""
-        self.executed += 1
-        if self.executed > self._max_steps:
+        self._executed += 1
+        if self._executed > self._max_steps:
             why = (
                 f"the workflow has executed {self._max_steps:,} steps, which is the limit; `{next}` was next. "
                 "Look for a jump that never ends"
             )
             raise LimitReached(ToolError(why, code="limit_exceeded"))
-        if not self.executed % _YIELD:
+        if not self._executed % _YIELD:
             await asyncio.sleep(0)  # recorded steps do not wait for anything
 
-    def record(self, step: Step, name: str, frame: Frame, ended: StepEnded) -> None:
+    def _record(self, step: Step, frame: Frame, ended: StepEnded) -> None:
         """Keep the end of a visit."""
         record: dict[str, Any] = {"stepId": step.id, "type": step.type}
         result = ended.result
@@ -203,6 +206,8 @@ class WorkflowRun:
         frame.records.append(record)
         frame.results[step.id] = result
         self._last = max(self._last, ended.at)
+        enclosing = frame.prefix[:-1].rpartition("/")[0]
+        self._ends[enclosing] = max(self._ends.get(enclosing, 0.0), ended.at)
         self._kept += len(msgspec.json.encode(result))
         if self._kept > MAX_KEPT:
             raise LimitReached(
@@ -214,9 +219,10 @@ class WorkflowRun:
             evaluated = await self._evaluate(step, name, frame)
             reason = _reason_to_skip(step, evaluated)
         except ToolError as error:
-            return StepEnded(await self._time(name), error=error)
+            return StepEnded(await self._time(name, error=_error(error)), error=error)
         if reason is not None:
-            return StepEnded(await self._time(name), {"skipped": True, "reason": reason}, skipped=True)
+            at = await self._time(name, skipped=reason)
+            return StepEnded(at, {"skipped": True, "reason": reason}, skipped=True)
         if type(step.kind) in NESTED:
             return await self._nested(step, name, frame, evaluated)
         if isinstance(step.kind, Delay):
@@ -229,14 +235,17 @@ class WorkflowRun:
         A step without effects evaluates its own when its work is done, so that a replay does not have to. If it has
         guards, they go along all the same.
         """
-        wanted = step.guards if isinstance(step.kind, PURE) and not step.guards else (*step.guards, *step.expressions)
+        guards = step.guards
+        wanted = [given for _, given, _ in guards]
+        if guards or not isinstance(step.kind, PURE):
+            wanted += step.expressions
         if not wanted:
             return NOTHING
         limit = f"{name}!"
         if self.fx.recorded(limit):
-            raise ToolError(**await self.fx.run_json(limit, None, _given))
+            raise ToolError(**await self.fx.run_json(limit, None, unchanged))
         try:
-            return await self.expressions.evaluate(wanted, frame.values, step.go_on_if)
+            return await self.expressions.evaluate(wanted, frame.values, [runs for *_, runs in guards])
         except Unavailable as error:
             raise LimitReached(error) from None
         except LimitHit as error:
@@ -250,20 +259,31 @@ class WorkflowRun:
         raise ToolError(**await self.fx.run_json(limit, None, say))
 
     async def _nested(self, step: Step, name: str, frame: Frame, evaluated: Evaluated) -> StepEnded:
-        """Run a step with nested steps, which record themselves; this entry is written after all of them."""
-        inner = frame.within("")
-        inner.deadline = await self._deadline(step, name, frame)
-        inner.guarded = frame.guarded or step.goes_on
+        """Run a step with nested steps. Its entry is written when it enters a list; its end is the last one in it."""
+        deadline, guarded = await self._deadline(step, name, frame), frame.guarded or step.goes_on
+        inner = replace(frame, prefix=f"{name}/", deadline=deadline, guarded=guarded)
         result, error = None, None
         try:
-            result = await NESTED[type(step.kind)](self, step.kind, name, inner, evaluated)
-        except Failure as failed:
+            result = await NESTED[type(step.kind)](self, step.kind, inner, evaluated)
+        except StepFailed as failed:
             error = failed.error
         except Cut as cut:
             if cut.name != name:
                 raise
             error = timed_out(step.timeout or 0)
-        return StepEnded(await self._time(name), result, error)
+            self._ends[name] = max(self._ends[name], cut.at)
+        at = self._ends.pop(name, None)
+        if at is None:  # it entered no list
+            at = await self._time(name, **({} if error is None else {"error": _error(error)}))
+        return StepEnded(at, result, error)
+
+    async def enter(self, frame: Frame, **lists: Any) -> None:
+        """Record that a step begins its nested steps: the `list` it has chosen, or how many `lists`, and `at_once`.
+
+        This is for `control/workflows.py`, which evaluates nothing. A replay evaluates the expressions again.
+        """
+        name = frame.prefix[:-1]
+        self._ends[name] = await self._time(name, **lists)
 
     async def _deadline(self, step: Step, name: str, frame: Frame) -> Deadline | None:
         """Return the deadline of a step. Its start is recorded, so that a restart does not extend it."""
@@ -318,7 +338,7 @@ class WorkflowRun:
         replay, so there only the progress reports it.
         """
         id = (await self.event_key(kind, name)).key_id
-        self.around.progress(self.executed - 1, None, f"{step.id} waits for the event `{kind.event}` (key_id {id})")
+        self.host.progress(self._executed - 1, None, f"{step.id} waits for the event `{kind.event}` (key_id {id})")
         if frame.concurrent:
             return
         try:
@@ -347,15 +367,15 @@ class WorkflowRun:
         async def function(_: Any) -> dict[str, Any]:
             entry = await self._attempt(name, work, deadline, limit)
             if final and "error" in entry:
-                raise ToolError(**entry["error"], trace=(f"{_AT}{entry['at']!r}",))
+                raise ToolError(**entry["error"], trace=(f"{ENDED_AT}{entry['at']!r}",))
             return entry
 
         try:
             entry: dict[str, Any] = await self.fx.run_json(name, work.given, function)
             return entry
         except ToolError as error:
-            if error.trace and error.trace[0].startswith(_AT):
-                return {"at": float(error.trace[0].removeprefix(_AT)), "error": _error(error)}
+            if error.trace and error.trace[0].startswith(ENDED_AT):
+                return {"at": float(error.trace[0].removeprefix(ENDED_AT)), "error": _error(error)}
             if error.code != "durable_effect_not_json":
                 raise  # the journal belongs to another workflow
             return {"at": self._last, "error": _error(error)}  # it is in the workflow itself, so it will always fail
@@ -384,14 +404,14 @@ class WorkflowRun:
             raised = ToolError(f"{type(error).__name__}: {error}")
         return {"at": self.now(), "error": _error(raised)}
 
-    async def _time(self, name: str) -> float:
-        """Return the time of day when this was first asked."""
+    async def _time(self, name: str, **more: Any) -> float:
+        """Return the time of day when this was first asked. `more` is recorded with it."""
 
-        async def ask(_: Any) -> float:
-            return self.now()
+        async def ask(_: Any) -> dict[str, Any]:
+            return {"at": self.now(), **more}
 
-        at: float = await self.fx.run_json(name, None, ask)
-        return at
+        entry = await self.fx.run_json(name, None, ask)
+        return float(entry["at"] if isinstance(entry, dict) else entry)  # earlier versions recorded the time alone
 
     async def _until(self, due: float, frame: Frame) -> float:
         """Wait until a time that follows from the journal. Raises `Cut` at the frame's deadline if that is earlier."""
@@ -406,19 +426,13 @@ class WorkflowRun:
 
 
 def _reason_to_skip(step: Step, evaluated: Evaluated) -> str | None:
-    for field, expression, skips in (("condition", step.condition, False), ("skipIf", step.skip_if, True)):
-        if expression is None:
-            continue
+    for field, expression, runs in step.guards:
         given = evaluated(expression)
         if not isinstance(given, bool):
             raise ToolError(f"`{field}` must give true or false, and `{shortened(expression.source)}` gives neither")
-        if given is skips:
+        if given is not runs:
             return f"{field} is {str(given).lower()}: {shortened(expression.source)}"
     return None
-
-
-async def _given(value: Any) -> Any:
-    return value
 
 
 def _error(error: ToolError) -> dict[str, Any]:

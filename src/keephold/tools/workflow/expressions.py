@@ -6,10 +6,11 @@ which runs `tools/cel.py` with limits. All expressions of a step travel in one r
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from keephold.errors import KeepholdError, ToolError
-from keephold.tools.cel import MAX_LENGTH, MAX_STEP_BYTES, shortened
+from keephold.tools.cel import MAX_STEP_BYTES, shortened
 from keephold.worker import RequestTooLarge, Worker, WorkerDied, WorkerUnavailable
 
 MAX_EXPRESSIONS = 5000
@@ -34,26 +35,14 @@ Values = Callable[[Reads], Mapping[str, Any]]
 """Returns the variables that are read."""
 
 
+@dataclass(slots=True, eq=False)
 class Expression:
     """An expression. `Expressions.compile` tells whether it can be used, and what it reads."""
 
-    __slots__ = ("in_loop", "reads", "source")
-
-    def __init__(self, source: str, in_loop: bool) -> None:
-        self.source = source
-        self.in_loop = in_loop
-        """Whether it may read `item` and `index`."""
-        self.reads: Reads = {}
-
-    def __repr__(self) -> str:
-        return f"Expression({self.source!r})"
-
-    @property
-    def too_long(self) -> str | None:
-        """Return what is wrong with its length."""
-        if len(self.source) <= MAX_LENGTH:
-            return None
-        return f"an expression has at most {MAX_LENGTH:,} characters, this one {len(self.source):,}"
+    source: str
+    in_loop: bool
+    """Whether it may read `item` and `index`."""
+    reads: Reads = field(default_factory=dict)
 
 
 class LimitHit(ToolError):

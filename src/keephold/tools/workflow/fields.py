@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from keephold.text import to_json
-from keephold.tools.cel import shortened
+from keephold.tools.cel import MAX_LENGTH, shortened
 from keephold.tools.workflow.definition import OpenArray, OpenObject, Value
 from keephold.tools.workflow.expressions import Expression
 
@@ -45,10 +45,11 @@ class Problems:
 
     def expression(self, path: str, source: str, in_loop: bool) -> Expression:
         expression = Expression(source, in_loop)
-        if expression.too_long is None:
+        if len(source) <= MAX_LENGTH:
             self._found.append((path, expression))
         else:
-            self.add(path, _unusable(expression.too_long))
+            long = f"an expression has at most {MAX_LENGTH:,} characters, this one {len(source):,}"
+            self.add(path, _unusable(long))
         return expression
 
     @property
@@ -125,7 +126,7 @@ class Fields:
     def choice(self, key: str, choices: tuple[str, ...]) -> str:
         """Read one of these, the first by default."""
         if self.has(key) and self.given[key] not in choices:
-            self.problems.add(self.at(key), f"is {_shown(self.given[key])}, and must be one of {', '.join(choices)}")
+            self.problems.add(self.at(key), f"is {shown(self.given[key])}, and must be one of {', '.join(choices)}")
             return choices[0]
         return self.given[key] if self.has(key) else choices[0]
 
@@ -138,10 +139,8 @@ class Fields:
             return []
         return list(self.given[key]) if self._is(key, list) else []
 
-    def expression(self, key: str, *, required: bool = False) -> Expression | None:
+    def expression(self, key: str) -> Expression | None:
         """Read a string of CEL."""
-        if required and not self.has(key):
-            self.problems.add(self.at(key), "is missing; it is a CEL expression")
         if not self.has(key) or not self._is(key, str):
             return None
         return self.problems.expression(self.at(key), self.given[key], self.in_loop)
@@ -151,7 +150,7 @@ class Fields:
         given = self.given.get(key, default)
         if key in self.given and kind is not None and not _is_expression(given) and not self._is(key, kind):
             given = default
-        if type(given) not in _NESTS or not _may_have_expressions(given):
+        if type(given) not in _NESTS or b'"cel"' not in to_json(given):  # a hundredth of the time of a search
             return Value(given)
         found: list[Expression] = []
         try:
@@ -186,7 +185,7 @@ class Fields:
         given = self.given[key]
         if isinstance(given, kind) and not (kind is int and isinstance(given, bool)):
             return True
-        self.problems.add(self.at(key), f"must be {_NAMES[kind]}, not {_shown(given)}")
+        self.problems.add(self.at(key), f"must be {_NAMES[kind]}, not {shown(given)}")
         return False
 
 
@@ -202,11 +201,6 @@ def _inside(path: str, key: str) -> str:
 
 class _TooManyParts(Exception):
     pass
-
-
-def _may_have_expressions(given: Any) -> bool:
-    """Whether it is worth a search. To look into its JSON takes a hundredth of the time."""
-    return b'"cel"' in to_json(given)
 
 
 def instead_of(name: str, known: Sequence[str], cutoff: float) -> str:
@@ -225,7 +219,8 @@ def _is_expression(given: Any) -> bool:
     return isinstance(given, dict) and set(given) == {"cel"} and isinstance(given["cel"], str)
 
 
-def _shown(given: Any) -> str:
+def shown(given: Any) -> str:
+    """Return a value in a few words."""
     match given:
         case None:
             return "null"

@@ -31,10 +31,10 @@ class Deadline:
 
 @dataclass(slots=True, kw_only=True)
 class Frame:
-    """One list of steps that is being run."""
+    """One list of steps that is being run, or one step with lists."""
 
     prefix: str = ""
-    """Prefix of the names of its steps in the journal."""
+    """Prefix of the names of its steps or lists in the journal."""
     input: Any
     context: Mapping[str, Any]
     data: Any
@@ -52,13 +52,13 @@ class Frame:
     guarded: bool = False
     """An enclosing step or list handles a failure."""
 
-    def within(self, prefix: str, *, loop: Mapping[str, Any] | None = None) -> "Frame":
-        """Return a frame for a list inside one of its steps, which writes to this one."""
-        return replace(self, prefix=prefix, loop=loop or self.loop)
+    def within(self, key: str | int, **more: Any) -> "Frame":
+        """Return a frame for a list of the step, which writes to this one. `more` differs in it."""
+        return replace(self, prefix=f"{self.prefix}{key}/", **more)
 
-    def beside(self, prefix: str, *, loop: Mapping[str, Any] | None = None) -> "Frame":
+    def beside(self, key: int, **more: Any) -> "Frame":
         """Return a frame for a concurrent list."""
-        frame = self.within(prefix, loop=loop)
+        frame = self.within(key, **more)
         frame.variables, frame.results = self.variables.new_child(), self.results.new_child()
         frame.records = []
         frame.concurrent = True
@@ -126,7 +126,7 @@ class _Raised(Exception):
         self.error = error
 
 
-class Failure(_Raised):
+class StepFailed(_Raised):
     """A step failed and no enclosing step has handled that yet."""
 
 

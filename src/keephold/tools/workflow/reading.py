@@ -2,31 +2,215 @@
 
 Everything is checked before anything runs: types, configs, ids, jumps, expressions and the steps they read. The JSON
 schema (`PARAMETERS`) does not describe a `config`: `read_workflow` checks it, and reports all mistakes at once.
+
+The `config` of each type of step has a reader, which gets the fields and a function that reads nested lists of steps.
+It notes mistakes and makes the kind of step.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
 from keephold.errors import ToolError
 from keephold.handles.state import LONGEST_LABEL
 from keephold.tools.cel import shortened
-from keephold.tools.workflow.configs import COMMON, READERS, RETRIED
+from keephold.tools.workflow import definition
 from keephold.tools.workflow.definition import (
     END,
     MAX_DEFINED,
     MAX_NESTING,
+    Mode,
     Retry,
     Step,
+    StepKind,
     Steps,
+    Value,
     Workflow,
     expressions_of,
 )
 from keephold.tools.workflow.expressions import MAX_EXPRESSIONS, MAX_SOURCE, Expression, Expressions
 from keephold.tools.workflow.fields import Fields, Problems, TooManyProblems, instead_of, some
 
+COMMON = ("preserveData", "continueOnError", "timeoutMs")
+"""Fields of every type."""
+RETRIED = ("agent", "tool", "api")
+"""Types with a `retry`."""
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+AGENT_PARAMETERS = (
+    "prompt", "model", "temperature", "maxTokens", "topP", "systemPrompt", "context", "tools", "documents",
+)  # fmt: skip
+
+
+Lists: TypeAlias = "_Reading"
+"""Reads lists of steps inside a config."""
+_API_SECS = 30.0
+"""Seconds for a request without `timeoutMs`."""
+Reader = Callable[[Fields, Lists], StepKind]
+
+
+def _agent(fields: Fields, _: Lists) -> StepKind:
+    if not fields.has("prompt"):
+        fields.problems.add(fields.at("prompt"), "is missing; it is the agent's task")
+    given = {key: fields.value(key) for key in AGENT_PARAMETERS if fields.has(key)}
+    return definition.AgentStep(_text(fields, "agentId"), _together(given))
+
+
+def _tool(fields: Fields, _: Lists) -> StepKind:
+    return definition.ToolStep(_text(fields, "name"), fields.value("arguments", dict, {}))
+
+
+def _api(fields: Fields, _: Lists) -> StepKind:
+    url = _text(fields, "url")
+    if isinstance(url.given, str) and url.given and not url.given.lower().startswith(("http://", "https://")):
+        fields.problems.add(fields.at("url"), "must begin with http:// or https://")
+    given = {"method": Value(fields.choice("method", METHODS)), "url": url}
+    given["headers"] = fields.value("headers", dict, {})
+    if "body" in fields.given:
+        given["body"] = fields.value("body")
+    return definition.ApiStep(_together(given), fields.seconds("timeoutMs") or _API_SECS)
+
+
+def _condition(fields: Fields, lists: Lists) -> StepKind:
+    expression = _expression(fields)
+    return definition.Condition(expression, _optional(fields, "then", lists), _optional(fields, "else", lists))
+
+
+def _transform(fields: Fields, _: Lists) -> StepKind:
+    return definition.Transform(_expression(fields))
+
+
+def _delay(fields: Fields, _: Lists) -> StepKind:
+    if fields.has("ms") and fields.has("duration"):
+        fields.problems.add(fields.path, "has both `ms` and `duration`; they are the same, give one")
+    key = "duration" if fields.has("duration") else "ms"
+    ms = fields.value(key, int, 1000)
+    if isinstance(fields.given.get(key), int):
+        fields.number(key, 1000, least=0, most=definition.MAX_DELAY_MS)
+    return definition.Delay(ms)
+
+
+def _parallel(fields: Fields, lists: Lists) -> StepKind:
+    branches, path, most = fields.array("branches"), fields.at("branches"), definition.MAX_BRANCHES
+    if fields.has("branches") and not 1 <= len(branches) <= most:
+        fields.problems.add(path, f"has {len(branches)}; from 1 to {most} are allowed")
+    read = [lists(each, f"{path}[{at}]", in_loop=fields.in_loop) for at, each in enumerate(branches)]
+    return definition.Parallel(tuple(read), fields.number("concurrency", 8, least=1, most=definition.MAX_CONCURRENCY))
+
+
+def _loop(fields: Fields, lists: Lists) -> StepKind:
+    return definition.Loop(
+        fields.value("items", list) if fields.has("items") else None,
+        lists(fields.array("steps"), fields.at("steps"), in_loop=True),
+        fields.number("maxIterations", 100, least=1, most=definition.MAX_ITERATIONS),
+        fields.number("concurrency", 1, least=1, most=definition.MAX_CONCURRENCY),
+    )
+
+
+def _try_catch(fields: Fields, lists: Lists) -> StepKind:
+    return definition.TryCatch(_steps(fields, "try", lists), _steps(fields, "catch", lists))
+
+
+def _switch(fields: Fields, lists: Lists) -> StepKind:
+    if "value" not in fields.given:
+        fields.problems.add(fields.at("value"), 'is missing; it is what is compared with the cases: {"cel": "…"}, say')
+    cases = []
+    for at, each in enumerate(fields.array("cases")):
+        path = f"{fields.at('cases')}[{at}]"
+        if not isinstance(each, Mapping):
+            fields.problems.add(path, 'must be an object: {"equals": …, "steps": […]}')
+            continue
+        case = Fields(each, path, fields.problems, in_loop=fields.in_loop)
+        case.only("equals", "steps")
+        if "equals" not in each:
+            fields.problems.add(case.at("equals"), "is missing; the case is taken when the value equals it")
+        cases.append((case.value("equals"), _steps(case, "steps", lists)))
+    return definition.Switch(fields.value("value"), tuple(cases), _optional(fields, "default", lists))
+
+
+def _merge(fields: Fields, _: Lists) -> StepKind:
+    if not fields.has("values"):
+        fields.problems.add(fields.at("values"), "is missing; it is an array of what is merged")
+    mode = fields.choice("mode", ("object", "array"))
+    return definition.Merge(fields.value("values", list, []), "array" if mode == "array" else "object")
+
+
+def _set_variable(fields: Fields, _: Lists) -> StepKind:
+    if "value" not in fields.given:
+        fields.problems.add(fields.at("value"), 'is missing; any value, or {"cel": "…"}')
+    return definition.SetVariable(fields.text("name"), fields.value("value"))
+
+
+def _get_variable(fields: Fields, _: Lists) -> StepKind:
+    return definition.GetVariable(fields.text("name"), fields.value("default") if "default" in fields.given else None)
+
+
+def _wait(fields: Fields, _: Lists) -> StepKind:
+    given = [key for key in ("handleId", "handleIds", "event") if fields.has(key)]
+    if len(given) != 1:
+        what = f"has {' and '.join(given)}" if given else "says not what to wait for"
+        fields.problems.add(fields.path, f"{what}; give one of `handleId`, `handleIds`, `event`")
+    if fields.has("mode") and "handleIds" not in given:
+        fields.problems.add(fields.at("mode"), "goes with `handleIds`")
+    mode = cast(Mode, fields.choice("mode", ("all", "any", "race")))
+    if fields.has("event"):
+        return definition.WaitEvent(fields.text("event"))
+    if fields.has("handleIds"):
+        ids = fields.value("handleIds", list, [])
+        if ids.given == []:
+            fields.problems.add(fields.at("handleIds"), "is empty; name at least one handle")
+        return definition.WaitHandles(ids, mode)
+    one = fields.value("handleId", str, "")
+    return definition.WaitHandles(Value(definition.OpenArray([one.given]), one.expressions), mode)
+
+
+def _text(fields: Fields, key: str) -> Value:
+    """Read a required string, or an expression in its place."""
+    if not fields.has(key) or isinstance(fields.given[key], str):
+        return Value(fields.text(key))
+    return fields.value(key, str, "")
+
+
+def _together(values: Mapping[str, Value]) -> Value:
+    """Return an object of these values as one value."""
+    given = {key: value.given for key, value in values.items()}
+    return Value(definition.OpenObject(given), tuple(each for value in values.values() for each in value.expressions))
+
+
+def _steps(fields: Fields, key: str, lists: Lists) -> Steps:
+    return lists(fields.array(key), fields.at(key), in_loop=fields.in_loop)
+
+
+def _optional(fields: Fields, key: str, lists: Lists) -> Steps | None:
+    return _steps(fields, key, lists) if fields.has(key) else None
+
+
+def _expression(fields: Fields) -> Expression:
+    """Read the field `expression`. For an invalid one, which is noted, return one that is never evaluated."""
+    if not fields.has("expression"):
+        fields.problems.add(fields.at("expression"), "is missing; it is a CEL expression")
+    return fields.expression("expression") or Expression("", in_loop=False)
+
+
+READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
+    "agent": (_agent, ("agentId", *AGENT_PARAMETERS)),
+    "tool": (_tool, ("name", "arguments")),
+    "api": (_api, ("method", "url", "headers", "body")),
+    "condition": (_condition, ("expression", "then", "else")),
+    "transform": (_transform, ("expression",)),
+    "delay": (_delay, ("ms", "duration")),
+    "parallel": (_parallel, ("branches", "concurrency")),
+    "loop": (_loop, ("items", "steps", "maxIterations", "concurrency")),
+    "try_catch": (_try_catch, ("try", "catch")),
+    "switch": (_switch, ("value", "cases", "default")),
+    "merge": (_merge, ("values", "mode")),
+    "set_variable": (_set_variable, ("name", "value")),
+    "get_variable": (_get_variable, ("name", "default")),
+    "wait": (_wait, ("handleId", "handleIds", "event", "mode")),
+}
+"""By type: its reader, and the fields it has besides `COMMON` and `retry`."""
+
+
 _FIELDS = ("workflowId", "name", "steps", "input", "context", "timeoutMs", "priority")
 _STEP_FIELDS = ("id", "type", "config", "onSuccess", "onError", "condition", "skipIf")
-"""Seconds for a request without `timeoutMs`."""
 _SHOWN = 20
 """Number of problems that an error names; a model would not read more."""
 
@@ -209,7 +393,7 @@ _STEP: dict[str, Any] = {
         "type": {"type": "string", "description": f"One of {', '.join(READERS)}."},
         "config": {
             "type": "object",
-            "description": f"What the step does. Keys by type: {_CONFIGS}. In every type: preserveData, "
+            "description": f"The step's settings. Keys by type: {_CONFIGS}. In every type: preserveData, "
             'continueOnError (booleans, default false), timeoutMs. Anywhere in it, {"cel": "…"} stands for the value '
             "of an expression. then, else, try, catch and default are lists of steps, branches a list of lists.",
         },
@@ -235,7 +419,7 @@ PARAMETERS: dict[str, Any] = {
             "maxLength": LONGEST_LABEL,
             "description": "Names the workflow; part of the id of its handle.",
         },
-        "name": {"type": "string", "maxLength": LONGEST_LABEL, "description": "What the workflow is, for people."},
+        "name": {"type": "string", "maxLength": LONGEST_LABEL, "description": "The workflow's name, for people."},
         "steps": {
             "type": "array",
             "items": _STEP,

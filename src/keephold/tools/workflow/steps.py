@@ -2,7 +2,8 @@
 branches, loops, choices, and a list that may fail."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,8 @@ from keephold.tools.cel import shortened
 from keephold.tools.workflow import definition
 from keephold.tools.workflow.definition import Step, Steps, Value
 from keephold.tools.workflow.expressions import NOTHING, Evaluated
-from keephold.tools.workflow.fields import some
-from keephold.tools.workflow.frame import Cut, Failure, Frame
+from keephold.tools.workflow.fields import shown, some
+from keephold.tools.workflow.frame import Cut, Frame, StepFailed
 
 if TYPE_CHECKING:
     from keephold.tools.workflow.engine import WorkflowRun
@@ -34,27 +35,23 @@ def leaf(run: "WorkflowRun", step: Step, name: str, frame: Frame, evaluated: Eva
     try:
         return _work(run, step, name, frame, evaluated)
     except ToolError as error:
-        return refused(error)
-
-
-def refused(error: ToolError) -> Work:
-    """Return work that only fails."""
+        refused = error
 
     async def refuse(entry: str) -> Any:
-        raise error
+        raise refused
 
     return Work(refuse)
 
 
 def _work(run: "WorkflowRun", step: Step, name: str, frame: Frame, evaluated: Evaluated) -> Work:
     match step.kind:
-        case definition.Agent() as kind:
+        case definition.AgentStep() as kind:
             whom, given = kind.agent_id.resolve(evaluated), kind.parameters.resolve(evaluated)
-            return _asked(run.around.agent, whom, given, "agentId")
-        case definition.Tool() as kind:
+            return _asked(run.host.agent, whom, given, "agentId")
+        case definition.ToolStep() as kind:
             whom, given = kind.name.resolve(evaluated), kind.arguments.resolve(evaluated)
-            return _asked(run.around.tool, whom, given, "name")
-        case definition.Api() as kind:
+            return _asked(run.host.tool, whom, given, "name")
+        case definition.ApiStep() as kind:
             request, secs = kind.request.resolve(evaluated), kind.seconds
             return Work(lambda entry: run.http.request(request, entry, secs), request)
         case definition.WaitHandles() as kind:
@@ -63,11 +60,11 @@ def _work(run: "WorkflowRun", step: Step, name: str, frame: Frame, evaluated: Ev
             return Work(partial(_event, run, kind, name))
         case definition.Delay() as kind:
             ms = _ms(kind.ms.resolve(evaluated))
-            return Work(lambda _: _given(ms), ms)
+            return Work(lambda _: unchanged(ms), ms)
     return Work(lambda _: _pure(run, step, frame, evaluated))
 
 
-async def _given(value: Any) -> Any:
+async def unchanged(value: Any) -> Any:
     return value
 
 
@@ -140,7 +137,7 @@ def _wait_handles(run: "WorkflowRun", kind: definition.WaitHandles, evaluated: E
         raise ToolError("a wait is for ids of handles, at least one, each a string")
 
     async def wait(entry: str) -> Any:
-        result = await run.around.wait(ids, kind.mode)
+        result = await run.host.wait(ids, kind.mode)
         to_bytes(result, "its result")
         return result
 
@@ -152,67 +149,50 @@ async def _event(run: "WorkflowRun", kind: definition.WaitEvent, name: str, entr
 
 
 def _kind(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return str(value).lower()
-        case str():
-            return "a string"
-        case list():
-            return "an array"
-        case dict():
-            return "an object"
-    return repr(value)
+    return "a string" if isinstance(value, str) else shown(value)
 
 
-Nested = Callable[["WorkflowRun", Any, str, Frame, Evaluated], Awaitable[Any]]
+Nested = Callable[["WorkflowRun", Any, Frame, Evaluated], Awaitable[Any]]
 
 
-async def _condition(
-    run: "WorkflowRun", kind: definition.Condition, name: str, frame: Frame, evaluated: Evaluated
-) -> Any:
-    with failing():
+async def _condition(run: "WorkflowRun", kind: definition.Condition, frame: Frame, evaluated: Evaluated) -> Any:
+    with _failing():
         given = evaluated(kind.expression)
         if not isinstance(given, bool):
             source = shortened(kind.expression.source)
             raise ToolError(f"`expression` must give true or false, and `{source}` gives neither")
     if kind.then is None and kind.otherwise is None:
         return given
-    return await _chosen(run, kind.then if given else kind.otherwise, name, frame, "then" if given else "else")
+    return await _chosen(run, kind.then if given else kind.otherwise, frame, "then" if given else "else")
 
 
-async def _switch(run: "WorkflowRun", kind: definition.Switch, name: str, frame: Frame, evaluated: Evaluated) -> Any:
+async def _switch(run: "WorkflowRun", kind: definition.Switch, frame: Frame, evaluated: Evaluated) -> Any:
     value = _resolved(kind.value, evaluated)
     for at, (equals, steps) in enumerate(kind.cases):
         if _same(_resolved(equals, evaluated), value):
-            return await _chosen(run, steps, name, frame, str(at))
-    return await _chosen(run, kind.default, name, frame, "default")
+            return await _chosen(run, steps, frame, str(at))
+    return await _chosen(run, kind.default, frame, "default")
 
 
-async def _chosen(run: "WorkflowRun", steps: Steps | None, name: str, frame: Frame, key: str) -> Any:
+async def _chosen(run: "WorkflowRun", steps: Steps | None, frame: Frame, key: str) -> Any:
     """Return the data after a list; no list leaves it unchanged."""
-    return frame.data if steps is None else await run.run_list(steps, frame.within(f"{name}/{key}/"))
+    if steps is None:
+        return frame.data
+    await run.enter(frame, list=key)
+    return await run.run_list(steps, frame.within(key))
 
 
-async def _try_catch(run: "WorkflowRun", kind: definition.TryCatch, name: str, frame: Frame, _: Evaluated) -> Any:
-    tried = frame.within(f"{name}/try/")
-    tried.guarded = True
+async def _try_catch(run: "WorkflowRun", kind: definition.TryCatch, frame: Frame, _: Evaluated) -> Any:
+    await run.enter(frame, list="try")
+    tried = frame.within("try", guarded=True)
     try:
         return await run.run_list(kind.tried, tried)
-    except Failure:
-        caught = frame.within(f"{name}/catch/")
-        caught.error = tried.error
-        return await run.run_list(kind.caught, caught)
+    except StepFailed:
+        return await run.run_list(kind.caught, frame.within("catch", error=tried.error))
 
 
-async def _parallel(run: "WorkflowRun", kind: definition.Parallel, name: str, frame: Frame, _: Evaluated) -> Any:
-    def branch(at: int) -> Frame:
-        made = frame.beside(f"{name}/{at}/")
-        made.guarded = True
-        return made
-
-    ends = await _side_by_side(run, kind.branches, branch, kind.concurrency, frame)
+async def _parallel(run: "WorkflowRun", kind: definition.Parallel, frame: Frame, _: Evaluated) -> Any:
+    ends = await _side_by_side(run, kind.branches, lambda at: frame.beside(at, guarded=True), kind.concurrency, frame)
     results = [
         {"success": False, "error": end.message} if isinstance(end, ToolError) else {"success": True, "result": end}
         for end in ends
@@ -222,9 +202,9 @@ async def _parallel(run: "WorkflowRun", kind: definition.Parallel, name: str, fr
     return {"type": "parallel", "results": results, **counts}
 
 
-async def _loop(run: "WorkflowRun", kind: definition.Loop, name: str, frame: Frame, evaluated: Evaluated) -> Any:
+async def _loop(run: "WorkflowRun", kind: definition.Loop, frame: Frame, evaluated: Evaluated) -> Any:
     items = frame.data if kind.items is None else _resolved(kind.items, evaluated)
-    with failing():
+    with _failing():
         if not isinstance(items, list):
             raise ToolError("Loop step requires array data")
         if len(items) > kind.max_iterations:
@@ -234,18 +214,17 @@ async def _loop(run: "WorkflowRun", kind: definition.Loop, name: str, frame: Fra
             )
 
     def body(at: int, make: Callable[..., Frame]) -> Frame:
-        made = make(f"{name}/{at}/", loop={"item": items[at], "index": at})
-        made.data = items[at]
-        return made
+        return make(at, loop={"item": items[at], "index": at}, data=items[at])
 
     if kind.concurrency == 1:
+        await run.enter(frame, lists=len(items), at_once=1)
         results = [await run.run_list(kind.steps, body(at, frame.within)) for at in range(len(items))]
     else:
         lists = [kind.steps] * len(items)
         results = await _side_by_side(run, lists, lambda at: body(at, frame.beside), kind.concurrency, frame)
         for at, end in enumerate(results):
             if isinstance(end, ToolError):
-                raise Failure(ToolError(f"item {at}: {end.message}", code=end.code, transient=end.transient))
+                raise StepFailed(ToolError(f"item {at}: {end.message}", code=end.code, transient=end.transient))
     return {"type": "loop", "iterations": len(items), "results": results}
 
 
@@ -267,15 +246,17 @@ async def _side_by_side(
             own = frames[at] = make(at)
             try:
                 ends[at] = await run.run_list(lists[at], own)
-            except Failure as failed:
+            except StepFailed as failed:
                 ends[at] = failed.error
             except Cut as cut:
                 cuts.append(cut)
 
     count = max(1, min(concurrency, len(lists), definition.MAX_TASKS - run.tasks))
-    workers = [asyncio.create_task(worker()) for _ in range(count)]
+    workers: list[asyncio.Task[None]] = []
     run.tasks += count
     try:
+        await run.enter(frame, lists=len(lists), at_once=count)
+        workers += (asyncio.create_task(worker()) for _ in range(count))
         await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
         for each in workers:
             if each.done():
@@ -293,18 +274,17 @@ async def _side_by_side(
 
 
 def _resolved(value: Value, evaluated: Evaluated) -> Any:
-    with failing():
+    with _failing():
         return value.resolve(evaluated)
 
 
-class failing:  # noqa: N801 (reads as a statement)
+@contextmanager
+def _failing() -> Iterator[None]:
     """An error here is a failure of the step, not of the engine."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: object, _: object) -> None:
-        if isinstance(error, ToolError):
-            raise Failure(error) from None
+    try:
+        yield
+    except ToolError as error:
+        raise StepFailed(error) from None
 
 
 def _same(one: Any, other: Any) -> bool:
