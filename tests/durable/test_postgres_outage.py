@@ -170,7 +170,7 @@ async def test_E6_servers_that_do_not_answer_do_not_keep_the_store_from_another(
         began = time.monotonic()
         with pytest.raises(TimeoutError):
             await session(address(postgres.replace(where, f"{mute},{mute},{mute}")), any_server=True)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 5.5  # one after the other, they would take six
 
 
 async def _replayed(primary: Session) -> None:

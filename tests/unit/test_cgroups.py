@@ -87,10 +87,14 @@ async def started(guard: Guard, *words: str) -> tuple[Process, int, "asyncio.Fut
 
 async def test_F3_a_process_that_hides_ends_with_its_leader() -> None:
     guard = Guard()
+    guard.ensure()
     _, pid, ended = await started(guard)
     await ended
     await until(lambda: not runs(pid))  # it has left its group a moment before it is over
-    await until(lambda: not Path(f"{own}/keephold-{guard.mark}").exists())
+    groups = Path(f"{own}/keephold-{guard.mark}")
+    await until(lambda: not (groups / "u").exists())
+    guard.close()
+    await until(lambda: not groups.exists())
 
 
 async def test_C7_a_process_that_hides_ends_by_an_abort() -> None:
@@ -100,7 +104,7 @@ async def test_C7_a_process_that_hides_ends_by_an_abort() -> None:
     process.end(0.1)
     await ended
     await until(lambda: not runs(pid))  # it has left its group a moment before it is over
-    await until(lambda: not Path(f"{own}/keephold-{guard.mark}").exists())
+    await until(lambda: not Path(f"{own}/keephold-{guard.mark}/u").exists())
 
 
 def killed_runtime() -> tuple[str, int]:

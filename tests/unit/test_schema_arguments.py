@@ -1,6 +1,7 @@
 """Arguments that fit pass untouched; those that do not are told what was wrong and what would be right (C9, C10)."""
 
 import json
+import time
 import timeit
 from dataclasses import replace
 from typing import Any
@@ -178,10 +179,10 @@ def test_C9_the_error_stays_short_however_long_the_arguments(arguments: dict[str
     strings = {"type": "array", "items": {"type": "string"}}
     typed = {"type": "object", "additionalProperties": {"type": "integer"}, "propertyNames": {"maxLength": 9}}
     long = check({"p": {"anyOf": [strings, typed]}})
-    started = timeit.default_timer()
+    started = time.thread_time()
     assert len(refusal(long, arguments)) < 800
-    # The validator alone takes 4 s to list a third of a million errors.
-    assert timeit.default_timer() - started < 2
+    # The validator alone takes 4 s of the processor to list a third of a million errors.
+    assert time.thread_time() - started < 2
 
 
 def test_C9_an_enum_of_many_values_is_shown_in_part() -> None:

@@ -68,7 +68,7 @@ class CallGroup:
         if self._left:
             return
         with contextlib.suppress(OSError):  # it has ended, or the number of groups is limited
-            os.makedirs(self._path, exist_ok=True)  # noqa: PTH103
+            _make(self._path)
             _write(f"{self._path}/cgroup.procs", pid)
             self._entered = True
 
@@ -83,9 +83,17 @@ class CallGroup:
             _kill(self._path)
 
     def leave(self) -> None:
-        """Remove the group, which must be empty."""
+        """Remove the group, which must be empty. That of the runtime stays for the next call until the guard ends."""
         self._left = True
-        _in_thread(lambda: _remove(self._path))
+        _in_thread(self._leave)
+
+    def _leave(self) -> None:
+        try:
+            os.rmdir(self._path)  # noqa: PTH106
+        except FileNotFoundError:
+            pass  # the call was over before it could enter
+        except OSError:
+            _remove(self._path)  # a program of the call has made groups below
 
 
 def enter(mark: str, pid: int) -> CallGroup | None:
@@ -141,6 +149,15 @@ def _remove(path: str) -> None:
         parent = os.path.dirname(path)  # noqa: PTH120
         if os.path.basename(parent).startswith(_PREFIX):  # noqa: PTH119
             os.rmdir(parent)  # noqa: PTH106
+
+
+def _make(path: str) -> None:
+    try:
+        os.mkdir(path)  # noqa: PTH102
+    except FileNotFoundError:
+        os.makedirs(path, exist_ok=True)  # noqa: PTH103
+    except FileExistsError:
+        pass
 
 
 def _read(path: str) -> str:
