@@ -4,12 +4,16 @@
 - *10,000 handles end*: async function handles, ended by the end of their turn. The pause is that of Python's garbage
   collector, which walks through all of them.
 
-A callback that schedules itself again measures the time between two of its runs. The store is a file. Not a ratio: the
-bar is a time.
+A callback that schedules itself again measures the time between two of its runs. The store is a file. Each of the two
+kinds is measured in a process of its own, which has imported no other benchmark: the collector walks through what was
+imported, too. Not a ratio: the bar is a time.
 """
 
 import asyncio
 import gc
+import json
+import subprocess
+import sys
 import tempfile
 from collections.abc import Awaitable
 from time import perf_counter
@@ -69,19 +73,31 @@ async def _round(tool: keephold.Tool, count: int, directory: str) -> tuple[float
     return started, ended
 
 
-def _rounds(plan: Plan, tool: keephold.Tool, count: int) -> list[tuple[float, float]]:
-    def once() -> tuple[float, float]:
-        with tempfile.TemporaryDirectory() as directory:
-            return asyncio.run(_round(tool, count, directory))
-
-    return [once() for _ in range(plan.rounds)]
+def _rounds(rounds: int, what: str) -> list[tuple[float, float]]:
+    """Return the pauses while `commands` or `handles` start and while they end, of so many rounds in a new process."""
+    command = [sys.executable, "-m", "bench.pauses", what, str(rounds)]
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return [(start, end) for start, end in json.loads(run.stdout)]
 
 
 def run(plan: Plan) -> list[Row]:
-    sleep = keephold.command(["sleep", "60"], name="sleep", actions=("spawn", "fetch", "abort"))
-    commands, handles = _rounds(plan, sleep, COMMANDS), _rounds(plan, idle, HANDLES)
+    commands, handles = _rounds(plan.rounds, "commands"), _rounds(plan.rounds, "handles")
     return [
         figure(f"longest pause of the loop while {COMMANDS} commands start", BAR, [start for start, _ in commands]),
         figure(f"longest pause of the loop while {COMMANDS} commands end", BAR, [end for _, end in commands]),
         figure(f"longest pause of the loop while {HANDLES:,} handles end", BAR, [end for _, end in handles]),
     ]
+
+
+def _main(what: str, rounds: int) -> None:
+    sleep = keephold.command(["sleep", "60"], name="sleep", actions=("spawn", "fetch", "abort"))
+    tool, count = (sleep, COMMANDS) if what == "commands" else (idle, HANDLES)
+    measured = []
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as directory:
+            measured.append(asyncio.run(_round(tool, count, directory)))
+    print(json.dumps(measured))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], int(sys.argv[2]))
