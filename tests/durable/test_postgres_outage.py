@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import socket
 import stat
 import time
@@ -238,6 +239,49 @@ async def test_R4_a_connection_that_is_cut_in_a_commit(op: Op, how: Cut, postgre
         assert lines + [str(event.sequence) for event in await store.process_events("p")] == (
             ["the-step"] if isinstance(op, Journaled) else ["1"]
         )
+
+
+async def test_R4_a_line_that_was_there_before_does_not_prove_those_that_were_sent_with_it(postgres: str) -> None:
+    """A worker of an engine may send a value again. The commit beside it was not written."""
+    async with behind(postgres) as (store, between):
+        again, other = (Journaled(uid(number), 1, "step", f"step-{number}", b"d", b"1") for number in (1, 2))
+        await commit(store, Registered(record(1)), Registered(record(2)), again)
+        between.cut_once(b"step-2", "request")
+        refused, written = await asyncio.gather(
+            commit(store, again, keep=True), commit(store, other, keep=True), return_exceptions=True
+        )
+        assert between.cuts == 1 and written == [None]
+        assert isinstance(refused, KeepholdError) and refused.code == "durable_effect_duplicate_step_id"
+        assert [len(await store.journal(uid(number))) for number in (1, 2)] == [1, 1]
+
+
+async def test_R4_a_call_that_is_still_being_committed_is_not_written_again() -> None:
+    """Its first line is in the same transaction, as traces write it, so there is no row of it to wait for."""
+    waits = ("synchronous_standby_names=nobody", "synchronous_commit=local")
+    with own_server(*QUICK, *waits) as server:
+        async with behind(server.url) as (store, between):
+            await commit(store, Registered(record(1)))
+            assert store._writer is not None and store._writer._session is not None
+            await store._writer._session.run("SET synchronous_commit = on")  # its next COMMIT is not answered
+            pid, _ = await whose(store._writer._session)
+            looking = await session(address(server.url))
+
+            async def waits_for(event: str) -> None:
+                query = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type || ' ' || wait_event LIKE ?"
+                async with asyncio.timeout(MINUTE):
+                    while not await looking.rows(query, (event,)):  # noqa: ASYNC110 (a fact of another process)
+                        await asyncio.sleep(0.01)
+
+            line = Journaled(uid(2), 1, "trace", "span", b"", b"1")
+            written = asyncio.ensure_future(commit(store, Registered(record(2)), line, keep=True))
+            await waits_for("IPC SyncRep")
+            os.kill(pid, signal.SIGSTOP)
+            between.cut_all()
+            await waits_for("Lock %")
+            os.kill(pid, signal.SIGCONT)
+            assert await written == [None, None]
+            assert [entry.name for entry in await store.journal(uid(2))] == ["span"]
+            await looking.close()
 
 
 async def test_R4_a_session_that_the_server_ends_is_replaced_before_its_connection_ends(postgres: str) -> None:

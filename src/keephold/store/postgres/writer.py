@@ -7,8 +7,10 @@ Deletions of what is old have a connection of their own while this process alone
 commit waits for them.
 
 A connection can break while the server commits. Then a new connection looks for evidence: a line that the transaction
-wrote in a journal or, if there is none, its count in the row of this process. The old session may still be at work, so
-it is ended first, and the evidence is read when the rows that the transaction had locked are free.
+wrote in a journal or, if there is none, its count in the row of this process. A group of journal lines is proved by all
+of them, because some may have been there before. The old session may still be at work, so it is ended first, and the
+evidence is read when the rows that the transaction had locked are free: that of this process and, because a group of
+journal lines does not lock it, that of the call.
 """
 
 import asyncio
@@ -77,8 +79,9 @@ LONGEST_NOTE = 7900
 
 Errors = tuple[type[BaseException], ...]
 Fault = Callable[[str], None]
-Evidence = tuple[str, str, str] | int
-"""A journal line, or the count of transactions, that exists if and only if the transaction was committed."""
+Evidence = list[tuple[str, str, str]] | int
+"""Journal lines of which all exist, or a count of transactions that is reached, if and only if the transaction was
+committed."""
 
 
 class Writer:
@@ -297,17 +300,17 @@ class Writer:
         """Find out whether the uncertain transaction was committed."""
         try:
             found = await self._connected()
-            if isinstance(evidence, tuple):
-                await found.rows(SQL["hold_call"], evidence[:1])
-                happened = bool(await found.rows(SQL["recorded"], evidence))
-                if not await found.rows(SQL["registered"], (self._owner,)):
-                    raise Displaced  # the line may be one of the process that has taken over
-            else:
-                rows = await found.rows(SQL["hold_owner"], (self._owner,))
-                if not rows:
-                    raise Displaced
-                happened = rows[0][0] == evidence
+            present = await found.rows(SQL["hold_owner"], (self._owner,))  # first: a new call has no row to wait for
+            if isinstance(evidence, int):
+                happened = present == [(evidence,)]
                 self._counted += happened
+            else:
+                await found.rows(SQL["hold_call"], evidence[0][:1])
+                happened = all([await found.rows(SQL["recorded"], line) for line in evidence])
+                # The lines may be those of the process that has taken over.
+                present = await found.rows(SQL["registered"], (self._owner,))
+            if not present:
+                raise Displaced
         except NotWritten as problem:
             raise NotWritten(problem.why, (count, evidence)) from problem
         except Displaced:
@@ -348,11 +351,10 @@ class Writer:
         first = ops[0]
         note = self._note({first.uid}, urgent=False)
         if len(ops) == len(rows) == 1:  # most often; arrays would take the server 60 µs more
-            query, lines, told = "commit_step", step(first), rows[0]
+            query, columns, told = "commit_step", step(first), rows[0]
         else:
-            query, lines, told = "commit_steps", steps(ops), _columns(rows)
-        bindings = (*lines, self._address.key("numbering"), *told, self._address.channel, note)
-        doubt = len(group), (first.uid, first.kind, first.name)
+            query, columns, told = "commit_steps", steps(ops), _columns(rows)
+        bindings = (*columns, self._address.key("numbering"), *told, self._address.channel, note)
         for commit in group:  # now: `_settle` may have to report them
             commit.results, commit.error, commit.told = [None] * len(commit.ops), None, True
         self._call_fault("before")
@@ -361,7 +363,8 @@ class Writer:
         except Exception as error:
             if is_lost(error, found):
                 found.connection.terminate()
-                raise NotWritten(sentence(self._address, error), doubt) from error
+                lines = [(op.uid, op.kind, op.name) for op in ops]
+                raise NotWritten(sentence(self._address, error), (len(group), lines)) from error
             if isinstance(error, STORAGE):
                 raise
             return False
@@ -422,7 +425,7 @@ class Writer:
     async def _commit(self, found: Session, tx: Transaction, count: int) -> None:
         """Count the transaction, write its events, and commit it. `count`: how many commits it has."""
         rows = note_events(tx)
-        evidence: Evidence = self._counted + 1 if tx.line is None or tx.forgetful else tx.line
+        evidence: Evidence = self._counted + 1 if tx.line is None or tx.forgetful else [tx.line]
         counted = self._counted if isinstance(evidence, int) else None
         note = self._note(tx.touched, urgent=tx.urgent)
         values = (self._owner, counted, self._address.key("numbering"), *_columns(rows))
