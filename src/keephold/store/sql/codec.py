@@ -54,7 +54,9 @@ def encode(value: object) -> bytes:
 
 
 def text(value: str) -> str:
-    """Return the text as databases take it: half of a surrogate pair becomes a question mark here, too."""
+    """Return the text as databases take it: half of a surrogate pair becomes a question mark here, too. The character
+    NUL, which PostgreSQL refuses, becomes U+FFFD."""
+    value = value.replace("\0", "\ufffd")
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 

@@ -14,6 +14,7 @@ from keephold.store.base import (
     Changed,
     Collected,
     Delivered,
+    Inquired,
     Level,
     Notice,
     Notified,
@@ -194,13 +195,17 @@ class QueueChecks(Suite):
         await self.commit(store, Collected(NOON + 2, NOON + DAY))
         assert [each.uid for each in await store.notifications("main")] == [uid(2), None]
 
-    async def check_K6_half_of_a_surrogate_pair_is_no_reason_to_lose_an_end(self, store: Browse) -> None:
+    async def check_K6_no_character_is_a_reason_to_lose_an_end(self, store: Browse) -> None:
+        """Databases refuse half of a surrogate pair, and some of them the character NUL."""
+        strange = "ü \ud800\0 \U0001f600"
         of = await self.begin(store, 1)
         event = Ended(NOON + 2, Ok("x"))
-        told = Notice("tool.failed", "error", "ü \ud800 \U0001f600")
+        told = Notice("tool.failed", "error", strange)
         await self.commit(store, Changed(of, 1, event, transition(Running(NOON, NOON + 1), event), notice=told))
-        (queued,) = await store.notifications("main")
-        assert queued.message.startswith("ü ") and queued.message.endswith(" \U0001f600")
+        inquired = Inquired("c.q.1", "main", "t1", of, NOON, {}, error=strange)
+        await self.commit(store, inquired, Notified("main", "k.n", "info", strange, NOON))
+        texts = [*messages(await store.notifications("main")), (await store.inquiries("main"))[0].error or ""]
+        assert all(text.startswith("ü ") and text.endswith(" \U0001f600") for text in texts) and len(texts) == 3, texts
 
 
 class DeliveryChecks(Suite):

@@ -84,7 +84,7 @@ class PageChecks(Suite):
     async def check_L3_handles_by_their_end_and_time(self, store: Browse) -> None:
         await self.thirty(store)
         ends: dict[int, tuple[Outcome, EndedBy]] = {
-            1: (Failure("no", "command_failed"), "self"),
+            1: (Failure("no\0", "command_failed"), "self"),
             2: (Failure("late", "timeout"), "timeout"),
             3: (Failure("gone", "crashed"), "crash"),
             4: (Failure("enough", "aborted"), "abort"),
@@ -174,7 +174,7 @@ class PageChecks(Suite):
 
     async def check_L3_what_has_ended_is_counted_by_tool_and_how(self, store: Browse) -> None:
         assert await store.ended(0) == {}
-        aborted, late, failed = Failure("no more", "aborted"), Failure("late", "timeout"), Failure("it broke")
+        aborted, late, failed = Failure("no more", "aborted"), Failure("late", "timeout"), Failure("it\0broke")
         ends: tuple[tuple[str, Outcome, EndedBy, float], ...] = (
             ("build", Ok("x" * 10_000), "self", 0), ("build", Ok([[1]]), "self", 1), ("build", failed, "self", 2),
             ("build", failed, "self", 3), ("build", aborted, "abort", 4), ("test", aborted, "turn_end", 5),
