@@ -13,6 +13,7 @@ from keephold.store.base import (
     Emitted,
     Journaled,
     Op,
+    Readied,
     Registered,
     Resolution,
     Resolved,
@@ -175,3 +176,20 @@ async def test_D5_a_call_is_locked_before_its_key(op: Op, postgres: str) -> None
         await stopping.run("COMMIT")
         await resolving
         await stopping.close()
+
+
+async def test_R4_a_commit_waits_although_its_role_may_not_wait_for_locks(postgres: str) -> None:
+    """An administrator has limited it. The commit would be refused as one that no store can keep."""
+    async with opened(f"{postgres}&lock_timeout=1") as store:
+        await commit(store, Registered(record(1)))
+        holding, looking = await session(store.address), await session(store.address)
+        await holding.run("BEGIN")
+        await holding.rows(SQL["hold_call"], (uid(1),))
+        ready = asyncio.ensure_future(commit(store, Readied(uid(1), 1)))
+        waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND now() - query_start > '50 ms'"
+        while not ready.done() and not await looking.rows(waits, ()):  # noqa: ASYNC110 (a fact of another process)
+            await asyncio.sleep(0.005)
+        await holding.run("COMMIT")
+        assert await ready == [None]
+        await holding.close()
+        await looking.close()

@@ -31,6 +31,7 @@ _SETTINGS = {
     "client_min_messages": "warning",
     "jit": "off",
     "enable_seqscan": "off",  # every query has an index; a plan must not depend on how old the statistics are
+    "lock_timeout": "0",  # a role may have one, and a commit that waits for another process would be refused
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "2",
