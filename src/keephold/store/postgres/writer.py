@@ -42,7 +42,7 @@ from keephold.store.postgres.connecting import (
 from keephold.store.postgres.presence import Presence
 from keephold.store.postgres.statements import PostgresStatements, bridged, step, steps
 from keephold.store.sql.codec import encode
-from keephold.store.sql.operations import write, write_group
+from keephold.store.sql.operations import write_each, write_group
 from keephold.store.sql.transaction import (
     Backlog,
     Commit,
@@ -375,52 +375,30 @@ class Writer:
         """Run everything of a transaction except its beginning and its end; None: a commit is refused, and if it is not
         the only one, it is to be found out which."""
         statements = PostgresStatements(found, self._address)
-        tx = self._transaction(statements)
-        if each:
-            for commit in group:
-                await self._one(found, statements, tx, commit, again)
-            return tx
-        try:
-            every = await bridged(write_group, tx, [commit.ops for commit in group])
-        except (*STORAGE, *again):
-            raise
-        except Exception as error:
-            if is_lost(error, found):
-                raise
-            group[0].error = _refusal(error)
-            return None
-        for commit, results in zip(group, every, strict=True):
-            commit.results, commit.error, commit.told = results, None, bool(tx.events)
-        return tx
 
-    async def _one(
-        self, found: Session, statements: PostgresStatements, whole: Transaction, commit: Commit, again: Errors
-    ) -> None:
-        """Write one commit, or note why it cannot be written."""
-        tx = self._transaction(statements)
-        await found.run("SAVEPOINT commit_")
+        def begin() -> Transaction:
+            return Transaction(statements, self._owner, None, self._presence.alive)
+
+        def refusal(error: Exception) -> KeepholdError:
+            if isinstance(error, (*STORAGE, *again)) or is_lost(error, found):
+                raise error
+            return error if isinstance(error, KeepholdError) else not_storable(unfit(error))
+
+        if each:
+            return await bridged(write_each, begin, group, refusal)
+        tx = begin()
         try:
-            commit.results, commit.error = await bridged(write, tx, commit.ops), None
-            commit.told = bool(tx.events)
-        except (*STORAGE, *again):
-            raise
+            await bridged(write_group, tx, group)
         except Exception as error:
-            if is_lost(error, found):
-                raise
-            await found.run("ROLLBACK TO commit_")
-            commit.error = _refusal(error)
-        else:
-            whole.add(tx)
-        await found.run("RELEASE commit_")
+            group[0].error = refusal(error)
+            return None
+        return tx
 
     async def _refused(self, found: Session, commit: Commit) -> None:
         """See whether a commit was refused because others take this process for dead."""
         lost = commit.error is not None and commit.error.code == "lease_lost"
         if lost and not await found.rows(SQL["registered"], (self._owner,)):
             raise Displaced
-
-    def _transaction(self, statements: PostgresStatements) -> Transaction:
-        return Transaction(statements, self._owner, None, self._presence.alive)
 
     async def _commit(self, found: Session, tx: Transaction, count: int) -> None:
         """Count the transaction, write its events, and commit it. `count`: how many commits it has."""
@@ -460,10 +438,6 @@ class Writer:
             return None
         note = encode([self._owner, *touched])
         return (note if len(note) <= LONGEST_NOTE else encode([self._owner])).decode()
-
-
-def _refusal(error: Exception) -> KeepholdError:
-    return error if isinstance(error, KeepholdError) else not_storable(unfit(error))
 
 
 def _columns(rows: list[EventRow]) -> tuple[Any, ...]:

@@ -56,7 +56,7 @@ from keephold.store.sql.codec import (
     wait_row,
 )
 from keephold.store.sql.listing import expired, left_turns
-from keephold.store.sql.transaction import CallRow, Transaction, remove_events
+from keephold.store.sql.transaction import CallRow, Commit, Transaction, remove_events
 
 # Calls: they are registered, change, stop, and change owners
 
@@ -691,26 +691,13 @@ _WRITE: dict[type, Callable[[Transaction, Any], Any]] = {
 }
 
 
-def write(tx: Transaction, ops: Sequence[Op]) -> list[Any]:
-    """Run the statements of all operations and return their results."""
-    return [_one(tx, op) for op in ops]
-
-
-def _one(tx: Transaction, op: Op) -> Any:
-    """Run one operation. Its own event comes before those that it causes."""
-    place = len(tx.events)
-    result = _WRITE[type(op)](tx, op)
-    tx.events[place:place] = events.events_of(op, result)
-    return result
-
-
-def write_group(tx: Transaction, group: Sequence[Sequence[Op]]) -> list[list[Any]]:
-    """Run the operations of several commits, writing neighbouring journal lines by one statement."""
-    results: list[list[Any]] = []
+def write_group(tx: Transaction, group: Sequence[Commit]) -> None:
+    """Run the operations of several commits, neighbouring journal lines by one statement, and note the results. If one
+    is refused, none of them can be committed."""
     lines: list[Journaled] = []
-    for ops in group:
+    for commit in group:
         found: list[Any] = []
-        for op in ops:
+        for op in commit.ops:
             if type(op) is Journaled:
                 lines.append(op)
                 found.append(None)
@@ -719,10 +706,39 @@ def write_group(tx: Transaction, group: Sequence[Sequence[Op]]) -> list[list[Any
                 _some_lines(tx, lines)
                 lines = []
             found.append(_one(tx, op))
-        results.append(found)
+        commit.results = found
     if lines:
         _some_lines(tx, lines)
-    return results
+    for commit in group:
+        commit.error, commit.told = None, bool(tx.events)
+
+
+def write_each(
+    begin: Callable[[], Transaction], group: Sequence[Commit], refusal: Callable[[Exception], KeepholdError]
+) -> Transaction:
+    """Do the same, but leave out the commits that are refused. `refusal` raises an error that is not the commit's."""
+    whole = begin()
+    for commit in group:
+        tx = begin()
+        tx.run("SAVEPOINT commit_", ())
+        try:
+            commit.results, commit.error = [_one(tx, op) for op in commit.ops], None
+            commit.told = bool(tx.events)
+        except Exception as error:
+            commit.error = refusal(error)
+            tx.run("ROLLBACK TO commit_", ())
+        else:
+            whole.add(tx)
+        tx.run("RELEASE commit_", ())
+    return whole
+
+
+def _one(tx: Transaction, op: Op) -> Any:
+    """Run one operation. Its own event comes before those that it causes."""
+    place = len(tx.events)
+    result = _WRITE[type(op)](tx, op)
+    tx.events[place:place] = events.events_of(op, result)
+    return result
 
 
 def _some_lines(tx: Transaction, lines: list[Journaled]) -> None:

@@ -36,7 +36,7 @@ from keephold.store.base import (
     Registered,
     TranscriptAppended,
 )
-from keephold.store.sql.operations import write, write_group
+from keephold.store.sql.operations import write_each, write_group
 from keephold.store.sql.transaction import (
     Backlog,
     Commit,
@@ -320,10 +320,13 @@ class Writer:
     def _statements(self, connection: apsw.Connection, commits: list[Commit], at_once: bool) -> Transaction:
         """Run everything of a transaction except its beginning and its end."""
         statements = SqliteStatements(connection)
-        tx = self._transaction(statements)
+
+        def begin() -> Transaction:
+            return Transaction(statements, self._owner, self._directory, self._place.owners.alive)
+
+        tx = begin()
         try:
-            for commit, results in zip(commits, write_group(tx, [commit.ops for commit in commits]), strict=True):
-                commit.results, commit.error, commit.told = results, None, bool(tx.events)
+            write_group(tx, commits)
         except STORAGE:
             raise
         except Exception as refused:  # one of them is refused: find out which
@@ -331,7 +334,7 @@ class Writer:
             if at_once:  # beginning again may take long
                 raise Busy from refused
             connection.execute("BEGIN IMMEDIATE")
-            tx = self._one_by_one(statements, commits)
+            tx = write_each(begin, commits, self._refusal)
         statements.add_events(note_events(tx))
         if tx.forgetful:
             tx.line = None
@@ -343,31 +346,13 @@ class Writer:
             self._sync(tx.files)
         return tx
 
-    def _transaction(self, statements: SqliteStatements) -> Transaction:
-        return Transaction(statements, self._owner, self._directory, self._place.owners.alive)
-
-    def _one_by_one(self, statements: SqliteStatements, commits: list[Commit]) -> Transaction:
-        """Write the commits that can be written, and note why the others cannot."""
-        all_of_them = self._transaction(statements)
-        for commit in commits:
-            tx = self._transaction(statements)
-            statements.run("SAVEPOINT commit_")
-            try:
-                commit.results, commit.error = write(tx, commit.ops), None
-                commit.told = bool(tx.events)
-            except STORAGE:
-                raise
-            except Exception as error:
-                statements.run("ROLLBACK TO commit_")
-                if getattr(error, "code", None) == "lease_lost" and self._place.owners.displaced():
-                    raise Displaced from error
-                commit.error = (
-                    error if isinstance(error, KeepholdError) else not_storable(f"{type(error).__name__}: {error}")
-                )
-            else:
-                all_of_them.add(tx)
-            statements.run("RELEASE commit_")
-        return all_of_them
+    def _refusal(self, error: Exception) -> KeepholdError:
+        """Return why a commit is refused; raise an error that is not the commit's."""
+        if isinstance(error, STORAGE):
+            raise error
+        if getattr(error, "code", None) == "lease_lost" and self._place.owners.displaced():
+            raise Displaced from error
+        return error if isinstance(error, KeepholdError) else not_storable(f"{type(error).__name__}: {error}")
 
     def _sync(self, files: set[str]) -> None:
         """Sync the output files that a commit names, before it is committed."""
