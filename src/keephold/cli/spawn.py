@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from importlib.metadata import version
@@ -13,14 +14,12 @@ import click
 from keephold.cli.parameters import config_option, json_option, the_config
 from keephold.cli.printing import one_line, print_json, printable
 from keephold.cli.store import Where, act, look, store_of, store_option
+from keephold.control.base import Controls, Looking
 from keephold.errors import KeepholdError
 from keephold.tools.remote.server import need_mcp
 
 if TYPE_CHECKING:
     import io
-    import socket
-
-    from keephold.control.base import Controls, Looking
 
 
 @click.command()
@@ -31,9 +30,7 @@ if TYPE_CHECKING:
 @config_option
 @store_option
 @json_option
-@click.pass_context
 def spawn(
-    context: click.Context,
     tool: str,
     values: tuple[str, ...],
     id: str | None,
@@ -51,14 +48,12 @@ def spawn(
     """
     given = _pairs(values)
     id = _new_id(tool) if id is None else id
-    place, connection = _connection(config, store)
-    with _session(connection) as session:
+    with _session(config, store) as (session, place):
         reply = _spawned(session, tool, given, id)
     if waits:
         from keephold.cli.wait import wait
 
-        where = {"store": place, "server": None, "token_file": None}
-        context.invoke(wait, id=(id,), any_of_them=False, timeout=None, conversation=None, as_json=as_json, **where)
+        click.get_current_context().invoke(wait, id=(id,), store=place, as_json=as_json)
         return
     if as_json:
         print_json(reply)
@@ -66,7 +61,7 @@ def spawn(
         click.echo(f"{one_line(id)}: {one_line(reply['result'])}", err=True)
     else:
         click.echo(f"{one_line(id)}: {reply['state']}")
-    context.exit(int(bool(reply.get("is_error"))))
+    sys.exit(int(bool(reply.get("is_error"))))
 
 
 @click.command()
@@ -74,8 +69,7 @@ def spawn(
 @click.argument("VALUES", metavar="[NAME=VALUE]...", nargs=-1)
 @config_option
 @store_option
-@click.pass_context
-def run(context: click.Context, tool: str, values: tuple[str, ...], config: Path | None, store: str | None) -> None:
+def run(tool: str, values: tuple[str, ...], config: Path | None, store: str | None) -> None:
     """Run a TOOL of the configuration once, and print its output as it comes, then its result.
 
     It runs where `keephold spawn` would run it. Ctrl-C aborts it. The exit code is 0 if it succeeded.
@@ -83,14 +77,12 @@ def run(context: click.Context, tool: str, values: tuple[str, ...], config: Path
     A VALUE is text where the tool takes text, else JSON: `count=3`, `dry=true`, `files=["a","b"]`.
     """
     given, id = _pairs(values), _new_id(tool)
-    place, connection = _connection(config, store)
-    with _session(connection) as session:
-        if tool in _stateful(session):
-            reply = _spawned(session, tool, given, id)
-        else:
+    with _session(config, store) as (session, place):
+        if tool not in session.stateful:
             text, failed = _called(session, tool, given)
             click.echo(printable(text).rstrip("\n"), err=failed)
-            context.exit(int(failed))
+            sys.exit(int(failed))
+        reply = _spawned(session, tool, given, id)
     if reply["state"] == "pending":
         click.echo(f"{one_line(id)} has not started; `keephold requests` shows whether it waits for you.", err=True)
     where = Where(store=place)
@@ -99,11 +91,11 @@ def run(context: click.Context, tool: str, values: tuple[str, ...], config: Path
     except KeyboardInterrupt:
         act(where, lambda controls: _aborted(controls, id))
         click.echo(f"{one_line(id)}: aborted", err=True)
-        context.exit(130)
-    context.exit(int(failed))
+        sys.exit(130)
+    sys.exit(int(failed))
 
 
-async def _followed(looking: "Looking", id: str) -> bool:
+async def _followed(looking: Looking, id: str) -> bool:
     """Print the output of a handle until it has stopped, then its result; return whether it failed."""
     from keephold.cli.logs import Printer, print_output
 
@@ -118,7 +110,7 @@ async def _followed(looking: "Looking", id: str) -> bool:
     return fact["ok"] is False
 
 
-async def _aborted(controls: "Controls", id: str) -> None:
+async def _aborted(controls: Controls, id: str) -> None:
     (fact,) = await controls.find((id,), None)
     await controls.abort(fact["uid"])
 
@@ -127,8 +119,9 @@ def _new_id(tool: str) -> str:
     return f"{tool}-{secrets.token_hex(3)}"
 
 
-def _connection(config: Path | None, store: str | None) -> "tuple[str, socket.socket]":
-    """Return the store, and a connection to the server that runs its tools, which is started if need be."""
+@contextmanager
+def _session(config: Path | None, store: str | None) -> "Iterator[tuple[_Session, str]]":
+    """Open a session at the server that runs the tools, which is started if need be; yield it and the store."""
     need_mcp()
     loaded = the_config(config)
     place = store or store_of(loaded)
@@ -141,16 +134,8 @@ def _connection(config: Path | None, store: str | None) -> "tuple[str, socket.so
             "by --store, or start `keephold serve`",
             code="unsupported_store",
         )
-    return place, connection
-
-
-@contextmanager
-def _session(connection: "socket.socket") -> "Iterator[_Session]":
     with closing(connection), connection.makefile("rwb") as stream:
-        session = _Session(stream)
-        session.ask("initialize", protocolVersion="2025-11-25", capabilities={}, clientInfo=_ME)
-        session.tell("notifications/initialized")
-        yield session
+        yield _Session(stream), place
 
 
 def _pairs(arguments: Iterable[str]) -> dict[str, str]:
@@ -166,23 +151,17 @@ def _pairs(arguments: Iterable[str]) -> dict[str, str]:
     return pairs
 
 
-def _stateful(session: "_Session") -> dict[str, dict[str, Any]]:
-    """Return the tools that can be spawned, each with its properties."""
-    return {name: known for name, known in session.tools().items() if known.keys() & {"spawn", "action"}}
-
-
 def _spawned(session: "_Session", tool: str, given: Mapping[str, str], id: str) -> dict[str, Any]:
     """Return the reply of the spawn. Raise `KeepholdError` if it was refused."""
-    stateful = _stateful(session)
-    if tool not in stateful:
-        listed = ", ".join(f"`{name}`" for name in stateful)
+    if tool not in session.stateful:
+        listed = ", ".join(f"`{name}`" for name in session.stateful)
         raise KeepholdError(
             f"`{tool}` cannot be spawned on this server; tools that can: {listed}. A tool needs "
             "`spawn = { stateful = true }` in its table of keephold.toml. A running `keephold serve` reads a "
             "changed file only after SIGHUP",
             code="invalid_arguments",
         )
-    text, failed = session.call(tool, {**_arguments(stateful[tool], given), "spawn": id})
+    text, failed = session.call(tool, {**_arguments(session.tools[tool], given), "spawn": id})
     if failed:
         raise KeepholdError(text.partition("\nTry: ")[0], code="tool_error")  # that line is a call, for a model
     parsed: dict[str, Any] = json.loads(text)
@@ -191,11 +170,10 @@ def _spawned(session: "_Session", tool: str, given: Mapping[str, str], id: str) 
 
 def _called(session: "_Session", tool: str, given: Mapping[str, str]) -> tuple[str, bool]:
     """Return the answer of a one-shot call, and whether it failed. Raise `KeepholdError` if there is no such tool."""
-    tools = session.tools()
-    if tool not in tools:
-        listed = ", ".join(f"`{name}`" for name in tools)
+    if tool not in session.tools:
+        listed = ", ".join(f"`{name}`" for name in session.tools)
         raise KeepholdError(f"there is no tool `{tool}` on this server; it has {listed}", code="unknown_tool")
-    return session.call(tool, _arguments(tools[tool], given))
+    return session.call(tool, _arguments(session.tools[tool], given))
 
 
 def _arguments(known: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
@@ -232,10 +210,15 @@ class _Session:
     def __init__(self, stream: "io.BufferedRWPair") -> None:
         self._stream = stream
         self._count = 0
-
-    def tell(self, method: str, **params: Any) -> None:
-        """Send a notification."""
-        self._send({"method": method, "params": params})
+        self.ask("initialize", protocolVersion="2025-11-25", capabilities={}, clientInfo=_ME)
+        self._send({"method": "notifications/initialized", "params": {}})
+        listed = self.ask("tools/list")["tools"]
+        self.tools: dict[str, dict[str, Any]] = {
+            each["name"]: each["inputSchema"].get("properties", {}) for each in listed
+        }
+        """The tools of the server, each with its properties."""
+        self.stateful = [name for name, known in self.tools.items() if known.keys() & {"spawn", "action"}]
+        """Those that can be spawned."""
 
     def ask(self, method: str, **params: Any) -> Any:
         """Return the result of a request. Raise `KeepholdError` if there is none."""
@@ -251,10 +234,6 @@ class _Session:
             "the server ended before it answered; `keephold ps` shows whether the call was started",
             code="server_unreachable",
         )
-
-    def tools(self) -> dict[str, dict[str, Any]]:
-        """Return the tools of the server, each with its properties."""
-        return {each["name"]: each["inputSchema"].get("properties", {}) for each in self.ask("tools/list")["tools"]}
 
     def call(self, tool: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         """Return the answer of a tool, and whether it is an error. Further blocks are notifications of earlier
