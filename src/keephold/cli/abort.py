@@ -1,18 +1,17 @@
 """`keephold abort` and `keephold retry`: end calls, and repeat one that failed or was ended (R8)."""
 
 import asyncio
+import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from keephold.cli.parameters import NAME, conversation_option, json_lines_option, json_option
 from keephold.cli.printing import counted, one_line, print_json, printable, progress, tell
 from keephold.cli.store import Where, act, where_options
+from keephold.control.base import Controls
 from keephold.errors import KeepholdError
-
-if TYPE_CHECKING:
-    from keephold.control.base import Controls
 
 _AT_ONCE = 32
 
@@ -23,9 +22,7 @@ _AT_ONCE = 32
 @click.option("--all-in", metavar="C", type=NAME, help="Abort every call of this conversation that has not stopped.")
 @where_options
 @json_lines_option
-@click.pass_context
 def abort(
-    context: click.Context,
     id: tuple[str, ...],
     conversation: str | None,
     all_in: str | None,
@@ -38,9 +35,9 @@ def abort(
     has already stopped does not change.
     """
     if bool(id) == (all_in is not None):
-        raise click.UsageError("name handles, or a conversation by --all-in", context)
+        raise click.UsageError("name handles, or a conversation by --all-in")
     if all_in is not None and conversation is not None:
-        raise click.UsageError("--all-in names the conversation itself; leave --conversation out", context)
+        raise click.UsageError("--all-in names the conversation itself; leave --conversation out")
     replies = act(where, lambda controls: _abort(controls, id, conversation, all_in))
     for fact, reply in replies:
         if as_json:
@@ -51,11 +48,11 @@ def abort(
             click.echo(f"{one_line(fact['id'])}: {_how(fact, reply)}")
     if not replies and not as_json:
         click.echo(f"(nothing runs in {one_line(str(all_in))})")
-    context.exit(int(any("error" in reply for _, reply in replies)))
+    sys.exit(int(any("error" in reply for _, reply in replies)))
 
 
 async def _abort(
-    controls: "Controls", ids: tuple[str, ...], conversation: str | None, all_in: str | None
+    controls: Controls, ids: tuple[str, ...], conversation: str | None, all_in: str | None
 ) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
     """Return the handles as they were before, each with the reply."""
     if all_in is None:
@@ -98,7 +95,7 @@ def retry(id: str, conversation: str | None, where: Where, as_json: bool) -> Non
     when it is started itself.
     """
 
-    async def retried(controls: "Controls") -> Mapping[str, Any]:
+    async def retried(controls: Controls) -> Mapping[str, Any]:
         (fact,) = await controls.find((id,), conversation)
         return await controls.retry(fact["uid"])
 

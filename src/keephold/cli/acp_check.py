@@ -1,6 +1,7 @@
 """`keephold acp-check`: run the conformance kit against any ACP agent (X5)."""
 
 import asyncio
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -33,19 +34,7 @@ _ARROWS = {"client": "→", "agent": "←"}
     help="Pass this variable to the agent though it holds an API key or another secret; may be repeated.",
 )  # fmt: skip
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.pass_context
-def acp_check(
-    context: click.Context,
-    as_json: bool,
-    timeout: float,
-    only: tuple[str, ...],
-    auth: str | None,
-    prompt: str | None,
-    permission_prompt: str | None,
-    slow_prompt: str | None,
-    pass_env: tuple[str, ...],
-    command: tuple[str, ...],
-) -> None:
+def acp_check(as_json: bool, only: tuple[str, ...], **given: Any) -> None:
     """Check an ACP agent: order of updates, ends of turns, cancelling, permission, robustness.
 
     COMMAND starts the agent, which speaks ACP on its standard input and output. It is started again for every scene,
@@ -59,9 +48,7 @@ def acp_check(
     from keephold.acp.check import CHECKS, Settings, run
 
     _known(only, {check.name for check in CHECKS} | {check.topic for check in CHECKS})
-    prompts = {"prompt": prompt, "permission_prompt": permission_prompt, "slow_prompt": slow_prompt}
-    given = {name: text for name, text in prompts.items() if text is not None}
-    settings = Settings(command=command, timeout=timeout, pass_env=pass_env, auth=auth, **given)
+    settings = Settings(**{name: value for name, value in given.items() if value is not None})
     lines = _Lines()
     report = asyncio.run(run(settings, only, on_result=None if as_json else lines.add))
     if as_json:
@@ -75,8 +62,8 @@ def acp_check(
         if report.count("failed") and not as_json:
             why = "`initialize` failed; its reason is above"
         click.echo(f"nothing was checked: {why}", err=True)
-        context.exit(2)
-    context.exit(0 if report.ok else 1 if report.count("failed", "MUST") else 3)
+        sys.exit(2)
+    sys.exit(0 if report.ok else 1 if report.count("failed", "MUST") else 3)
 
 
 def as_data(report: "Report") -> dict[str, Any]:

@@ -112,10 +112,7 @@ def over(screen: Screen, text: str) -> bytes:
               help="Detach with this key. Default: C-].")  # fmt: skip
 @conversation_option
 @where_options
-@click.pass_context
-def attach(
-    context: click.Context, id: str, read_only: bool, detach_key: DetachKey, conversation: str | None, where: Where
-) -> None:
+def attach(id: str, read_only: bool, detach_key: DetachKey, conversation: str | None, where: Where) -> None:
     """Take over the terminal of the handle of an ID, or a uid. Ctrl-] detaches, and the program keeps running."""
     terminal = RawTerminal()
     name, ended, stopped_by = look(
@@ -123,9 +120,9 @@ def attach(
     )
     if ended is not None:
         click.echo(_how(ended), err=True)
-        context.exit(int(isinstance(ended.outcome, Failure)))
+        sys.exit(int(isinstance(ended.outcome, Failure)))
     click.echo(f"detached from {one_line(name)}, which keeps running", err=True)
-    context.exit(128 + stopped_by if stopped_by else 0)
+    sys.exit(128 + stopped_by if stopped_by else 0)
 
 
 async def _attach(

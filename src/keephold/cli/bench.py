@@ -22,7 +22,7 @@ import click
 
 import keephold
 from keephold.cli.parameters import json_option
-from keephold.cli.printing import print_json, table_lines
+from keephold.cli.printing import table_lines, tell
 from keephold.cli.store import place_of, store_option
 from keephold.durable.effects import Effects
 from keephold.errors import KeepholdError
@@ -324,11 +324,8 @@ def bench(store: str | None, as_json: bool) -> None:
         figures = asyncio.run(_measured(directory))
     except asyncio.CancelledError:
         raise SystemExit(128 + signal.SIGTERM) from None
-    if as_json:
-        print_json({"directory": str(directory), "figures": [_as_json(figure) for figure in figures]})
-        return
-    rows = [_HEAD, *(_row(figure) for figure in figures)]
-    click.echo("\n".join(table_lines(rows, shrinking=(4, 0))))
+    facts = {"directory": str(directory), "figures": [_as_json(figure) for figure in figures]}
+    tell(facts, table_lines([_HEAD, *map(_row, figures)], shrinking=(4, 0)), as_json=as_json)
 
 
 def _directory(url: str) -> Path:

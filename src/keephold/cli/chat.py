@@ -75,9 +75,7 @@ class _Left(NamedTuple):
 @store_option
 @detached_option
 @click.option("--json", "as_json", is_flag=True, help="Print events as one JSON object a line.")
-@click.pass_context
 def chat(
-    context: click.Context,
     prompt: str | None,
     model: str | None,
     conversation: str | None,
@@ -92,24 +90,19 @@ def chat(
     line of stdin is a prompt. Answers are printed as text.
     """
     if prompt is not None and not prompt.strip():
-        raise click.UsageError("the PROMPT is empty; say something, or leave it out", context)
+        raise click.UsageError("the PROMPT is empty; say something, or leave it out")
     loaded = the_config(config)
     wanted = _Wanted(loaded, store or store_of(loaded), model, conversation, prompt, detached, as_json)
     tty = None if as_json else _screen_tty()
     left = asyncio.run(_plain(wanted) if tty is None else _terminal(wanted, tty))
     if conversation is not None or left.talked:
-        options = {"--model": model, "--config": None if config is None else str(config), "--store": _said(context)}
+        source = click.get_current_context().get_parameter_source("store")
+        named = store if source is click.core.ParameterSource.COMMANDLINE else None  # else the next one finds it again
+        options = {"--model": model, "--config": None if config is None else str(config), "--store": named}
         with suppress(OSError):  # the terminal may be gone
             click.echo(f"Continue with: {continuing(left.conversation, options)}", err=True)
     seen = tty is not None and prompt is None  # by the user, who continued or left
-    context.exit(left.code or int(left.failed and not seen))
-
-
-def _said(context: click.Context) -> str | None:
-    """Return the store if the command line names it: otherwise the next command finds it again."""
-    source = context.get_parameter_source("store")
-    named: str | None = context.params["store"] if source is click.core.ParameterSource.COMMANDLINE else None
-    return named
+    sys.exit(left.code or int(left.failed and not seen))
 
 
 def _screen_tty() -> Tty | None:

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import stat
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -279,10 +280,10 @@ class Examination:
             return {}
         if not self._trusted:
             module = function.partition(":")[0]
-            if not is_module(self._config, module):
+            found = is_module(self._config, module)
+            if not found:
                 self.problem(key, f"there is no module `{module}` in {self._config.root} or among the installed ones")
-                return {"function": function, "found": False}
-            return {"function": function, "found": True}
+            return {"function": function, "found": found}
         try:
             tool = python_tool(self._config, name)
         except ConfigError as error:
@@ -389,8 +390,7 @@ def _here() -> dict[str, Any]:
     help="Check this file. Default: the keephold.toml of this directory or the nearest one above it.",
 )  # fmt: skip
 @json_option
-@click.pass_context
-def check(context: click.Context, config: Path | None, as_json: bool) -> None:
+def check(config: Path | None, as_json: bool) -> None:
     """Check the configuration and what it needs on this machine.
 
     That is the programs, directories and functions it names, the parts of keephold that are installed separately, who
@@ -401,7 +401,7 @@ def check(context: click.Context, config: Path | None, as_json: bool) -> None:
         click.echo(json.dumps(report, ensure_ascii=False))
     else:
         _show(report)
-    context.exit(0 if report["ok"] else 1)
+    sys.exit(0 if report["ok"] else 1)
 
 
 def examine(path: Path | None) -> dict[str, Any]:

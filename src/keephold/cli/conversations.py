@@ -1,17 +1,15 @@
 """`keephold conversations`: list all conversations. `keephold forget`: delete the transcript of one."""
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import click
 
 from keephold.cli.parameters import NAME, json_lines_option, json_option
-from keephold.cli.printing import counted, one_line, print_json, relative, table_lines, tell
+from keephold.cli.printing import counted, note, one_line, relative, table_lines, tell, tell_each
 from keephold.cli.store import Where, act, look, where_options
-
-if TYPE_CHECKING:
-    from keephold.control.base import Looking
+from keephold.control.base import Looking
 
 _HEAD = ("CONVERSATION", "TITLE", "HANDLES", "LIVE", "TURN", "CHANGED")
 _COLOURS = {"open": "green", "open, owner gone": "red"}
@@ -25,21 +23,18 @@ _COLOURS = {"open": "green", "open, owner gone": "red"}
 def conversations(limit: int, after: str | None, where: Where, as_json: bool) -> None:
     """List the conversations that have handles, turns or a transcript, by name."""
 
-    async def page(looking: "Looking") -> tuple[dict[str, Any], str]:
+    async def page(looking: Looking) -> tuple[dict[str, Any], str]:
         return await looking.conversations(after=after, limit=limit), looking.place
 
     found, place = look(where, page)
     listed = found["conversations"]
-    if as_json:
-        for each in listed:
-            print_json(each)
-    else:
-        _show(listed, place if after is None else f"{place} after `{one_line(after)}`")
+    lines = _lines(listed, place if after is None else f"{place} after `{one_line(after)}`")
+    tell_each(listed, lines, as_json=as_json)
     if found["next"] is not None:
         click.echo(f"These are the first {limit}; there are more, see --after and --limit.", err=True)
 
 
-def _show(listed: Sequence[dict[str, Any]], place: str) -> None:
+def _lines(listed: Sequence[dict[str, Any]], place: str) -> Iterator[str]:
     now = time.time()
     rows: list[tuple[str, ...]] = [_HEAD]
     for each in listed:
@@ -48,9 +43,9 @@ def _show(listed: Sequence[dict[str, Any]], place: str) -> None:
         title = one_line(each["title"] or "-", 60)
         rows.append((one_line(each["id"]), title, str(each["handles"]), str(each["live"]), turn, changed))
     colours = [None, *(_COLOURS.get(row[4]) for row in rows[1:])]
-    click.echo("\n".join(table_lines(rows, shrinking=(0, 1, 4, 5), column=4, colours=colours)))
+    yield from table_lines(rows, shrinking=(0, 1, 4, 5), column=4, colours=colours)
     if not listed:
-        click.echo(f"{click.style('note', fg='yellow')}: (nothing in {place})")
+        yield note(f"(nothing in {place})")
 
 
 @click.command()

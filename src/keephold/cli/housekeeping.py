@@ -2,8 +2,9 @@
 reads its archive. `keephold gc` deletes now what retention would delete later, and files that a crash has left (S5)."""
 
 import asyncio
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,10 @@ import click
 from keephold.cli.parameters import NAME, age, config_unasked, json_lines_option, json_option
 from keephold.cli.printing import byte_size, counted, one_line, print_json, progress, table_lines, tell, time_of_day
 from keephold.cli.store import Where, act, place_of, store_option, to_look_after, where_options, without_tools
+from keephold.control.base import Controls
 from keephold.errors import KeepholdError
 
 if TYPE_CHECKING:
-    from keephold.control.base import Controls
     from keephold.store.housekeeping import StoreInfo
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -42,23 +43,17 @@ def store() -> None:
 def info(store: str | None, as_json: bool) -> None:
     """Show the store's size, rows, schema, secrets, and the processes that have it open."""
     facts = to_look_after(store).info()
-    if as_json:
-        print_json(facts)
-    else:
-        _show(facts)
+    tell(facts, table_lines(_described(facts)), as_json=as_json)
 
 
-def _show(facts: "StoreInfo") -> None:
+def _described(facts: "StoreInfo") -> list[tuple[str, str]]:
     newest = "" if facts.schema == facts.newest_schema else f"; this keephold has {facts.newest_schema}, see `migrate`"
     age = "none" if facts.oldest is None else f"{time_of_day(facts.oldest)} to {time_of_day(facts.newest or 0.0)}"
-    lines = [
+    free = "" if facts.free_bytes is None else f", {byte_size(facts.free_bytes)} of it free"
+    return [
         ("store", one_line(facts.store)),
         ("schema", f"{facts.schema}{newest}"),
-        (
-            "size",
-            byte_size(facts.bytes)
-            + ("" if facts.free_bytes is None else f", {byte_size(facts.free_bytes)} of it free"),
-        ),
+        ("size", f"{byte_size(facts.bytes)}{free}"),
         ("output", f"{counted(facts.output_files, 'file')}, {byte_size(facts.output_bytes)}"),
         ("handles made", age),
         *(("process", one_line(owner.process or owner.id)) for owner in facts.owners),
@@ -68,14 +63,12 @@ def _show(facts: "StoreInfo") -> None:
         ),
         *((f"rows of {table}", str(count)) for table, count in facts.rows.items()),
     ]
-    click.echo("\n".join(table_lines(lines)))
 
 
 @store.command(short_help="Check file, rows and output files.")
 @store_option
 @json_option
-@click.pass_context
-def check(context: click.Context, store: str | None, as_json: bool) -> None:
+def check(store: str | None, as_json: bool) -> None:
     """Check that the store is whole: the file, its rows, and its output files. Changes nothing.
 
     The exit code is 1 if there are problems.
@@ -87,7 +80,7 @@ def check(context: click.Context, store: str | None, as_json: bool) -> None:
         for each in found:
             click.echo(one_line(each.says))
         click.echo("no problems" if not found else counted(len(found), "problem"), err=bool(found))
-    context.exit(1 if found else 0)
+    sys.exit(1 if found else 0)
 
 
 @store.command()
@@ -149,16 +142,11 @@ def _refuse_kept(store: str | None) -> None:
 def migrate(backup: Path | None, store: str | None, as_json: bool) -> None:
     """Back up a store of an older version, then upgrade its schema. No process may have the store open."""
     done = to_look_after(store, acting=True).migrate(backup)
-    if as_json:
-        print_json(done)
-        return
-    if done.backup is None:
-        click.echo(f"{one_line(done.store)} has schema {done.schema}, the newest; nothing was changed")
-        return
-    click.echo(f"backup: {one_line(done.backup)}")
-    for step in done.steps:
-        click.echo(step)
-    click.echo(f"{one_line(done.store)}: upgraded from schema {done.was} to {done.schema}")
+    lines = [f"{one_line(done.store)} has schema {done.schema}, the newest; nothing was changed"]
+    if done.backup is not None:
+        upgraded = f"{one_line(done.store)}: upgraded from schema {done.was} to {done.schema}"
+        lines = [f"backup: {one_line(done.backup)}", *done.steps, upgraded]
+    tell(done, lines, as_json=as_json)
 
 
 @store.command()
@@ -193,19 +181,21 @@ def archive(dir: Path | None, since: float | None, conversation: str | None, too
     """
     from keephold.store.archive import archived
 
-    head = ("STOPPED", "CONVERSATION", "ID", "TOOL", "STATUS", "RESULT")
-    rows: list[tuple[str, ...]] = []
-    for line in archived(dir or _archive_here(), since=0.0 if since is None else time.time() - since):
-        if conversation not in (None, line["conversation"]) or tool not in (None, line["tool"]):
-            continue
-        if as_json:
+    kept = (
+        line
+        for line in archived(dir or _archive_here(), since=0.0 if since is None else time.time() - since)
+        if conversation in (None, line["conversation"]) and tool in (None, line["tool"])
+    )
+    if as_json:  # as they are read: an archive may be long
+        for line in kept:
             print_json(line)
-        else:
-            said = line.get("error", line.get("result", "-"))
-            names = (one_line(line[key]) for key in ("conversation", "id", "tool", "status"))
-            rows.append((time_of_day(line["stopped"]), *names, one_line(said, 60)))
-    if not as_json:
-        click.echo("\n".join(table_lines([head, *rows], shrinking=(1, 2, 3, 5))))
+        return
+    rows: list[tuple[str, ...]] = [("STOPPED", "CONVERSATION", "ID", "TOOL", "STATUS", "RESULT")]
+    for line in kept:
+        names = (one_line(line[key]) for key in ("conversation", "id", "tool", "status"))
+        said = one_line(line.get("error", line.get("result", "-")), 60)
+        rows.append((time_of_day(line["stopped"]), *names, said))
+    click.echo("\n".join(table_lines(rows, shrinking=(1, 2, 3, 5))))
 
 
 def _archive_here() -> Path:
@@ -228,34 +218,28 @@ def _archive_here() -> Path:
 @click.option("--vacuum", is_flag=True, help="Then shrink the store's file. Writers wait until that is done.")
 @where_options
 @json_option
-@click.pass_context
-def gc(context: click.Context, before: float | None, dry_run: bool, vacuum: bool, where: Where, as_json: bool) -> None:
+def gc(before: float | None, dry_run: bool, vacuum: bool, where: Where, as_json: bool) -> None:
     """Delete handles that stopped long ago, old events, and files that belong to no handle.
 
     Handles of conversations with an open turn stay, unless the process of that turn has died. Transcripts stay as well;
     `keephold forget` deletes one.
     """
     if dry_run and vacuum:
-        raise click.UsageError("--dry-run changes nothing; leave --vacuum out", context)
+        raise click.UsageError("--dry-run changes nothing; leave --vacuum out")
 
-    async def collect(controls: "Controls") -> Mapping[str, Any]:
+    async def collect(controls: Controls) -> Mapping[str, Any]:
         with progress("deleting what is old"):
             return await controls.collect(older_than=before, dry_run=dry_run, vacuum=vacuum)
 
     freed = act(where, collect)
-    if as_json:
-        print_json(freed)
-    else:
-        _show_freed(freed)
+    tell(freed, _freed_words(freed), as_json=as_json)
 
 
-def _show_freed(freed: Mapping[str, Any]) -> None:
-    click.echo(
-        f"{'would delete' if freed['dry_run'] else 'deleted'} what is older than {time_of_day(freed['before'])}:"
-    )
-    click.echo(f"  {counted(freed['handles'], 'handle')}, {counted(freed['calls'], 'one-shot call')}")
-    click.echo(f"  about {byte_size(freed['row_bytes'])} in rows, {byte_size(freed['output_bytes'])} in output files")
-    click.echo(f"  {counted(freed['events'], 'event')}")
-    click.echo(f"  {counted(freed['files'], 'file')} of no handle, {counted(freed['file_bytes'], 'byte')}")
+def _freed_words(freed: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{'would delete' if freed['dry_run'] else 'deleted'} what is older than {time_of_day(freed['before'])}:"
+    yield f"  {counted(freed['handles'], 'handle')}, {counted(freed['calls'], 'one-shot call')}"
+    yield f"  about {byte_size(freed['row_bytes'])} in rows, {byte_size(freed['output_bytes'])} in output files"
+    yield f"  {counted(freed['events'], 'event')}"
+    yield f"  {counted(freed['files'], 'file')} of no handle, {counted(freed['file_bytes'], 'byte')}"
     if freed["bytes"]:
-        click.echo(f"the store's file is {counted(freed['bytes'], 'byte')} smaller")
+        yield f"the store's file is {counted(freed['bytes'], 'byte')} smaller"

@@ -52,9 +52,7 @@ BEGINNING = Since()
 @conversation_option
 @where_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line: a piece of text and its offset.")
-@click.pass_context
 def logs(
-    context: click.Context,
     id: str,
     follow: bool,
     lines: int | None,
@@ -69,13 +67,13 @@ def logs(
     """Print the stored output of the handle of an ID, or a uid."""
     if cast is not None and (follow or raw or since != BEGINNING or times or as_json or lines is not None):
         why = "--cast takes the whole session; leave --follow, --lines, --raw, --since, --times and --json out"
-        raise click.UsageError(why, context)
+        raise click.UsageError(why)
     if lines is not None and since != BEGINNING:
-        raise click.UsageError("--lines and --since both say where to begin; leave one of them out", context)
+        raise click.UsageError("--lines and --since both say where to begin; leave one of them out")
     if raw and as_json:
-        raise click.UsageError("--raw gives bytes, which JSON cannot; leave one of --raw and --json out", context)
+        raise click.UsageError("--raw gives bytes, which JSON cannot; leave one of --raw and --json out")
     if raw and times:
-        raise click.UsageError("--raw changes nothing in the output; leave one of --raw and --times out", context)
+        raise click.UsageError("--raw changes nothing in the output; leave one of --raw and --times out")
     if cast is None:
         printer = Printer(raw=raw, as_json=as_json, times=times, since=since)
         look(where, lambda looking: print_output(looking, id, conversation, printer, follow=follow, last=lines))

@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
@@ -34,12 +34,24 @@ def print_json(value: Any) -> None:
     click.echo(exact_json(to_json(value).decode()))
 
 
-def tell(facts: Any, text: str, *, as_json: bool) -> None:
-    """Print what a command has done: the facts with --json, else the text."""
+def tell(facts: Any, text: str | Iterable[str], *, as_json: bool) -> None:
+    """Print what a command has done or found: the facts with --json, else the text, or its lines."""
+    tell_each((facts,), (text,) if isinstance(text, str) else text, as_json=as_json)
+
+
+def tell_each(listed: Iterable[Any], lines: Iterable[str], *, as_json: bool) -> None:
+    """Print what a command lists: a line of JSON each with --json, else these lines."""
     if as_json:
-        print_json(facts)
+        for each in listed:
+            print_json(each)
     else:
-        click.echo(text)
+        for line in lines:
+            click.echo(line)
+
+
+def note(text: str) -> str:
+    """Return a note on what was printed."""
+    return f"{click.style('note', fg='yellow')}: {text}"
 
 
 def one_line(value: Any, width: int | None = None) -> str:

@@ -3,17 +3,15 @@
 import shlex
 import time
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import click
 
 from keephold.cli.parameters import NAME, age, json_lines_option
-from keephold.cli.printing import counted, duration, one_line, print_json, relative, state_words, table_lines
+from keephold.cli.printing import counted, duration, note, one_line, relative, state_words, table_lines, tell_each
 from keephold.cli.store import Where, look, where_options
-
-if TYPE_CHECKING:
-    from keephold.control.base import Looking
+from keephold.control.base import Looking
 
 _LIVE = ("pending", "running", "waiting")
 _HEAD = ("ID", "TOOL", "STATE", "CONVERSATION", "AGE", "DEADLINE")
@@ -37,9 +35,7 @@ _EXAMINED = 100
 @click.option("-q", "--quiet", is_flag=True, help="Print only uids, one a line.")
 @where_options
 @json_lines_option
-@click.pass_context
 def ps(
-    context: click.Context,
     conversation: str | None,
     everything: bool,
     state: str | None,
@@ -53,7 +49,7 @@ def ps(
 ) -> None:
     """List the calls that have not stopped, newest first: spawned handles, and one-shot calls as `call:<label>`."""
     if failed and (state or everything):
-        raise click.UsageError("--failed lists stopped handles only; leave --state and --all out", context)
+        raise click.UsageError("--failed lists stopped handles only; leave --state and --all out")
     state = "failed" if failed else state
     states = (state,) if state else ("live", "stopped") if everything else ("live",)
     begins = None if since is None else time.time() - since
@@ -64,20 +60,13 @@ def ps(
         kind = f"{state or 'live'} call" if state or not everything else "call"
         of = [f" of `{one_line(each)}`" for each in (tool, conversation) if each is not None]
         notes = [f"(no {kind}{''.join(of)} in {place})"]
-    if as_json:
-        for fact in listed:
-            print_json(fact)
-    elif quiet:
-        for fact in listed:
-            click.echo(fact["uid"])
-    else:
-        _show(listed, notes)
+    tell_each(listed, (fact["uid"] for fact in listed) if quiet else _lines(listed, notes), as_json=as_json)
     if more:
         click.echo(f"These are the newest {most}; there are more, see --limit.", err=True)
 
 
 async def _list(
-    looking: "Looking", asked: dict[str, Any], states: Sequence[str], limit: int
+    looking: Looking, asked: dict[str, Any], states: Sequence[str], limit: int
 ) -> tuple[list[dict[str, Any]], bool, list[str], str]:
     """Return the calls, whether there are more, notes on calls without an owner, and the name of the store."""
     found: list[dict[str, Any]] = []
@@ -94,7 +83,7 @@ async def _list(
     return listed, more or len(found) > limit, await _notes(looking, orphans), looking.place
 
 
-async def _notes(looking: "Looking", orphans: Sequence[dict[str, Any]]) -> list[str]:
+async def _notes(looking: Looking, orphans: Sequence[dict[str, Any]]) -> list[str]:
     """Say how calls whose owner is gone can be resumed: by a process with their tool (R1), or with their turn (B9)."""
     tools: Counter[str] = Counter()
     conversations: Counter[str] = Counter()
@@ -117,7 +106,7 @@ def _reason(fact: dict[str, Any]) -> str:
     return "" if fact["ok"] is not False else one_line(fact["message"] or fact["code"] or "", _REASON)
 
 
-def _show(listed: Sequence[dict[str, Any]], notes: Sequence[str]) -> None:
+def _lines(listed: Sequence[dict[str, Any]], notes: Sequence[str]) -> Iterator[str]:
     now = time.time()
     why = any(_reason(fact) for fact in listed)
     rows: list[tuple[str, ...]] = [(*_HEAD, "REASON") if why else _HEAD]
@@ -130,6 +119,5 @@ def _show(listed: Sequence[dict[str, Any]], notes: Sequence[str]) -> None:
         lost = fact["owner"] == "gone" and not fact.get("kept")
         colours.append("red" if lost or fact["ok"] is False else _COLOURS.get(fact["state"]))
     shrinking = (0, 1, 2, 3, 6) if why else (0, 1, 2, 3)
-    click.echo("\n".join(table_lines(rows, shrinking, column=2, colours=colours)))
-    for note in notes:
-        click.echo(f"{click.style('note', fg='yellow')}: {note}")
+    yield from table_lines(rows, shrinking, column=2, colours=colours)
+    yield from map(note, notes)

@@ -7,20 +7,20 @@ carries the digest of the request, and is refused if the request has changed mea
 
 import shlex
 import time
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import Any
 
 import click
 
 from keephold.cli.parameters import json_lines_option, json_option
-from keephold.cli.printing import one_line, print_json, printable, relative, tell
+from keephold.cli.printing import note, one_line, printable, relative, tell, tell_each
 from keephold.cli.show import answer_lines
 from keephold.cli.store import Where, act, look, where_options
+from keephold.control.base import Controls, Looking
 from keephold.errors import KeepholdError
 from keephold.text import exact, isolated, isolated_json, readable_json
-
-if TYPE_CHECKING:
-    from keephold.control.base import Controls, Looking
 
 _ACTS = {"spawn": "start", "apply": "be sent something", "fetch": "be looked at", "abort": "be aborted"}
 
@@ -35,18 +35,13 @@ def requests(where: Where, as_json: bool) -> None:
     deny`; answer a question with `keephold send` and the id of the request or of its handle.
     """
     listed, more, place = look(where, lambda looking: _listed(looking, as_json))
-    for request in listed:
-        if as_json:
-            print_json(request)
-        else:
-            _show(request)
-    if not listed and not as_json:
-        click.echo(f"{click.style('note', fg='yellow')}: (no open request in {place})")
+    lines = chain.from_iterable(map(_lines, listed)) if listed else (note(f"(no open request in {place})"),)
+    tell_each(listed, lines, as_json=as_json)
     if more > 0:
         click.echo(f"These are the oldest {len(listed)}; there are {more} more. Decide some to see them.", err=True)
 
 
-async def _listed(looking: "Looking", as_json: bool) -> tuple[list[dict[str, Any]], int, str]:
+async def _listed(looking: Looking, as_json: bool) -> tuple[list[dict[str, Any]], int, str]:
     """Return the requests, how many more there are, and the name of the store. To be shown, questions of one-shot calls
     get the id of their handle, by which they are answered."""
     found, more = await looking.requests()
@@ -78,7 +73,7 @@ def deny(id: str, reason: str | None, where: Where, as_json: bool) -> None:
 
 
 def _decide(id: str, said: dict[str, Any], done: str, where: Where, as_json: bool) -> None:
-    async def decided(controls: "Controls") -> dict[str, Any]:
+    async def decided(controls: Controls) -> dict[str, Any]:
         request = await controls.request(id)
         if request["kind"] not in ("permission", "result"):
             name = shlex.quote(one_line(request["handle_id"] or request["handle"]))
@@ -86,7 +81,7 @@ def _decide(id: str, said: dict[str, Any], done: str, where: Where, as_json: boo
                 f"`{one_line(id)}` is a question; answer it with `keephold send {name}`", code="invalid_arguments"
             )
         if not as_json:
-            _show(request)
+            click.echo("\n".join(_lines(request)))
         answer = await controls.decide(id, said | {"digest": request["digest"]})
         if answer["status"] != "taken":
             code = "request_gone" if answer["status"] == "gone" else "invalid_arguments"
@@ -109,11 +104,8 @@ def permissions(revoked: str | None, where: Where, as_json: bool) -> None:
     until its turn ends. Without a turn, as over MCP, it holds until it is revoked or its process ends.
     """
     if revoked is None:
-        for each in look(where, lambda looking: looking.permissions()):
-            if as_json:
-                print_json(each)
-            else:
-                _show_permission(each)
+        listed = look(where, lambda looking: looking.permissions())
+        tell_each(listed, chain.from_iterable(map(_permission_lines, listed)), as_json=as_json)
         return
     answer = act(where, lambda controls: controls.revoke_permission(revoked))
     if not answer["revoked"]:
@@ -124,7 +116,7 @@ def permissions(revoked: str | None, where: Where, as_json: bool) -> None:
     tell({"id": revoked, "revoked": True}, f"{one_line(revoked)}: revoked", as_json=as_json)
 
 
-def _show(request: dict[str, Any]) -> None:
+def _lines(request: dict[str, Any]) -> Iterator[str]:
     tool, now = one_line(request["tool"]), time.time()
     match request["kind"]:
         case "permission":
@@ -138,12 +130,12 @@ def _show(request: dict[str, Any]) -> None:
             )
     handle = f"handle {one_line(request['handle_id'])}, " if request["handle_id"] else ""
     place = f"{handle}conversation {one_line(request['conversation'])}, {relative(request['since'], now)}"
-    click.echo(f"{click.style(one_line(request['id']), bold=True)}  {asks}\n  {place}")
-    for line in body.rstrip("\n").split("\n"):
-        click.echo(f"    {line}")
+    yield f"{click.style(one_line(request['id']), bold=True)}  {asks}"
+    yield f"  {place}"
+    yield from (f"    {line}" for line in body.rstrip("\n").split("\n"))
 
 
-def _show_permission(each: dict[str, Any]) -> None:
+def _permission_lines(each: dict[str, Any]) -> Iterator[str]:
     from keephold.turn.prompts import lasting
 
     tool = one_line(each["tool"])
@@ -151,11 +143,11 @@ def _show_permission(each: dict[str, Any]) -> None:
         what = f"{tool} {'may run' if each['value'] else 'is skipped'}"
     else:
         what = f"{tool} gets {one_line(each['value'])} as the answer to {one_line(each['question'])}"
-    click.echo(f"{click.style(one_line(each['id']), bold=True)}  {what}, {lasting(each['until'])}")
+    yield f"{click.style(one_line(each['id']), bold=True)}  {what}, {lasting(each['until'])}"
     given = f"given by {one_line(each['by'])} {relative(each['at'], time.time())}"
-    click.echo(f"  conversation {one_line(each['conversation'])}, {given}")
+    yield f"  conversation {one_line(each['conversation'])}, {given}"
     if each["arguments"] is not None:
-        click.echo(f"  for a call with {one_line(_json(each['arguments']))}")
+        yield f"  for a call with {one_line(_json(each['arguments']))}"
 
 
 def _json(value: Any) -> str:

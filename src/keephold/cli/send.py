@@ -4,19 +4,18 @@ The input goes directly to the process that runs the handle, and is never stored
 """
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import click
 import msgspec
 
 from keephold.cli.parameters import conversation_option, json_option, text_of_stdin
-from keephold.cli.printing import one_line, print_json, printable
+from keephold.cli.printing import one_line, printable, tell
 from keephold.cli.store import Where, look, where_options
+from keephold.control.base import Looking
 from keephold.errors import KeepholdError
 from keephold.limits import Limits
-
-if TYPE_CHECKING:
-    from keephold.control.base import Looking
 
 _NO_HANDLE = (
     "handle_not_found",
@@ -38,9 +37,7 @@ _NO_HANDLE = (
 @conversation_option
 @where_options
 @json_option
-@click.pass_context
 def send(
-    context: click.Context,
     id: str,
     text: str | None,
     keys: tuple[str, ...],
@@ -57,11 +54,11 @@ def send(
     as TEXT: other users of this machine can read the command line of a process.
     """
     if password and text is not None:
-        raise click.UsageError("--password reads the text itself; leave TEXT out", context)
+        raise click.UsageError("--password reads the text itself; leave TEXT out")
     if close and (text is not None or keys or password):
-        raise click.UsageError("--close sends nothing else; leave TEXT, --key and --password out", context)
+        raise click.UsageError("--close sends nothing else; leave TEXT, --key and --password out")
     if text is None and not keys and not password and not close:
-        raise click.UsageError("nothing to send: give TEXT, --key, --password or --close", context)
+        raise click.UsageError("nothing to send: give TEXT, --key, --password or --close")
     given = _secret() if password else text_of_stdin(Limits().arguments_bytes) if text == "-" else text
     sent: dict[str, Any] = {"keys": keys, "secret": password}
     if given is not None or close:
@@ -72,11 +69,8 @@ def send(
         if error.code in _NO_HANDLE:
             raise
         click.echo(f"Error: {printable(error.message)}", err=True)
-        context.exit(1)
-    if as_json:
-        print_json(reply)
-    else:
-        _show(reply)
+        sys.exit(1)
+    tell(reply, _lines(reply), as_json=as_json)
 
 
 def _secret() -> str:
@@ -87,7 +81,7 @@ def _secret() -> str:
     return sys.stdin.readline().removesuffix("\n")
 
 
-async def _send(looking: "Looking", id: str, conversation: str | None, sent: dict[str, Any]) -> dict[str, Any]:
+async def _send(looking: Looking, id: str, conversation: str | None, sent: dict[str, Any]) -> dict[str, Any]:
     from keephold.turn import attach_protocol as frames
 
     try:
@@ -111,7 +105,7 @@ async def _send(looking: "Looking", id: str, conversation: str | None, sent: dic
 
 
 async def _of_request(
-    looking: "Looking", id: str, sent: dict[str, Any], unknown: KeepholdError
+    looking: Looking, id: str, sent: dict[str, Any], unknown: KeepholdError
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the handle of an open request, and the input as the answer to its question alone."""
     try:
@@ -128,11 +122,9 @@ async def _of_request(
     return fact, {**sent, "answers": question["key"] or question["id"]}
 
 
-def _show(reply: dict[str, Any]) -> None:
-    """Print the handle's state, and its output since the model last read it."""
-    click.echo(f"{one_line(reply['id'])}: {reply['state']}")
+def _lines(reply: dict[str, Any]) -> Iterator[str]:
+    """Yield the handle's state, and its output since the model last read it."""
+    yield f"{one_line(reply['id'])}: {reply['state']}"
     if "question" in reply:
-        click.echo(f"  {one_line(reply['question']['text'])} ({one_line(reply['question']['id'])})")
-    for key in ("content", "result"):
-        if reply.get(key):
-            click.echo(printable(reply[key]).rstrip("\n"))
+        yield f"  {one_line(reply['question']['text'])} ({one_line(reply['question']['id'])})"
+    yield from (printable(reply[key]).rstrip("\n") for key in ("content", "result") if reply.get(key))

@@ -2,27 +2,25 @@
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from keephold.cli.parameters import conversation_option, json_option
 from keephold.cli.printing import (
     one_line,
-    print_json,
     printable,
     relative,
     state_words,
     table_lines,
+    tell,
     terminal_width,
     time_of_day,
 )
 from keephold.cli.store import Where, look, where_options
+from keephold.control.base import Looking
 from keephold.handles.form import described_fields
 from keephold.text import isolated
-
-if TYPE_CHECKING:
-    from keephold.control.base import Looking
 
 _TAIL_LINES = 20
 _VALUE = 200
@@ -39,16 +37,12 @@ _INDENT = 16
 def show(id: str, conversation: str | None, where: Where, keys: bool, as_json: bool) -> None:
     """Show the newest handle of an ID, or the one of a uid."""
 
-    async def read(looking: "Looking") -> dict[str, Any]:
+    async def read(looking: Looking) -> dict[str, Any]:
         (fact,) = await looking.find((id,), conversation)
         return await looking.handle(fact["uid"], keys=keys)
 
     found = look(where, read)
-    if as_json:
-        print_json(found)
-    else:
-        for line in _lines(found, time.time()):
-            click.echo(line)
+    tell(found, _lines(found, time.time()), as_json=as_json)
 
 
 def _lines(found: dict[str, Any], now: float) -> Iterator[str]:

@@ -14,12 +14,12 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from keephold.cli.parameters import config_unasked, json_option
-from keephold.cli.printing import print_json, tell
+from keephold.cli.printing import tell
 from keephold.config.trust import FILE_NAME, Found, Record, examine, find_config
 from keephold.errors import ConfigError, KeepholdError
 from keephold.text import exact, exact_line, time_of_day
@@ -190,13 +190,9 @@ def trust(path: Path | None, listing: bool, as_json: bool) -> None:
     config = load_config(found.path, found.data)
     may = would_do(config)
     record(found, config)
-    if as_json:
-        print_json({"path": str(found.path), "sha256": found.sha256, "may": may})
-        return
-    click.echo(f"{exact_line(str(found.path))} is trusted." + (" It may:" if may else ""))
-    for each in may:
-        click.echo(f"  - {each}")
-    click.echo(f"{_SCOPE}\nTo undo: keephold untrust {_quoted(found.path)}")
+    lines = [f"{exact_line(str(found.path))} is trusted." + (" It may:" if may else "")]
+    lines += [*(f"  - {each}" for each in may), _SCOPE, f"To undo: keephold untrust {_quoted(found.path)}"]
+    tell({"path": str(found.path), "sha256": found.sha256, "may": may}, lines, as_json=as_json)
 
 
 @click.command()
@@ -231,16 +227,9 @@ def _list(*, as_json: bool) -> None:
     if record.problem:
         raise ConfigError([record.problem])
     rows = [(path, entry, _state(Path(path))) for path, entry in sorted(entries.items())]
-    if as_json:
-        listed: list[dict[str, Any]] = [
-            {"path": path, "state": state, "sha256": entry.sha256, "at": entry.at} for path, entry, state in rows
-        ]
-        print_json({"trusted": listed})
-        return
-    if not rows:
-        click.echo("no file is trusted; `keephold trust` trusts one")
-    for path, entry, state in rows:
-        click.echo(f"{state:<8}  {time_of_day(entry.at)}  {exact_line(str(path))}")
+    listed = [{"path": path, "state": state, "sha256": entry.sha256, "at": entry.at} for path, entry, state in rows]
+    lines = [f"{state:<8}  {time_of_day(entry.at)}  {exact_line(path)}" for path, entry, state in rows]
+    tell({"trusted": listed}, lines or "no file is trusted; `keephold trust` trusts one", as_json=as_json)
 
 
 def _state(path: Path) -> str:

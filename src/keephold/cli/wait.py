@@ -2,19 +2,18 @@
 
 import asyncio
 import math
+import sys
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from keephold.cli.parameters import conversation_option, json_option
-from keephold.cli.printing import one_line, print_above_progress, print_json, progress, terminal_width
+from keephold.cli.printing import one_line, print_above_progress, progress, tell, terminal_width
 from keephold.cli.store import Where, act, where_options
+from keephold.control.base import Controls
 from keephold.errors import KeepholdError
-
-if TYPE_CHECKING:
-    from keephold.control.base import Controls
 
 _TIMED_OUT = 124
 _LOOK_SECS = 1.0
@@ -56,9 +55,7 @@ def _conditions(
 @conversation_option
 @where_options
 @json_option
-@click.pass_context
 def wait(
-    context: click.Context,
     id: tuple[str, ...],
     any_of_them: bool,
     output: tuple[tuple[str, str], ...],
@@ -78,7 +75,7 @@ def wait(
     if not named:
         raise click.UsageError("Name a handle: ID, --output ID=REGEX or --ready ID.")
 
-    async def wait(controls: "Controls") -> Mapping[str, Any]:
+    async def wait(controls: Controls) -> Mapping[str, Any]:
         facts = await controls.find(named, conversation)
         uids = {each: fact["uid"] for each, fact in zip(named, facts, strict=True)}
         stops = [uids[each] for each in dict.fromkeys(id)]
@@ -97,17 +94,13 @@ def wait(
         return waited
 
     waited = act(where, wait)
-    if as_json:
-        print_json(waited)
-    else:
-        for entry in (*waited["completed"], *waited["pending"]):
-            click.echo(_line(entry))
+    tell(waited, map(_line, (*waited["completed"], *waited["pending"])), as_json=as_json)
     failed = any(entry["is_error"] or "ended_by" in entry for entry in waited["completed"])
-    context.exit(_TIMED_OUT if "timed_out" in waited else int(failed))
+    sys.exit(_TIMED_OUT if "timed_out" in waited else int(failed))
 
 
 @asynccontextmanager
-async def _reporting_lost_owners(controls: "Controls", facts: list[dict[str, Any]]) -> AsyncIterator[None]:
+async def _reporting_lost_owners(controls: Controls, facts: list[dict[str, Any]]) -> AsyncIterator[None]:
     """Report which handles have lost their process: now, and while the block runs."""
     reported: set[tuple[str, int]] = set()
     _report(facts, reported)
@@ -120,7 +113,7 @@ async def _reporting_lost_owners(controls: "Controls", facts: list[dict[str, Any
             await looking
 
 
-async def _look(controls: "Controls", uids: set[str], reported: set[tuple[str, int]]) -> None:
+async def _look(controls: Controls, uids: set[str], reported: set[tuple[str, int]]) -> None:
     while True:
         await asyncio.sleep(_LOOK_SECS)
         for uid in tuple(uids):
@@ -144,7 +137,7 @@ def _report(facts: Iterable[dict[str, Any]], reported: set[tuple[str, int]]) -> 
             print_above_progress(f"{one_line(fact['id'])}: {left}")
 
 
-async def _add_output(controls: "Controls", facts: list[dict[str, Any]], completed: list[dict[str, Any]]) -> None:
+async def _add_output(controls: Controls, facts: list[dict[str, Any]], completed: list[dict[str, Any]]) -> None:
     """Give results that the model has already read the end of the handle's output."""
     for entry in completed:
         bearing = [fact["uid"] for fact in facts if fact["id"] == entry["id"]]

@@ -6,9 +6,10 @@ Commands work with both. Everything is JSON as `handle_json.py` makes it; a refu
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
-from keephold.turn import attach_protocol as frames
+if TYPE_CHECKING:
+    from keephold.turn import attach_protocol as frames
 
 
 class HandleFilter(TypedDict, total=False):
@@ -49,7 +50,7 @@ class Looking(Protocol):
     async def handle(self, uid: str, *, keys: bool = False) -> dict[str, Any]:
         """Return a handle in full; its open keys only if asked for, and only from the store itself (K5)."""
 
-    def talk(self, fact: dict[str, Any], want: frames.Want) -> AbstractAsyncContextManager[frames.Talk]:
+    def talk(self, fact: dict[str, Any], want: "frames.Want") -> "AbstractAsyncContextManager[frames.Talk]":
         """Ask for a handle's output, its terminal, or to be sent something."""
 
     async def requests(self) -> tuple[list[dict[str, Any]], int]:
