@@ -12,7 +12,6 @@ from keephold.control.handle_json import OutputSize, as_json
 from keephold.control.resolve_handle import find, place_of
 from keephold.control.store_view import StoreView
 from keephold.durable.keys import LONGEST, masked_part
-from keephold.errors import KeepholdError
 from keephold.handles.state import Stopped
 from keephold.store.base import Record, Store
 
@@ -37,17 +36,11 @@ class Stored:
         self.handles, self.conversations = self._view.handles, self._view.conversations
         self.place = place_of(store)
 
-    async def _record(self, uid: str) -> Record:
-        record = await self._store.handle(uid)
-        if record is None:
-            raise KeepholdError(f"Handle `{uid}` expired while it was looked at", code="handle_expired")
-        return record
-
     async def find(self, ids: Iterable[str], conversation: str | None) -> list[dict[str, Any]]:
         return [as_json(each) for each in await self._view.glances(await find(self._store, ids, conversation))]
 
     async def handle(self, uid: str, *, keys: bool = False) -> dict[str, Any]:
-        record = await self._record(uid)
+        record = await self._view.record(uid)
         shown = {"keys": await _keys(self._store, record)} if keys else {}
         return await self._view.described(record, output=_output(self._store, record), **shown)
 
@@ -72,7 +65,7 @@ class Stored:
     async def talk(self, fact: dict[str, Any], want: "frames.Want") -> "AsyncIterator[frames.Talk]":
         from keephold.control.stored_output import talking
 
-        record = await self._record(fact["uid"])
+        record = await self._view.record(fact["uid"])
         async with self._relay(record) as relay, talking(self._store, record, want, relay) as talk:
             yield talk
 
@@ -122,10 +115,9 @@ def _output(store: Store, record: Record) -> OutputSize | None:
     """The end of what it printed. While it runs that is known to its owner alone, unless its process is kept."""
     from keephold.control.stored_output import stored_output
 
-    output = stored_output(store, record)
-    if output is None:
-        return None
-    end = output.before(output.total, _TAIL_BYTES + LONGEST)
-    output.close()
-    before, tail = (part.decode(errors="replace") for part in (end[:-_TAIL_BYTES], end[-_TAIL_BYTES:]))
-    return OutputSize(output.total, masked_part(before, tail, ""))
+    with stored_output(store, record) as output:
+        if output is None:
+            return None
+        end = output.before(output.total, _TAIL_BYTES + LONGEST)
+        before, tail = (part.decode(errors="replace") for part in (end[:-_TAIL_BYTES], end[-_TAIL_BYTES:]))
+        return OutputSize(output.total, masked_part(before, tail, ""))

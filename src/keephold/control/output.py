@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from keephold.control.safe_text import Keyless, Plain, Readable, Rendered
 from keephold.control.stored_output import stored_output, talking
 from keephold.durable.keys import LONGEST, masked, masked_part, unfinished_key
-from keephold.handles.handle import HandleInfo
 from keephold.handles.output import Output, Piece
 from keephold.handles.rendering import render_piece
 from keephold.handles.spool import Spool
@@ -162,12 +161,8 @@ async def _source(runtime: Runtime, record: Record) -> AsyncIterator[_Printed]:
                 part.discard()
             spool.close()
     else:
-        kept = stored_output(store, record)
-        try:
+        with stored_output(store, record) as kept:
             yield _Printed(kept)
-        finally:
-            if kept is not None:
-                kept.close()
 
 
 async def _status_of(runtime: Runtime, record: Record) -> frames.HandleStatus:
@@ -203,7 +198,8 @@ async def follow(runtime: Runtime, record: Record, offset: int) -> AsyncGenerato
                         readable = _after(before, Rendered(cols))
                     if kind == frames.END and (rest := readable.end()):
                         yield {"type": "output", "offset": place, "text": rest.decode("utf-8", "replace")}
-                    yield {"type": "state" if kind == frames.STATE else "end", "handle": masked(_without_outcome(info))}
+                    shown = replace(info, outcome=None)  # which `RuntimeView.handle` returns
+                    yield {"type": "state" if kind == frames.STATE else "end", "handle": masked(plain(shown))}
 
 
 async def _before(runtime: Runtime, record: Record, offset: int) -> bytes:
@@ -220,12 +216,6 @@ def _after(before: bytes, readable: Readable) -> Readable:
     """Continue after that output; only the beginning of a key in it matters."""
     text = before.decode("ascii", "replace")
     return Keyless(readable, text[unfinished_key(text) :])
-
-
-def _without_outcome(info: HandleInfo) -> dict[str, Any]:
-    """A handle as JSON without its outcome, which `RuntimeView.handle` returns."""
-    found: dict[str, Any] = plain(replace(info, outcome=None))
-    return found
 
 
 async def follow_frames(runtime: Runtime, record: Record, since: int) -> AsyncGenerator[frames.Frame, None]:

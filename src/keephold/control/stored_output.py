@@ -6,7 +6,7 @@ the runtime that takes it back.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 
 import msgspec
 from msgspec.structs import replace
@@ -38,21 +38,22 @@ async def talking(
         async with linked(to, want, polls) as link:
             yield link
         return
-    output = stored_output(store, record)
-    try:
+    with stored_output(store, record) as output:
         yield StoredOutput(store, record, want, output)
-    finally:
-        if output is not None:
-            output.close()
 
 
-def stored_output(store: Store, record: Record) -> Output | None:
-    """Return the stored output of a handle, or that of its kept process so far; the caller closes it."""
+@contextmanager
+def stored_output(store: Store, record: Record) -> Iterator[Output | None]:
+    """Open the stored output of a handle, or that of its kept process so far."""
     output = record.output
     if store.directory is not None and not isinstance(record.state, Stopped):
         kept = read_record(store.directory, record.uid)
         output = output if kept is None else kept_output(store.directory, kept)
-    return None if output is None else Output.restored(Spool(store.directory), output, record.uid)
+    if output is None:
+        yield None
+    else:
+        with closing(Output.restored(Spool(store.directory), output, record.uid)) as restored:
+            yield restored
 
 
 class StoredOutput:
@@ -133,13 +134,8 @@ async def _has_printed(store: Store, record: Record, needle: bytes, here: Output
     kept = record.output
     if kept is not None and kept.total == len(kept.data):  # the usual case: all of it is in the row
         return needle in kept.data.lower()
-    output = stored_output(store, record)
-    if output is None:
-        return False
-    try:
-        return await _contains(output, needle)
-    finally:
-        output.close()
+    with stored_output(store, record) as output:
+        return output is not None and await _contains(output, needle)
 
 
 async def _contains(output: Output, needle: bytes) -> bool:
