@@ -49,8 +49,8 @@ class Feed:
         self._runtime = runtime
         self._store = browsable(runtime.registry.store)
         self._ring: deque[FeedItem] = deque(maxlen=_RING)
-        self._last = 0
-        """The number of the newest event that was read."""
+        self.last = 0
+        """The number of the newest event that was read, and that listeners got."""
         self._listeners: set[_Listener] = set()
         self._reading: asyncio.Task[None] | None = None
         self._again = False
@@ -59,7 +59,7 @@ class Feed:
 
     async def open(self) -> None:
         """Start after the newest event in the store."""
-        _, self._last = await self._store.events_range()
+        _, self.last = await self._store.events_range()
         self._unsubscribe = [
             each.add(self.committed) for each in (self._store.on_commit, self._runtime.upkeep.on_heard)
         ]
@@ -76,13 +76,7 @@ class Feed:
 
     @property
     def listeners(self) -> int:
-        """Return the number of listeners."""
         return len(self._listeners)
-
-    @property
-    def last(self) -> int:
-        """Return the number of the newest event that listeners got."""
-        return self._last
 
     def committed(self) -> None:
         """Read what was committed, if anybody listens."""
@@ -109,14 +103,14 @@ class Feed:
     async def _read(self) -> None:
         with contextlib.suppress(KeepholdError):  # the store cannot be read now; the sweep looks again
             _, newest = await self._store.events_range()
-            if newest - self._last > _RING:  # nobody has listened for long: skip what the ring cannot hold
-                self._last = newest - _RING
+            if newest - self.last > _RING:  # nobody has listened for long: skip what the ring cannot hold
+                self.last = newest - _RING
                 self._ring.clear()
-            while events := await self._store.events(EventQuery(after=self._last, limit=_PAGE)):
-                if events[0].seq != self._last + 1:  # events between were not read: the ring must not have a gap
+            while events := await self._store.events(EventQuery(after=self.last, limit=_PAGE)):
+                if events[0].seq != self.last + 1:  # events between were not read: the ring must not have a gap
                     self._ring.clear()
                 self._ring.extend(map(_item, events))
-                self._last = events[-1].seq
+                self.last = events[-1].seq
                 for listener in self._listeners:
                     listener.wake.set()
                 if len(events) < _PAGE:
@@ -135,13 +129,13 @@ class Feed:
             if self._again:
                 self.committed()
             first, newest = await self._store.events_range()
-            place = max(newest, self._last) if after is None else after
+            place = max(newest, self.last) if after is None else after
             if place + 1 < first or place > newest:
                 yield None
                 place = max(first - 1, 0) if place + 1 < first else newest
             while not self.closed:
                 listener.wake.clear()
-                while place < self._last and not self.closed:
+                while place < self.last and not self.closed:
                     found, place, whole = await self._after(place, conversation, uid)
                     if not whole:
                         yield None
@@ -164,7 +158,7 @@ class Feed:
             found = [ring[at] for at in range(skipped, len(ring))]  # mostly near the end, where indexing is quick
             return [each for each in found if _is_wanted(each.event, conversation, uid)], found[-1].event.seq, True
         # A handle's events have an index; a conversation's are searched for, some at a time.
-        end = self._last if uid is not None else min(place + _PAGE, self._last)
+        end = self.last if uid is not None else min(place + _PAGE, self.last)
         events = await self._store.events(
             EventQuery(after=place, before=end + 1, uid=uid, conversation=conversation, limit=_PAGE)
         )
