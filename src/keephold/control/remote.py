@@ -115,14 +115,10 @@ class RemoteControl:
         except msgspec.MsgspecError:
             answered = None
         if response.status_code == 401:
-            raise KeepholdError(self._who(), code="server_refused")
+            said = "does not know that token" if self._has_token else "needs a token"
+            how = "`keephold serve` prints it when it starts: put it in KEEPHOLD_TOKEN or --token-file"
+            raise KeepholdError(f"{self.place} {said}; {how}", code="server_refused")
         raise refused(response, answered)
-
-    def _who(self) -> str:
-        said = "does not know that token" if self._has_token else "needs a token"
-        return (
-            f"{self.place} {said}; `keephold serve` prints it when it starts: put it in KEEPHOLD_TOKEN or --token-file"
-        )
 
     def _lost(self, error: Exception) -> KeepholdError:
         # httpx quotes a header that it cannot send, and that may be the token (K5).
@@ -178,25 +174,19 @@ class RemoteControl:
     async def handles(self, **wanted: Unpack[HandleFilter]) -> dict[str, Any]:
         return await self._listed("handles", **wanted)
 
-    async def handle(self, ref: str, conversation: str | None = None, *, keys: bool = False) -> dict[str, Any]:
+    async def handle(self, uid: str, *, keys: bool = False) -> dict[str, Any]:
         if keys:
             raise KeepholdError(
                 "a server gives no keys away; `keephold show --keys` on its machine, without --server, reads them from "
                 "the store",
                 code="invalid_arguments",
             )
-        found: dict[str, Any] = await self.get(f"/api/handles/{_part(ref)}", conversation=conversation)
+        found: dict[str, Any] = await self.get(f"/api/handles/{_part(uid)}")
         output = found.get("output")
         if output is not None and "tail" not in output:
-            end = await self.output(found["uid"], from_end=_TAIL_BYTES)
+            end = await self.get(f"/api/handles/{_part(uid)}/output", from_end=_TAIL_BYTES)
             found["output"] = output | {"tail": end["text"]}
         return found
-
-    async def output(
-        self, uid: str, *, offset: int = 0, limit: int = 65536, from_end: int | None = None, pattern: str | None = None
-    ) -> Any:
-        where = f"/api/handles/{_part(uid)}/output"
-        return await self.get(where, offset=offset, limit=limit, from_end=from_end, pattern=pattern)
 
     @asynccontextmanager
     async def talk(self, fact: Mapping[str, Any], want: frames.Want) -> AsyncIterator[frames.Talk]:
@@ -279,14 +269,12 @@ class RemoteControl:
         body = {"older_than": older_than, "dry_run": dry_run, "vacuum": vacuum}
         return await self.post("/api/collect", body, timeout=None)
 
-    async def events(
-        self, after: int | None = None, *, conversation: str | None = None, uid: str | None = None
-    ) -> AsyncIterator[dict[str, Any]]:
-        """Yield the store's events as they happen. Two have no `seq`, since they are not stored: `reset`, if events
-        after that place are no longer kept, and `requests`, when the open requests have changed."""
+    async def events(self, after: int) -> AsyncIterator[dict[str, Any]]:
+        """Yield the store's events after that one as they happen. Two have no `seq`, since they are not stored:
+        `reset`, if events after that place are no longer kept, and `requests`, when the open requests have changed."""
         while True:  # a server that was replaced ends the stream, and the new one continues it
             heard = False
-            async for event in self.stream("/api/events", after=after, conversation=conversation, uid=uid):
+            async for event in self.stream("/api/events", after=after):
                 said = msgspec.json.decode(event.data)
                 heard, after = True, said.get("seq", after)
                 yield said if "seq" in said else {"type": event.event, "data": said}
