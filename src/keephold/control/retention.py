@@ -8,7 +8,9 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from msgspec import to_builtins
@@ -41,7 +43,6 @@ async def collect(registry: Registry, *, older_than: float | None, dry_run: bool
     weight = await (_weigh if dry_run else _delete)(registry, ops)
     last = await _first_after(store, ops[-1].before) if dry_run else (await store.events_range())[0]
     orphans = await _orphans(store)
-    bytes_of = sum(_size_of(file) for file in orphans)
     if not dry_run:
         for file in orphans:
             file.unlink(missing_ok=True)
@@ -53,7 +54,7 @@ async def collect(registry: Registry, *, older_than: float | None, dry_run: bool
         **to_builtins(weight),
         "events": max(0, last - first),
         "files": len(orphans),
-        "file_bytes": bytes_of,
+        "file_bytes": sum(orphans.values()),
         "bytes": max(0, size - await _disk_bytes(store)),
     }
 
@@ -138,27 +139,18 @@ async def _first_after(store: Browse, before: float) -> int:
 # Files
 
 
-async def _orphans(store: Store) -> list[Path]:
-    """Return the output files whose handle is not in the store: it was never written, or its file could not be
-    removed."""
+async def _orphans(store: Store) -> dict[Path, int]:
+    """Return the output files whose handle is not in the store, and their sizes: it was never written, or its file
+    could not be removed."""
     if store.directory is None or not store.directory.is_dir():
-        return []
-    old = [file for file in store.directory.iterdir() if file.is_file() and _age(file) > _YOUNG_SECS]
-    return [file for file in old if await store.handle(file.name) is None]
-
-
-def _age(file: Path) -> float:
-    try:
-        return time.time() - file.stat().st_mtime
-    except OSError:  # it was just deleted
-        return 0.0
-
-
-def _size_of(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError:
-        return 0
+        return {}
+    old: dict[Path, int] = {}
+    for file in store.directory.iterdir():
+        with suppress(OSError):  # it was just deleted
+            facts = file.stat()
+            if S_ISREG(facts.st_mode) and time.time() - facts.st_mtime > _YOUNG_SECS:
+                old[file] = facts.st_size
+    return {file: size for file, size in old.items() if await store.handle(file.name) is None}
 
 
 async def _disk_bytes(store: Store) -> int:
