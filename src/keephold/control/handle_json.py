@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import astuple
 
 from keephold.durable.keys import masked
 from keephold.handles.facts import NOTHING, Fact
@@ -335,7 +336,7 @@ def details(
         resources=masked(record.resources),
         metadata=masked(record.metadata or {}),
         arguments=masked(record.arguments),
-        allowed_by=None if shown.started is None else _allowed_by(record.allowed or CONFIGURED),
+        allowed_by=None if shown.started is None else AllowedBy(*astuple(record.allowed or Allowed("configuration"))),
         asked=state.asked if isinstance(state, Waiting) else None,
         outcome=outcome_json(stopped.outcome) if stopped is not None else None,
         exit_code=stopped.exit_code if stopped is not None else None,
@@ -350,13 +351,6 @@ def details(
         journal_entries=entries,
         **more,
     )
-
-
-CONFIGURED = Allowed("configuration")
-
-
-def _allowed_by(allowed: Allowed) -> AllowedBy:
-    return AllowedBy(allowed.by, allowed.at, allowed.who, allowed.permission)
 
 
 def allowed_text(allowed: Mapping[str, Any]) -> str:
@@ -483,11 +477,6 @@ def obstacle(name: str, behind: Iterable[Handle | Record], count: int) -> HeldUp
     if name.startswith(RESOURCE):
         return HeldUp("resource", masked(name.removeprefix(RESOURCE)), handles, count)
     return HeldUp("slot", name, handles, count)
-
-
-def held_up_here(handle: Handle) -> list[HeldUp]:
-    """Return what holds up a handle of this process."""
-    return [obstacle(name, behind, len(behind)) for name, behind in handle.waits_for()]
 
 
 def waiting_behind(handle: Handle) -> list[HandleRef]:

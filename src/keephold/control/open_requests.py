@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from keephold.control.handle_json import OpenQuestion, Seconds, Shape, as_json, open_question
 from keephold.control.store_view import PAGE
@@ -113,19 +113,9 @@ class ListedPermission(Shape):
 
 def permission_json(permission: StandingPermission) -> dict[str, Any]:
     """Describe a standing permission."""
-    shown = ListedPermission(
-        id=permission.id,
-        kind="permission" if permission.question is None else "answer",
-        conversation=permission.conversation,
-        tool=permission.tool,
-        question=permission.question,
-        value=masked(permission.value),
-        by=permission.by,
-        at=permission.at,
-        until=permission.until,
-        arguments=masked(permission.arguments),
-    )
-    return as_json(shown)
+    kind: Literal["permission", "answer"] = "permission" if permission.question is None else "answer"
+    hidden = {"value": masked(permission.value), "arguments": masked(permission.arguments)}
+    return as_json(ListedPermission(kind=kind, **asdict(permission) | hidden))
 
 
 def still_open(id: str, request: dict[str, Any] | None) -> dict[str, Any]:

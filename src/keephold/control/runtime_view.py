@@ -19,8 +19,8 @@ from keephold.control.handle_json import (
     Shape,
     as_json,
     glance,
-    held_up_here,
     live_fields,
+    obstacle,
     waiting_behind,
 )
 from keephold.control.store_view import PAGE, StoreView
@@ -120,7 +120,8 @@ class RuntimeView:
         live = live_fields(handle, fact)
         if handle is not None and isinstance(handle.state, PendingState):
             request = self._runtime.approvals.about(handle.uid)
-            live["held_up"] = held_up_here(handle) if request is None else [HeldUp("permission", request, [], 0)]
+            queues = [obstacle(name, behind, len(behind)) for name, behind in handle.waits_for()]
+            live["held_up"] = queues if request is None else [HeldUp("permission", request, [], 0)]
         tool, output = self._runtime.toolbox.of(record.conversation).get(record.tool), record.output
         if (tool is not None and tool.source == "terminal") or (output is not None and of_terminal(output.times)):
             live["terminal"] = True
