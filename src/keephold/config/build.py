@@ -217,14 +217,14 @@ def spawn_policy(settings: ToolSettings, under: SpawnPolicy) -> SpawnPolicy:
     """Return the policy with the settings of the table."""
     spawn, lifecycle = settings.spawn, settings.spawn.lifecycle
     same_name = ("settle_ms", "settle_max_ms", "abort_grace_ms", "ready", "priority")
-    changes: dict[str, Any] = {key: getattr(spawn, key) for key in same_name if key in spawn.model_fields_set}
+    changes = {key: value for key, value in spawn.written().items() if key in same_name}
     if "on_turn_end" in lifecycle.model_fields_set:
         changes["on_turn_end"] = lifecycle.on_turn_end
     if "timeout_secs" in lifecycle.model_fields_set:
         changes["turn_end_timeout_secs"] = lifecycle.timeout_secs
     if "assistant" in lifecycle.model_fields_set:
         changes["assistant"] = lifecycle.assistant.written()
-    changes["notifications"] = replace(under.notifications, **spawn.notifications.written())
+    changes["notifications"] = spawn.notifications.policy(under.notifications)
     return replace(under, **changes)
 
 

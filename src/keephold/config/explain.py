@@ -99,6 +99,9 @@ _EXPECTED = {
 _SECRET = frozenset({"env", "url", "password", "headers"})
 
 
+_KINDS = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "a table"}
+
+
 def problems(model: type[Table], data: Mapping[str, Any], where: KeyPath = ()) -> list[tuple[KeyPath, str]]:
     """Return every problem of the table as a key's path and a sentence. `where` is the table's path in the file."""
     try:
@@ -148,18 +151,7 @@ def given(value: Any) -> str:
 
 def kind(value: Any) -> str:
     """Return the kind of a value, without the value."""
-    match value:
-        case bool():
-            return "a boolean"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a string"
-        case list():
-            return "a list"
-        case dict():
-            return "a table"
-    return "a date or time"
+    return _KINDS.get(type(value), "a date or time")
 
 
 def _explain(model: type[Table], details: ErrorDetails, where: KeyPath) -> tuple[KeyPath, str]:

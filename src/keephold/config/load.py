@@ -13,11 +13,11 @@ from keephold.config.rules import (
     archive_problems,
     builtins_problems,
     engine_problems,
+    serve_problems,
     server_problems,
     tool_problems,
 )
-from keephold.config.source import DEFAULTS, TOOLS, KeyPath, Lines, Problem, Source, shown
-from keephold.config.values import serve_problems
+from keephold.config.source import DEFAULTS, TOOLS, KeyPath, Lines, Problem, Source, shown, table_at
 from keephold.errors import ConfigError
 
 
@@ -50,7 +50,7 @@ def _inspect(source: Source) -> tuple[Config, list[Problem]]:
     for key, _ in found:
         document = _without(document, key)
     tools: dict[str, Any] = {}
-    for name, table in _tool_tables(source.data).items():
+    for name, table in table_at(source.data, TOOLS).items():
         if not isinstance(table, dict):
             found.append(((*TOOLS, name), f"must be a table, not {kind(table)}"))
             continue
@@ -102,16 +102,9 @@ def _syntax(path: Path, text: str, message: str) -> str:
     return f"{shown(path)}:{line}: not valid TOML: {match[1]}{column}"
 
 
-def _tool_tables(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `[conversation.tools]`, or nothing if it is not a table, which its model reports."""
-    conversation = data.get("conversation")
-    tools = conversation.get("tools") if isinstance(conversation, dict) else None
-    return tools if isinstance(tools, dict) else {}
-
-
 def _without_tools(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the document without its tool tables, which are checked one by one."""
-    if not _tool_tables(data):
+    if not table_at(data, TOOLS):
         return dict(data)
     return {**data, "conversation": {**data["conversation"], "tools": {}}}
 

@@ -38,6 +38,7 @@ from keephold.store.rows import CARRIERS, Carrier, Status
 from keephold.tools.base import (
     ACTIONS,
     Action,
+    NotificationPolicy,
     OnCrash,
     OnTurnEnd,
     OutputPolicy,
@@ -60,6 +61,10 @@ class Table(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
+    def written(self) -> dict[str, Any]:
+        """Return only the keys that the file sets."""
+        return {key: getattr(self, key) for key in self.model_fields_set}
+
 
 def _pattern(source: str) -> str:
     """Refuse a pattern that cannot be compiled when the file is read."""
@@ -80,10 +85,9 @@ class NotificationSettings(Table):
     on_content: bool = False
     deliver: Annotated[list[Carrier], Field(min_length=1)] = list(CARRIERS)
 
-    def written(self) -> dict[str, Any]:
-        """Return the fields of the policy that the file sets."""
-        settings = {key: getattr(self, key) for key in self.model_fields_set}
-        return settings | ({"deliver": tuple(self.deliver)} if "deliver" in settings else {})
+    def policy(self, under: NotificationPolicy) -> NotificationPolicy:
+        deliver = {"deliver": tuple(self.deliver)} if "deliver" in self.model_fields_set else {}
+        return replace(under, **self.written() | deliver)
 
 
 def _provider(model: str) -> str:
@@ -102,10 +106,6 @@ class AssistantSettings(Table):
     timeout_secs: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600
     strict: bool = False
     settings: dict[str, Any] = {}
-
-    def written(self) -> dict[str, Any]:
-        """Return only the keys that the file sets, to be merged over others."""
-        return {key: getattr(self, key) for key in self.model_fields_set}
 
     def under(self, over: Mapping[str, Any]) -> "AssistantSettings":
         """Return these settings with others over them. The address and the key are dropped if the provider differs."""
@@ -551,9 +551,7 @@ _NO_MODEL = "there is no model to ask ([conversation.assistant] names one, or a 
 
 
 def _ignored(tool: ToolSettings, has_model: bool) -> Iterator[tuple[KeyPath, str]]:
-    if tool.source == "builtin":
-        return
-    if has_model:
+    if tool.source == "builtin" or has_model:
         return
     if "on_turn_end" in tool.spawn.lifecycle.model_fields_set and tool.spawn.lifecycle.on_turn_end == "inquire":
         yield ("spawn", "lifecycle", "on_turn_end"), f'{_NO_MODEL} "inquire" is treated as "abort"'

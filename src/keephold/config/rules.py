@@ -16,8 +16,16 @@ from typing import Any
 from keephold.config import commands
 from keephold.config.commands import unknown_names
 from keephold.config.explain import not_one_of, unknown_key
-from keephold.config.model import AgentSettings, Config, McpServerSettings, TemporalSettings, ToolSettings
-from keephold.config.source import TOOLS, KeyPath, Problem, Source, dotted
+from keephold.config.model import (
+    AgentSettings,
+    Config,
+    McpServerSettings,
+    ServeSettings,
+    TemporalSettings,
+    ToolSettings,
+)
+from keephold.config.source import TOOLS, KeyPath, Problem, Source, dotted, table_at
+from keephold.config.values import BASE, is_base
 from keephold.errors import ConfigError
 from keephold.platforms import machine
 from keephold.schema.canonical import check_parameters, wrong_types
@@ -60,6 +68,11 @@ def server_problems(servers: Mapping[str, McpServerSettings]) -> Iterator[Proble
             yield (*where, "scope"), "is for a server with `oauth = true`"
         if table.oauth and any(header.lower() == "authorization" for header in table.headers):
             yield (*where, "headers"), "`oauth = true` sends the header Authorization; remove it here"
+
+
+def serve_problems(serve: ServeSettings) -> Iterator[Problem]:
+    if serve.url is not None and not is_base(serve.url):
+        yield ("serve", "url"), BASE
 
 
 def engine_problems(engines: Mapping[Any, TemporalSettings]) -> Iterator[Problem]:
@@ -186,10 +199,10 @@ def tool_problems(name: str, tool: ToolSettings, source: Source) -> Iterator[Pro
         problem = engine_problem(tool.engine, tool.source)
         if problem is not None:
             yield ("engine",), problem
-    if tool.engine is not None and tool.source == "python" and tool.engine not in _tables(source, "engines"):
+    if tool.engine is not None and tool.source == "python" and tool.engine not in table_at(source.data, ("engines",)):
         yield ("engine",), no_engine(tool.engine)
     if tool.source == "mcp":
-        yield from tool_server_problems(tool, name, _tables(source, *SERVERS))
+        yield from tool_server_problems(tool, name, table_at(source.data, SERVERS))
     yield from _actions(tool, source, where)
     yield from _questions(tool)
     names = _Names(name, tool, source)
@@ -226,14 +239,6 @@ def _source(name: str, tool: ToolSettings) -> Iterator[Problem]:
         yield ("function",), f"missing; what would be right: {_FUNCTION}"
     if tool.function is not None and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", tool.function):
         yield ("function",), f"must be {_FUNCTION}"
-
-
-def _tables(source: Source, *path: str) -> Mapping[str, Any]:
-    """Return the tables at this path, or nothing if they are not tables, which their model reports."""
-    found: Any = source.data
-    for key in path:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found if isinstance(found, dict) else {}
 
 
 def _questions(tool: ToolSettings) -> Iterator[Problem]:

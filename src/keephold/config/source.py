@@ -171,8 +171,8 @@ class Source:
 
     def tool(self, name: str) -> dict[str, Any]:
         """Return the tool's table with the defaults merged under it."""
-        own = _table(self.data, (*TOOLS, name))
-        defaults = {} if name == DEFAULTS else _table(self.data, (*TOOLS, DEFAULTS))
+        own = table_at(self.data, (*TOOLS, name))
+        defaults = {} if name == DEFAULTS else table_at(self.data, (*TOOLS, DEFAULTS))
         return merged(_without_contradiction(defaults, own), own)
 
     def _written_as(self, key: KeyPath) -> KeyPath:
@@ -206,7 +206,7 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without_contradiction(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the defaults without those that contradict the tool's own table: `actions` imply `stateful`."""
-    spawn, ours = _table(defaults, ("spawn",)), _table(own, ("spawn",))
+    spawn, ours = table_at(defaults, ("spawn",)), table_at(own, ("spawn",))
     if ours.get("stateful") is False:
         overruled = "actions"
     elif "actions" in ours and spawn.get("stateful") is False:
@@ -216,7 +216,8 @@ def _without_contradiction(defaults: Mapping[str, Any], own: Mapping[str, Any]) 
     return {**defaults, "spawn": {key: value for key, value in spawn.items() if key != overruled}}
 
 
-def _table(data: Mapping[str, Any], key: KeyPath) -> dict[str, Any]:
+def table_at(data: Mapping[str, Any], key: KeyPath) -> dict[str, Any]:
+    """Return the table at this path; an empty one if there is none, or something else, which its model reports."""
     value: Any = data
     for part in key:
         value = value.get(part) if isinstance(value, dict) else None

@@ -1,15 +1,11 @@
 """Checks values of `keephold.toml` that have a form of their own: sizes, addresses, names. Errors show a right one."""
 
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-if TYPE_CHECKING:
-    from keephold.config.model import ServeSettings
-from keephold.config.source import Problem
 from keephold.tools.environment import wrong_names
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -130,11 +126,6 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 BASE = "must begin with http:// or https:// and name a host, like https://keephold.example.org"
-
-
-def serve_problems(serve: "ServeSettings") -> Iterator[Problem]:
-    if serve.url is not None and not is_base(serve.url):
-        yield ("serve", "url"), BASE
 
 
 def is_base(url: str) -> bool:
