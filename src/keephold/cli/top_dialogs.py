@@ -23,9 +23,14 @@ from keephold.cli.printing import one_line, printable
 from keephold.handles.form import expected_form
 from keephold.text import exact, isolated, isolated_json, readable_json
 
+_LEAVE = "Escape: leave it as it is"
+
 
 class AskScreen(ModalScreen[Any]):
     """A box over the table: a text, the means to answer, a hint."""
+
+    keys = ""
+    """The keys that answer it, for the hint."""
 
     CSS = """
     #box { width: 90%; max-width: 100; height: auto; max-height: 90%; border: round $accent; padding: 0 1;
@@ -84,7 +89,7 @@ class AskScreen(ModalScreen[Any]):
 
     def say_hint(self) -> None:
         """Show the hint; while keys do not answer, only Escape."""
-        hint = self.hint() if self.listening else "Escape: leave it as it is"
+        hint = self.hint() if self.listening else _LEAVE
         self.query_one("#hint", Static).update(Text(hint, style="dim"))
 
     def answers(self) -> ComposeResult:
@@ -92,7 +97,7 @@ class AskScreen(ModalScreen[Any]):
         yield from ()
 
     def hint(self) -> str:
-        return "Escape: leave it as it is"
+        return f"{self.keys}{_LEAVE}"
 
     def action_leave(self) -> None:
         self.dismiss(None)
@@ -109,10 +114,8 @@ class KeysScreen(AskScreen):
 class YesNoScreen(AskScreen):
     """Is dismissed with True or False."""
 
+    keys = "y: yes   n: no   "
     BINDINGS: ClassVar[list[BindingType]] = [Binding("y", "say(True)", "Yes"), Binding("n", "say(False)", "No")]
-
-    def hint(self) -> str:
-        return "y: yes   n: no   Escape: leave it as it is"
 
     def action_say(self, value: bool) -> None:
         if self.listening:
@@ -149,9 +152,8 @@ class ApproveScreen(YesNoScreen):
         return sum(line not in self._seen for line in range(self.query_one("#asked").size.height or 1))
 
     def hint(self) -> str:
-        if not self.unseen:
-            return super().hint()
-        return f"{self.unseen} lines not seen yet: PageDown scrolls, then y: yes   n: no   Escape: leave it as it is"
+        unseen = f"{self.unseen} lines not seen yet: PageDown scrolls, then " if self.unseen else ""
+        return unseen + super().hint()
 
     def action_say(self, value: bool) -> None:
         if not (value and self.unseen):
@@ -161,15 +163,14 @@ class ApproveScreen(YesNoScreen):
 class ChoiceScreen(AskScreen):
     """Is dismissed with the index of the option."""
 
+    keys = "Enter: choose   "
+
     def __init__(self, asked: str, options: list[str], problem: str = "") -> None:
         super().__init__(asked, problem)
         self._options = options
 
     def answers(self) -> ComposeResult:
         yield OptionList(*(Text(one_line(option)) for option in self._options))
-
-    def hint(self) -> str:
-        return "Enter: choose   Escape: leave it as it is"
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option_index)
@@ -191,13 +192,10 @@ class TextScreen(AskScreen):
         super().__init__(asked, problem, prompts=prompts)
         self._value = value
         self._secret = secret
-        self._does = does
+        self.keys = f"Enter: {does}   "
 
     def answers(self) -> ComposeResult:
         yield Input(self._value, password=self._secret)
-
-    def hint(self) -> str:
-        return f"Enter: {self._does}   Escape: leave it as it is"
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.dismiss(event.value)
