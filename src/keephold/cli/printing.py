@@ -75,15 +75,18 @@ def table(rows: Sequence[Sequence[str]], shrinking: Sequence[int]) -> list[list[
     widths = [max(_columns(row[column]) for row in rows) for column in range(len(rows[0]))]
     room = terminal_width()
     if room is not None and shrinking:
-        surplus = sum(widths) + 2 * (len(widths) - 1) - room
-        while surplus > 0:
-            widest = max(shrinking, key=lambda column: widths[column])
-            if widths[widest] <= _NARROWEST:
-                break
-            widths[widest] -= 1
-            surplus -= 1
+        narrow(widths, shrinking, _NARROWEST, room - 2 * (len(widths) - 1))
     padded = [[_padded(cell, width) for cell, width in zip(row, widths, strict=True)] for row in rows]
     return padded if room is None else [list(map(isolated, row)) for row in padded]
+
+
+def narrow(widths: list[int], shrinking: Sequence[int], least: int, room: int) -> None:
+    """Narrow the `shrinking` columns, the widest first, until all columns fit or these have the least width."""
+    for _ in range(sum(widths) - room):
+        widest = max(shrinking, key=lambda column: widths[column])
+        if widths[widest] <= least:
+            return
+        widths[widest] -= 1
 
 
 def table_lines(

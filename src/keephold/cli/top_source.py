@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from keephold.cli.printing import duration, one_line, state_words
+from keephold.cli.printing import duration, narrow, one_line, state_words
 from keephold.cli.store import Where, served, without_tools
 from keephold.control.base import Controls
 from keephold.control.feed import Feed, FeedItem
@@ -34,8 +34,8 @@ FAILED, FAILED_SECS = 12, 900.0
 
 _NEEDS_YOU, _ORPHANED, _RUNS, _QUEUED, _PARKED, _OVER = range(6)
 _COLOURS = ("bold yellow", "red", "green", "", "cyan", "dim")
-_WIDEST = {"STATE": 24, "ID": 28, "TOOL": 20, "CONVERSATION": 24, "TIME": 7}
-_SHRINKING = ("STATE", "ID", "TOOL", "CONVERSATION")
+_WIDEST = (24, 28, 20, 24, 7)  # the last column takes the rest
+_SHRINKING = range(4)
 _NARROWEST = 8
 _LAST_LEAST = 20
 PAGE = 200
@@ -155,16 +155,10 @@ def _progress(progress: dict[str, Any] | None) -> str:
 
 def widths(shown: Sequence[Row], room: int) -> list[int]:
     """Return the widths of the columns, so that they fit; the last one takes the rest."""
-    asked = {name: max([len(name), *(len(row.cells[at]) for row in shown)]) for at, name in enumerate(HEAD)}
-    found = {name: min(asked[name], _WIDEST[name]) for name in HEAD[:-1]}
-    padding = 2 * len(HEAD)
-    while sum(found.values()) + padding + _LAST_LEAST > room:
-        widest = max(_SHRINKING, key=lambda name: found[name])
-        if found[widest] <= _NARROWEST:
-            break
-        found[widest] -= 1
-    left = room - sum(found.values()) - padding
-    return [*(found[name] for name in HEAD[:-1]), max(left, _NARROWEST)]
+    asked = [max([len(name), *(len(row.cells[at]) for row in shown)]) for at, name in enumerate(HEAD)]
+    found, left = list(map(min, asked, _WIDEST)), room - 2 * len(HEAD)
+    narrow(found, _SHRINKING, _NARROWEST, left - _LAST_LEAST)
+    return [*found, max(left - sum(found), _NARROWEST)]
 
 
 def request_fact(request: dict[str, Any]) -> Fact:
