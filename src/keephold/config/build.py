@@ -309,6 +309,7 @@ def login_file(url: str) -> LoginFile:
 
 def _mcp_server(config: Config, name: str, table: McpServerSettings) -> McpServer:
     words = [table.command] if isinstance(table.command, str) else table.command or []
+    defaults = {} if config.source is None else config.source.tool(DEFAULTS)
     named = {
         own: (settings.tool or own, _mcp_like(own, settings, table.stateful))
         for own, settings in config.conversation.tools.items()
@@ -326,14 +327,9 @@ def _mcp_server(config: Config, name: str, table: McpServerSettings) -> McpServe
         timeout_secs=table.timeout_secs,
         tools=None if table.tools is None else tuple(table.tools),
         prefix=table.prefix,
-        like=_mcp_like("", _mcp_defaults(config), table.stateful),
+        like=_mcp_like("", ToolSettings.model_validate({**defaults, "source": "mcp"}), table.stateful),
         named=named,
     )
-
-
-def _mcp_defaults(config: Config) -> ToolSettings:
-    written = {} if config.source is None else config.source.tool(DEFAULTS)
-    return ToolSettings.model_validate({**written, "source": "mcp"})
 
 
 def _mcp_like(name: str, settings: ToolSettings, stateful: bool) -> Tool:

@@ -489,7 +489,6 @@ class Config(Table):
 
     @property
     def source(self) -> Source | None:
-        """The file it was read from."""
         return self._source
 
     @property
@@ -513,7 +512,6 @@ class Config(Table):
 
     @property
     def has_model(self) -> bool:
-        """Whether it names a model."""
         settings = self.conversation
         return bool(settings.assistant.model or settings.inquiry.assistant.model or self.agents)
 

@@ -139,8 +139,7 @@ _NOT_FOR: dict[str, dict[KeyPath, str]] = {
     "python": {
         ("command",): 'a function is named by `function = "module:name"`; commands are for source = "local"',
         ("cwd",): "a function runs in the working directory of the process",
-        ("env",): "a function has the environment of the process",
-        ("pass_env",): "a function has the environment of the process",
+        **dict.fromkeys((("env",), ("pass_env",)), "a function has the environment of the process"),
         ("wire",): 'a function asks by `call.ask`; the wire form is for source = "local"',
         ("options",): 'give the function its options in Python; `options` are for source = "local"',
         ("parameters",): "a function's parameters come from its signature and docstring",
@@ -153,9 +152,7 @@ _NOT_FOR: dict[str, dict[KeyPath, str]] = {
     "mcp": {
         ("command",): "the server is started by `command` in its own table [mcp.servers.<name>]",
         ("function",): 'the tool is one of a server, named by `tool`; functions are for source = "python"',
-        ("cwd",): "the server has its own, in [mcp.servers.<name>]",
-        ("env",): "the server has its own, in [mcp.servers.<name>]",
-        ("pass_env",): "the server has its own, in [mcp.servers.<name>]",
+        **dict.fromkeys((("cwd",), ("env",), ("pass_env",)), "the server has its own, in [mcp.servers.<name>]"),
         ("wire",): 'a server asks by elicitation; the wire form is for source = "local"',
         ("options",): 'a server takes arguments only; `options` are for source = "local"',
         ("parameters",): "the server says which parameters its tools have",
