@@ -246,6 +246,8 @@ class Examination:
         return [tool for name, tool in facts.items() if self._sound(_of_tool(name))]
 
     def _tool(self, name: str) -> dict[str, Any]:
+        from keephold.tools.waiting import need_packages
+
         settings = self._config.conversation.tools[name]
         facts: dict[str, Any] = {
             "name": name,
@@ -259,17 +261,12 @@ class Examination:
             return facts | self._function(name)
         if settings.source == "mcp":
             return facts | {"found": True, "program": f"MCP server {settings.server}"}
-        self._builtin(name)
-        written = "run" in settings.model_fields_set
-        return facts | {"actions": [], "run": settings.run if written else "unattended", "found": True}
-
-    def _builtin(self, name: str) -> None:
-        from keephold.tools.waiting import need_packages
-
         try:
             need_packages([name])
         except MissingExtra as error:
             self.problem(_of_tool(name), error.message)
+        written = "run" in settings.model_fields_set
+        return facts | {"actions": [], "run": settings.run if written else "unattended", "found": True}
 
     def _function(self, name: str) -> dict[str, Any]:
         from keephold.config.build import is_module, python_tool
