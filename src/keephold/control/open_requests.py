@@ -165,7 +165,6 @@ class PostedRequests:
         return request if request is not None and request["id"] == id else None
 
     async def count(self) -> int:
-        """Count the requests."""
         return len(await self.posts("prompt")) + sum((await self._others()).values())
 
     async def _others(self) -> dict[str, int]:
@@ -217,7 +216,6 @@ class OpenRequests:
         return described(id, self._open[id].prompt, self._open[id].since)
 
     async def count(self) -> int:
-        """Count the requests."""
         return len(self._open) + await self.elsewhere.count()
 
 
