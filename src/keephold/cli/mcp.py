@@ -31,6 +31,7 @@ from keephold.cli.process import Signals, log_to_stderr, own_children
 from keephold.cli.store import store_of, store_option
 from keephold.config import Config
 from keephold.control.server_discovery import connect, pass_on
+from keephold.errors import KeepholdError
 from keephold.platforms import ENDS, machine
 from keephold.store import open_store
 from keephold.store.base import file_of
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
     from mcp.server.context import CallNext, HandlerResult
 
-    from keephold.cli.trust import LookAgain
     from keephold.mcp.calls import Context
     from keephold.mcp.server import Server
     from keephold.runtime import Runtime
@@ -125,18 +125,16 @@ def mcp(
             with contextlib.suppress(KeyboardInterrupt, BrokenPipeError, ConnectionError):
                 pass_on(connection)
             return
-    from keephold.cli.trust import LookAgain
     from keephold.mcp.server import Server
     from keephold.runtime import Runtime
 
     own_children()
     runtime = Runtime(store=place, config=loaded)
-    look = LookAgain(runtime, ignored)
     server = Server(
         runtime,
         conversation=conversation,
         client_prompts=decide,
-        middleware=[_telling(look)],
+        middleware=[_telling(runtime, ignored)],
         **settings_of(loaded, builtins),
     )
 
@@ -151,13 +149,21 @@ def mcp(
     sys.exit(asyncio.run(serve()))
 
 
-def _telling(look: "LookAgain") -> Any:
+def _telling(runtime: "Runtime", ignored: str) -> Any:
     """Return a middleware that looks again when a session begins, and says in the instructions if a file is ignored."""
+    from keephold.cli.trust import load_trusted
 
     async def tell(ctx: "Context", call_next: "CallNext") -> "HandlerResult":
+        nonlocal ignored
         if ctx.method not in _BEGIN:
             return await call_next(ctx)
-        ignored = await look()
+        if ignored:
+            try:
+                config, ignored = config_unasked(None)
+                if not ignored:
+                    await load_trusted(runtime, config)
+            except KeepholdError as error:  # the file has mistakes
+                ignored = error.message
         result = await call_next(ctx)
         if ignored and isinstance(result, dict):
             return {**result, "instructions": f"{result.get('instructions') or ''}{_IGNORED}"}

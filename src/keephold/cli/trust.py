@@ -2,7 +2,7 @@
 
 Commands that act by a found file ask `trusted_config` for it, which asks the user at a terminal and raises elsewhere.
 `keephold mcp` cannot ask, because a client has its input and output. It starts as if there were no file, and says so in
-every session until the file is trusted (`LookAgain`).
+every session until the file is trusted (`load_trusted`).
 """
 
 import difflib
@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from keephold.cli.parameters import config_unasked, json_option
+from keephold.cli.parameters import json_option
 from keephold.cli.printing import tell
 from keephold.config.trust import FILE_NAME, Found, Record, examine, find_config
-from keephold.errors import ConfigError, KeepholdError
+from keephold.errors import ConfigError
 from keephold.text import exact, exact_line, time_of_day
 
 if TYPE_CHECKING:
@@ -242,26 +242,13 @@ def _state(path: Path) -> str:
 # For servers that cannot ask
 
 
-class LookAgain:
-    """Call it when a session begins: it returns why the file is ignored, empty if none is."""
-
-    def __init__(self, runtime: "Runtime", ignored: str) -> None:
-        self._runtime = runtime
-        self._ignored = ignored
-
-    async def __call__(self) -> str:
-        if self._ignored:
-            try:
-                config, self._ignored = config_unasked(None)
-                if not self._ignored:
-                    left = self._runtime.reload(config)
-                    for server in config.mcp_servers():
-                        await self._runtime.add_server(server)
-                    needed = [table for table in left if table != "mcp" or config.mcp.model_fields_set - {"servers"}]
-                    _log.warning("the configuration is trusted now%s", restart_for(needed))
-            except KeepholdError as error:  # the file has mistakes
-                self._ignored = error.message
-        return self._ignored
+async def load_trusted(runtime: "Runtime", config: "Config") -> None:
+    """Load the configuration of a file that was ignored and is trusted now."""
+    left = runtime.reload(config)
+    for server in config.mcp_servers():
+        await runtime.add_server(server)
+    needed = [table for table in left if table != "mcp" or config.mcp.model_fields_set - {"servers"}]
+    _log.warning("the configuration is trusted now%s", restart_for(needed))
 
 
 def restart_for(tables: list[str]) -> str:
