@@ -9,21 +9,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
 
-from keephold.agent.events import (
-    Answered,
-    Called,
-    Compacted,
-    Event,
-    Interjected,
-    NotificationsDelivered,
-    Restarted,
-    Retrying,
-    Text,
-    Thought,
-    TurnAnswer,
-    TurnFinished,
-    Usage,
-)
+from keephold.agent import events
 from keephold.cli.printing import duration, one_line, printable
 from keephold.control.safe_text import Plain
 from keephold.handles.handle import Handle
@@ -242,34 +228,34 @@ class Teller:
         self._ends: set[str] = set()  # beginnings of notifications on handles whose end has a line
         self._ended_ids: set[str] = set()  # ids of these handles
 
-    def hear(self, event: Event) -> Iterator[Piece]:
+    def hear(self, event: events.Event) -> Iterator[Piece]:
         """Yield the pieces of an event."""
-        if isinstance(event, Text | Thought):
-            yield from self._flows("answer" if isinstance(event, Text) else "thought", event.text)
-        elif isinstance(event, Answered):
+        if isinstance(event, events.Text | events.Thought):
+            yield from self._flows("answer" if isinstance(event, events.Text) else "thought", event.text)
+        elif isinstance(event, events.Answered):
             yield from self._answered(event)
         elif (lines := self._lines(event)) is not None:
             yield from self._ended()
             yield from lines
 
-    def _lines(self, event: Event) -> Iterable[Piece] | None:
+    def _lines(self, event: events.Event) -> Iterable[Piece] | None:
         """Return the lines of an event that ends the text before it."""
         match event:
-            case Called(calls):
+            case events.Called(calls):
                 self.calls, self._over = {call.id: call for call in calls}, set()
                 return ()
-            case NotificationsDelivered(text, notifications):
+            case events.NotificationsDelivered(text, notifications):
                 return self._delivered(text, notifications)
-            case Interjected(text):
+            case events.Interjected(text):
                 return [user_line(text)]
-            case Retrying(attempt, delay_secs, why):
+            case events.Retrying(attempt, delay_secs, why):
                 said = f"{one_line(why, 300)}; attempt {attempt} in {delay_secs:.0f} s"
                 return [Piece.line(said, "yellow", whole=True)]
-            case Restarted():
+            case events.Restarted():
                 return [Piece.line("The last answer is void: the model is asked again.", "yellow")]
-            case Compacted():
+            case events.Compacted():
                 return [Piece.line("The conversation had grown long: a summary stands for its beginning now.", "dim")]
-            case TurnFinished(answer):
+            case events.TurnFinished(answer):
                 return outcome_lines(answer)
         return None
 
@@ -296,7 +282,7 @@ class Teller:
             yield Piece(self._kind, rest, "" if self._kind == "answer" else "dim")
         yield END
 
-    def _answered(self, event: Answered) -> Iterator[Piece]:
+    def _answered(self, event: events.Answered) -> Iterator[Piece]:
         for response in event.responses:
             call = self.calls.get(response.id)
             if call is not None and response.id not in self._over:
@@ -317,7 +303,7 @@ def user_line(text: str) -> Piece:
     return Piece.line("> " + printable(text).strip().replace("\n", "\n  "), "bold", whole=True)
 
 
-def outcome_lines(answer: TurnAnswer) -> Iterator[Piece]:
+def outcome_lines(answer: events.TurnAnswer) -> Iterator[Piece]:
     """Yield the lines for an unusual end of a turn, and for its usage."""
     if answer.stop_reason == "error":
         yield Piece.line(f"Error: {printable(answer.error or 'the turn failed').strip()}", "red", whole=True)
@@ -328,7 +314,7 @@ def outcome_lines(answer: TurnAnswer) -> Iterator[Piece]:
         yield Piece.line(usage_words(answer.usage), "dim")
 
 
-def usage_words(usage: Usage) -> str:
+def usage_words(usage: events.Usage) -> str:
     """Return the usage in one line."""
     cached = f" ({usage.cache_read_tokens:,} cached)" if usage.cache_read_tokens else ""
     parts = [
