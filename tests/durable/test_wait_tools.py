@@ -14,6 +14,7 @@ from tests.wait_tools import with_wait_tools
 import keephold
 from keephold import Call, Runtime, ToolCall
 from keephold.cli.store import without_tools
+from keephold.handles.handle import Handle
 from keephold.handles.state import Failure, Running, Stopped
 from keephold.handles.view import Handles
 from keephold.prompts import AgentRequest
@@ -69,19 +70,12 @@ async def test_D5_a_completion_before_it_is_parked_is_kept(tmp_path: Path) -> No
     """Another server may be quicker than the function that takes the key."""
     async with with_wait_tools(store=stored_in(tmp_path)) as rt:
         registry, now = rt.registry, rt.registry.clock.now()
-        handle = registry.new_handle(
-            id="early",
-            tool=registry.tool("create_wait_handle"),
-            conversation="main",
-            turn="t",
-            call_id="c",
-            stateful=True,
-        )
         record = Record(
-            uid=handle.uid, id="early", tool="create_wait_handle", conversation="main", turn="t", batch=0, position=0,
-            call_id="", stateful=True, state=Running(now, now), arguments={}, owner=registry.store.owner,
+            uid=registry.new_uid(), id="early", tool="create_wait_handle", conversation="main", turn="t", batch=0,
+            position=0, call_id="", stateful=True, state=Running(now, now), arguments={}, owner=registry.store.owner,
         )  # fmt: skip
         await registry.write((Registered(record),))
+        handle = Handle(record, registry.tool("create_wait_handle"))
         result = await rt.durability.waits.complete(handle, Resolution("ok", 1))
         assert result.status == "accepted" and result.state is None
         (state,) = await registry.write((Parked(handle.uid, 1, Parking(), now),))

@@ -8,7 +8,7 @@ from keephold.handles.clock import SystemClock
 from keephold.handles.handle import Handle, OnStop
 from keephold.handles.registry import Registry
 from keephold.handles.spool import Spool
-from keephold.handles.state import Failure, Ok, Outcome
+from keephold.handles.state import Failure, Ok, Outcome, PendingState
 from keephold.handles.waits import Group, Wait, all_of, any_of, first_success
 from keephold.store.base import Record
 from keephold.store.memory import MemoryStore
@@ -24,31 +24,20 @@ TOOL = Tool(name="t", runtime=NeverStarted())
 OK, FAILED = Ok("fine"), Failure("broken")
 
 
-def record_of(handle: Handle) -> Record:
-    return Record(
-        uid=handle.uid,
-        id=handle.id,
-        tool="t",
-        conversation="c",
-        turn="t",
-        batch=1,
-        position=0,
-        call_id="1",
-        stateful=True,
-        state=handle.state,
-        arguments={},
-        owner=handle.owner,
-    )
-
-
 class World:
     """Three running handles and a wait for some of them."""
 
     def __init__(self) -> None:
         self.registry = Registry(MemoryStore(), SystemClock(), Spool(), lambda *_: TOOL)
-        made: dict[str, Any] = {"tool": TOOL, "conversation": "c", "turn": "t", "call_id": "1", "stateful": True}
-        self.handles = [self.registry.new_handle(id=id, **made) for id in "abc"]
-        self.registry.register([(handle, record_of(handle)) for handle in self.handles], lambda: None, print)
+        records = [
+            Record(
+                uid=self.registry.new_uid(), id=id, tool="t", conversation="c", turn="t", batch=1, position=0,
+                call_id="1", stateful=True, state=PendingState(0.0), arguments={}, owner=self.registry.store.owner,
+            )
+            for id in "abc"
+        ]  # fmt: skip
+        self.handles = [Handle(record, TOOL) for record in records]
+        self.registry.register(list(zip(self.handles, records, strict=True)), lambda: None, print)
         for handle in self.handles:
             self.registry.start(handle, lambda: None)
         self.done = 0

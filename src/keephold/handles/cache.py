@@ -237,20 +237,7 @@ class Cache:
 
     def revive(self, record: Record) -> Handle:
         """Return a handle as the store has it, in no list of this cache."""
-        handle = Handle(
-            id=record.id,
-            uid=record.uid,
-            tool=self._tool(record.tool, record.conversation),
-            conversation=record.conversation,
-            turn=record.turn,
-            call_id=record.call_id,
-            stateful=record.stateful,
-            created=record.state.created,
-            owner=record.owner,
-            priority=record.priority,
-            kind=record.kind,
-        )
-        handle.metadata = record.metadata
+        handle = Handle(record, self._tool(record.tool, record.conversation))
         self._copy(handle, record)
         return handle
 

@@ -12,7 +12,7 @@ import msgspec
 
 from keephold.handles.question import Question
 from keephold.handles.state import Failure, Outcome, PendingState, Progress, Running, State, Stopped, Waiting, name
-from keephold.store.base import Kind, Parking, Record
+from keephold.store.base import Kind, Record
 
 __all__ = ["Handle", "HandleInfo", "OnStop", "Progress", "Watcher", "info_in"]
 
@@ -88,42 +88,29 @@ class Handle:
     decided: State
     state: State
 
-    def __init__(
-        self,
-        *,
-        id: str,
-        uid: str,
-        tool: "Tool",
-        conversation: str,
-        turn: str,
-        call_id: str,
-        stateful: bool,
-        created: float,
-        owner: str | None,
-        priority: int = 0,
-        kind: Kind = "tool",
-    ) -> None:
-        self.id = id
-        self.uid = uid
+    def __init__(self, record: Record, tool: "Tool") -> None:
+        """Without the output and progress of the record, which a registry adds."""
+        self.id = record.id
+        self.uid = record.uid
         self.tool = tool
-        self.kind: Kind = kind
-        self.conversation = conversation
-        self.turn = turn
-        self.call_id = call_id
-        self.stateful = stateful
-        self.priority = priority
-        self.owner = owner
-        self.fence = 1
-        self.attempt = 1
-        self.next_attempt_at: float | None = None
-        self.parking: Parking | None = None
-        self.settle(PendingState(created))
+        self.kind = record.kind
+        self.conversation = record.conversation
+        self.turn = record.turn
+        self.call_id = record.call_id
+        self.stateful = record.stateful
+        self.priority = record.priority
+        self.owner = record.owner
+        self.fence = record.fence
+        self.attempt = record.attempt
+        self.next_attempt_at = record.next_attempt_at
+        self.parking = record.parking
+        self.settle(record.state)
         self.cursor = 0
         self.output: Output | None = None
         self.progress: Progress | None = None
-        self.metadata: dict[str, Any] | None = None
+        self.metadata = record.metadata
         self.reading = False
-        self.ready_attempt = 0
+        self.ready_attempt = record.ready
         """The attempt that became ready (A9); 0: none has."""
         self.asks_caller = False
         self.driver: Literal["person"] | None = None

@@ -34,7 +34,6 @@ from keephold.store.base import (
     Changed,
     Exposed,
     KeptOutput,
-    Kind,
     Notified,
     Op,
     Opened,
@@ -88,45 +87,16 @@ class Registry(Cache):
     _made = 0
     """The beginning of the newest uid: its time in milliseconds, and a count."""
 
-    def new_handle(
-        self,
-        *,
-        id: str,
-        tool: "Tool",
-        conversation: str,
-        turn: str,
-        call_id: str,
-        stateful: bool,
-        priority: int = 0,
-        kind: Kind = "tool",
-    ) -> Handle:
-        """Make a handle that nobody can see until `register`."""
-        now = self.clock.now()
-        return Handle(
-            id=id,
-            uid=self._new_uid(now),
-            tool=tool,
-            conversation=conversation,
-            turn=turn,
-            call_id=call_id,
-            stateful=stateful,
-            created=now,
-            owner=self.store.owner,
-            priority=priority,
-            kind=kind,
-        )
-
-    def _new_uid(self, now: float) -> str:
+    def new_uid(self) -> str:
         """Return a uid that was never used, is hard to guess, and is greater than the last one even if the clock was
         set back."""
-        self._made = max(self._made + 1, int(now * 1000) << 16)
+        self._made = max(self._made + 1, int(self.clock.now() * 1000) << 16)
         return f"{self._made:016x}{secrets.token_hex(8)}"
 
     def repeated(self, record: Record, first: str) -> Record:
         """Return a new handle that repeats a stopped call; `first` is the uid of the first call of its kind."""
-        now = self.clock.now()
         return Record(
-            uid=self._new_uid(now),
+            uid=self.new_uid(),
             id=record.retry_id,
             tool=record.tool,
             conversation=record.conversation,
@@ -135,7 +105,7 @@ class Registry(Cache):
             position=0,
             call_id=record.call_id,
             stateful=True,
-            state=PendingState(now),
+            state=PendingState(self.clock.now()),
             arguments=record.arguments,
             kind=record.kind,
             priority=record.priority,

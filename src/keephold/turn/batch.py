@@ -16,13 +16,14 @@ from msgspec.structs import replace
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.registry import Registry
-from keephold.handles.state import Failure, Reply, Running, Stopped, error_of
+from keephold.handles.state import Failure, PendingState, Reply, Running, Stopped, error_of
 from keephold.handles.view import PATIENT, Handles, Patience
 from keephold.handles.waits import all_stopped
 from keephold.ids import call_id, outside_label
 from keephold.limits import Limits
 from keephold.store.base import Opened, Record
 from keephold.text import to_utf8
+from keephold.tools.base import Tool
 from keephold.turn.actions import Actions
 from keephold.turn.lanes import Lanes
 from keephold.turn.prompt_queue import PromptQueue
@@ -366,58 +367,53 @@ class Batch:
                 call.parsed = replace(parsed, error=error)
                 continue
             room -= counts
-            label = to_utf8(parsed.call.id).decode()  # as it can be stored
-            label = label if self._step else outside_label(label)
-            launch = parsed.launch
-            handle = self._registry.new_handle(
-                id=parsed.handle_id if spawn and parsed.handle_id else f"call:{label}",
-                tool=tool,
-                conversation=self._conversation,
-                turn=self._turn,
-                call_id=label,
-                stateful=spawn,
-                priority=tool.spawn.priority if launch is None else launch.priority,
-                kind=tool.kind if launch is None else launch.kind,
-            )
-            call.make(handle)
-            if launch is not None and launch.metadata:
-                handle.metadata = dict(launch.metadata)
-            elif not spawn:
-                handle.metadata = self._metadata
-            # The commit that registers the handle records a known state, too: a refused spawn has stopped (B6), and a
-            # call that starts at once runs.
-            if parsed.error is not None:
-                handle.settle(Stopped(now, None, now, error_of(parsed.error)))
-                handle.owner = None
-            elif parsed.position in first and self._actions.may_start(call):
-                handle.settle(Running(now, now))
-            record = self._record(call, handle)
-            if not self.resumable and parsed.error is None and _may_be_over_at_once(handle):
-                handle.unwritten = record
-            new.append((handle, record))
+            new.append(self._make_handle(call, tool, spawn, now, first=parsed.position in first))
         return new
 
-    def _record(self, call: ActiveCall, handle: Handle) -> Record:
-        parsed = call.parsed
-        return Record(
-            uid=handle.uid,
-            id=handle.id,
-            tool=handle.tool.name,
-            conversation=handle.conversation,
-            turn=handle.turn,
+    def _make_handle(
+        self, call: ActiveCall, tool: Tool, spawn: bool, now: float, *, first: bool
+    ) -> tuple[Handle, Record]:
+        """`first`: the call starts when the batch begins."""
+        parsed, launch = call.parsed, call.parsed.launch
+        label = to_utf8(parsed.call.id).decode()  # as it can be stored
+        label = label if self._step else outside_label(label)
+        record = Record(
+            uid=self._registry.new_uid(),
+            id=parsed.handle_id if spawn and parsed.handle_id else f"call:{label}",
+            tool=tool.name,
+            conversation=self._conversation,
+            turn=self._turn,
             batch=self.number,
             position=parsed.position,
-            call_id="" if handle.tool.source == "builtin" else handle.call_id,  # a label finds what tools printed (O4)
-            stateful=handle.stateful,
-            state=handle.state,
+            call_id=label,
+            stateful=spawn,
+            state=PendingState(now),
             arguments=parsed.arguments,
-            kind=handle.kind,
-            priority=handle.priority,
-            metadata=handle.metadata,
-            resources=self._actions.resources(call) if handle.tool.resources and parsed.error is None else (),
-            owner=handle.owner,
-            allowed=call.allowed,
+            kind=tool.kind,
+            priority=tool.spawn.priority,
+            metadata=None if spawn else self._metadata,
+            owner=self._registry.store.owner,
         )
+        if launch is not None:
+            record.kind, record.priority = launch.kind, launch.priority
+            record.metadata = dict(launch.metadata) or None
+        handle = Handle(record, tool)
+        call.make(handle)
+        # The commit that registers the handle records a known state, too: a refused spawn has stopped (B6), and a
+        # call that starts at once runs.
+        if parsed.error is not None:
+            handle.settle(Stopped(now, None, now, error_of(parsed.error)))
+            handle.owner = record.owner = None
+        elif first and self._actions.may_start(call):
+            handle.settle(Running(now, now))
+        record.state, record.allowed = handle.state, call.allowed
+        if tool.resources and parsed.error is None:
+            record.resources = self._actions.resources(call)
+        if tool.source == "builtin":
+            record.call_id = ""  # a label finds what tools printed (O4)
+        if not self.resumable and parsed.error is None and _may_be_over_at_once(handle):
+            handle.unwritten = record
+        return handle, record
 
     def _begin(self) -> None:
         self.opened = True

@@ -197,20 +197,10 @@ class Tasks:
     async def _make(self, call: Call, task: Task) -> Handle:
         """Make the handle of a task, in one commit. Raises `ToolError` if its id is active."""
         registry, now = self._host.registry, self._host.now()
-        tool = registry.tool(CREATE)
-        new = registry.new_handle(
-            id=check_id(f"task_{task.task_id}"),
-            tool=tool,
-            conversation=call.conversation,
-            turn=call.turn,
-            call_id=call.id,
-            stateful=True,
-            kind="custom",
-        )
         record = Record(
-            uid=new.uid,
-            id=new.id,
-            tool=tool.name,
+            uid=registry.new_uid(),
+            id=check_id(f"task_{task.task_id}"),
+            tool=CREATE,
             conversation=call.conversation,
             turn=call.turn,
             batch=0,
@@ -223,7 +213,7 @@ class Tasks:
             metadata=_kept(task),
             parking=Parking(),
         )
-        opening = await self._host.waits.opening(new.uid, call.conversation)
+        opening = await self._host.waits.opening(record.uid, call.conversation)
         try:
             await registry.write((Registered(record), opening), keep=False)
         except KeepholdError as error:
