@@ -106,20 +106,14 @@ class _Told(Watcher):
         self._facts = facts
         self.tokens: tuple[str, ...] = ()
 
-    def started(self, handle: Handle) -> None:
+    def _changed(self, handle: Handle) -> None:
         self._facts.tell(handle)
 
-    def handle_changed(self, handle: Handle) -> None:
-        self._facts.tell(handle)
-
-    def printed(self, handle: Handle) -> None:
-        self._facts.tell(handle)
-
-    def parked(self, handle: Handle) -> None:
+    def _left(self, handle: Handle) -> None:
         self._facts.left(handle)
 
-    def released(self, handle: Handle) -> None:
-        self._facts.left(handle)
+    started = handle_changed = printed = _changed
+    parked = released = _left
 
 
 class _Watch:

@@ -129,23 +129,10 @@ class HandleFollower(Watcher):
 
     # Watcher
 
-    def started(self, handle: Handle) -> None:
+    def _wake(self, handle: Handle) -> None:
         self._changed.set()
 
-    def stopped(self, handle: Handle) -> None:
-        self._changed.set()
-
-    def parked(self, handle: Handle) -> None:
-        self._changed.set()
-
-    def handle_changed(self, handle: Handle) -> None:
-        self._changed.set()
-
-    def printed(self, handle: Handle) -> None:
-        self._changed.set()
-
-    def became_ready(self, handle: Handle) -> None:
-        self._changed.set()
+    started = stopped = parked = handle_changed = printed = became_ready = _wake
 
     def _whole_screen(self, screen: SupportsScreen) -> Frame:
         self._pieces.offset = printed(self.handle)
