@@ -36,7 +36,7 @@ from keephold.tools.environment import withhold
 from keephold.tools.guard import Guard
 from keephold.tools.toolbox import Offers, Toolbox, Tools
 from keephold.tools.waiting import NAMES as WAIT_TOOLS
-from keephold.tools.waiting import need_packages
+from keephold.tools.waiting import WaitToolHost, need_packages, wait_tools
 from keephold.tools.waiting.agents import AgentFunction, Agents
 from keephold.tools.workflow.expressions import Expressions
 from keephold.turn.actions import Actions
@@ -136,16 +136,21 @@ class Runtime:
         self._given = [self._on_engine(_checked(tool, self._guard)) for tool in tools]
         self._like = [server.like for server in used]
         self._has_prompter = prompter is not None
-        services = ToolServices(self.replies)
-        waiting = services.tools(
-            self.agent_functions,
-            self._measure,
-            self.expressions,
+        services = ToolServices()
+        host = WaitToolHost(
+            durability=lambda: self.durability,
+            replies=self.replies,
+            services=services,
+            has_tool=lambda name: self.toolbox.get(name) is not None,
+            offered=lambda conversation: self.offers.of(conversation),
+            agents=self.agent_functions,
+            measure=self._measure,
+            expressions=self.expressions,
             detached=detached,
             private_addresses=loaded is not None and loaded.workflows.private_addresses,
             api_hosts=loaded.workflows.api_hosts if loaded else (),
         )
-        self._wait_tools = _offered(waiting, builtins)
+        self._wait_tools = _offered(wait_tools(host), builtins)
         self.toolbox = self._make_toolbox(loaded, self.agent_functions)
         self.toolbox.finders.append(self._toolbox_of)
         self.offers = Offers(self.toolbox, self._tools_of_agent)
@@ -231,7 +236,7 @@ class Runtime:
         if self.front_end is not None:
             self.registry.on_held.add(self.front_end.resolved)
             self.upkeep.on_heard.add(self.front_end.heard)
-        self._servers = self._use(used)
+        self._servers = self._connect(used) if used else None
         self._brought: dict[str, tuple[Toolbox, Servers]] = {}
         """By conversation: the MCP servers that it brought, and the toolbox with their tools (X6)."""
         self._emulators: EmulatorHost | None = None
@@ -268,9 +273,6 @@ class Runtime:
         builtins = [configure_builtin(tool, config) for tool in builtins]
         shown = config.conversation.actions
         return Toolbox([*chosen, *builtins], max_running=config.runtime.max_running, actions=shown)
-
-    def _use(self, servers: "list[McpServer]") -> "Servers | None":
-        return self._connect(servers) if servers else None
 
     def _connect(
         self, servers: "Iterable[McpServer]", toolbox: Toolbox | None = None, owner: str | None = None

@@ -288,7 +288,7 @@ async def test_M3_what_another_server_runs_ends_for_the_reason_that_is_given(tmp
     store, story = stored_in(tmp_path), Story()
     async with life(store, story) as one, with_wait_tools(store=store) as two:
         id = await begun(one, story)
-        services = ToolServices(two.replies)
+        services = ToolServices()
         services.connect(two._parts, two._call_queues)
         handle = await Handles(two.registry, "main").find(id)
         await services.end(handle, Failure("too late", "timeout"), "timeout")

@@ -4,7 +4,6 @@ The model does not see such a call: its answer carries no notifications and does
 """
 
 import asyncio
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,16 +11,11 @@ from msgspec.structs import replace
 
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle, OnStop
-from keephold.handles.observing import Measure
 from keephold.handles.state import EndedBy, Failure, Ok, Reply, Stopped
 from keephold.handles.view import Handles
 from keephold.text import to_json
-from keephold.tools.base import Tool
 from keephold.tools.toolbox import One
-from keephold.tools.waiting import WaitToolHost, wait_tools
-from keephold.tools.waiting.agents import Agents
-from keephold.tools.workflow.expressions import Expressions
-from keephold.turn.replies import CANCELLED, Replies
+from keephold.turn.replies import CANCELLED
 from keephold.turn.tool_call import ActiveCall, ToolCall, call_on
 
 if TYPE_CHECKING:
@@ -33,40 +27,11 @@ if TYPE_CHECKING:
 class ToolServices:
     """Gives the wait tools access to the runtime, which is made after them."""
 
-    def __init__(self, replies: Replies) -> None:
-        self._replies = replies
-        self._parts: Parts
-        self._queues: CallQueues
+    _parts: "Parts"
+    _queues: "CallQueues"
 
     def connect(self, parts: "Parts", queues: "CallQueues") -> None:
         self._parts, self._queues = parts, queues
-
-    def tools(
-        self,
-        agents: Agents,
-        measure: Measure,
-        expressions: Expressions,
-        *,
-        detached: str,
-        private_addresses: bool,
-        api_hosts: Sequence[str],
-    ) -> list[Tool]:
-        """Make the wait tools of the runtime."""
-        return wait_tools(
-            WaitToolHost(
-                durability=lambda: self._parts.durability,
-                replies=self._replies,
-                services=self,
-                has_tool=lambda name: self._parts.toolbox.get(name) is not None,
-                offered=lambda conversation: self._parts.offers.of(conversation),
-                agents=agents,
-                measure=measure,
-                expressions=expressions,
-                detached=detached,
-                private_addresses=private_addresses,
-                api_hosts=api_hosts,
-            )
-        )
 
     async def end(self, handle: Handle, error: Failure, ended_by: EndedBy) -> None:
         """End a handle; it has stopped when this returns."""
@@ -89,7 +54,7 @@ class ToolServices:
         one that no conversation is offered."""
         earlier = await self._earlier(conversation, label, name, arguments if internal else None) if again else None
         if earlier is not None:
-            return _value(earlier, self._replies.outcome(earlier))
+            return _value(earlier, self._parts.replies.outcome(earlier))
         tools = One(self._parts.toolbox, name) if internal else None
         asked = ToolCall(label, name, arguments)
         call = await self._queues.of(conversation).begin(asked, park_after=None, tools=tools, step=True)
