@@ -204,7 +204,7 @@ class Runtime:
             self.limits,
         )
         self.relay.actions, self.relay.recovery = self.actions, self.recovery
-        self.recovery.actions, self.recovery.guard = self.actions, self._guard
+        self.recovery.actions = self.actions
         self._lifecycle = Lifecycle(self._open, self._close)
         self._parts = Parts(
             lifecycle=self._lifecycle,

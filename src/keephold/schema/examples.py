@@ -105,10 +105,10 @@ class _Mender:
         self._joined[id(joined)] = (joined, self._schema.alone(joined))
         return joined
 
-    def mended(self, value: Any, part: Any, depth: int, name: str = "text") -> Any:
+    def mended(self, value: Any, part: Any, depth: int) -> Any:
         """Return the value if it fits, else the nearest one that does, else an example; `_MISSING` if there is none."""
         kept = self._kept(value, part, depth)
-        return self.example(part, depth, name) if kept is _MISSING else kept
+        return self.example(part, depth) if kept is _MISSING else kept
 
     def _kept(self, value: Any, part: Any, depth: int) -> Any:
         """Return the value if it fits, else the nearest one that does; `_MISSING` if there is none."""

@@ -31,7 +31,6 @@ from keephold.store import ops
 from keephold.store.base import Entry, HandleQuery, KeptOutput, Opened, OpenTurn, Record, Resolution, newest_retry
 from keephold.store.rules import end_notice, ended, gone, timed_out
 from keephold.tools.base import Invocation, SupportsCancelHook, SupportsKnowing, Tool
-from keephold.tools.guard import Guard
 from keephold.tools.keeper.record import read_record
 from keephold.tools.keeping import end_kept, is_elsewhere, kept_output
 from keephold.tools.marks import reap
@@ -101,7 +100,6 @@ class Recovery:
         self._claiming = asyncio.Lock()
         self._reaped = set[str | None]()
         self.actions: Actions
-        self.guard: Guard
         self.leaves_calls = False
         """Whether calls are left to a runtime that has the tools of their own program (R1)."""
         self.adopts: list[Callable[[str], bool]] = []
@@ -132,8 +130,8 @@ class Recovery:
                 kept = record is not None and record.output is not None and record.output.file is not None
                 fence = record.fence if record is not None else sys.maxsize
                 with contextlib.suppress(KeepholdError):
-                    if await end_kept(self.guard.keeper, file.stem, fence):
-                        self.guard.keeper.forget(file.stem, output=not kept)
+                    if await end_kept(self._admission.guard.keeper, file.stem, fence):
+                        self._admission.guard.keeper.forget(file.stem, output=not kept)
 
     async def sweep(self) -> None:
         """Recover the calls of owners that have died, and those without an owner that need one."""
@@ -333,14 +331,16 @@ class Recovery:
             await self._end(claimed, record.attempt, error, by, output)
             directory = self._registry.store.directory
             if output is not None and directory is not None and not is_elsewhere(directory, uid):
-                self.guard.keeper.forget(uid, output=False)  # on another host, the next runtime there ends it by this
+                self._admission.guard.keeper.forget(
+                    uid, output=False
+                )  # on another host, the next runtime there ends it by this
 
     async def _end_kept(self, record: Record) -> KeptOutput | None:
         """End the process of a call, if it is kept, and return its output."""
         directory = self._registry.store.directory
         if directory is None or read_record(directory, record.uid) is None:
             return None
-        await end_kept(self.guard.keeper, record.uid, record.fence)
+        await end_kept(self._admission.guard.keeper, record.uid, record.fence)
         found = read_record(directory, record.uid)
         return None if found is None else kept_output(directory, found)
 
