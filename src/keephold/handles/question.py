@@ -88,17 +88,21 @@ def form_of(question: Question) -> Form | None:
     return kind["Form"] if isinstance(kind, dict) and "Form" in kind else None
 
 
+def answer_schema(question: Question) -> dict[str, Any]:
+    """Return the JSON schema of an answer."""
+    form, options = form_of(question), select_options(question)
+    if form is not None:
+        return {"type": "object", **form}
+    kind: dict[str, Any] = {"type": "boolean" if question.answer_type == "Boolean" else "string"}
+    return kind if options is None else {**kind, "enum": options}
+
+
 def question_form(question: Question, problem: str | None) -> tuple[str, dict[str, Any]]:
     """Return a question as a form, most often of one field: its message, and the JSON schema of the answer."""
-    form = form_of(question)
-    if form is not None:
-        return question_text(question, problem), {"type": "object", **form}
+    text, field = question_text(question, problem), answer_schema(question)
+    if form_of(question) is not None:
+        return text, field
     boolean = question.answer_type == "Boolean"
-    text = question_text(question, problem)
-    field: dict[str, Any] = {"type": "boolean" if boolean else "string"}
-    options = select_options(question)
-    if options is not None:
-        field["enum"] = options
     if isinstance(question.default, bool if boolean else str):
         field["default"] = question.default
     field["description"] = exact(question.text) if boolean else question.text
@@ -154,9 +158,7 @@ def answer_fits(question: Question, answer: Any) -> bool:
 def read_answer(question: Question, text: str) -> Any:
     """Return the answer of the question's type that a typed text stands for, or the text itself."""
     if form_of(question) is None:
-        options = select_options(question)
-        kind = {"type": "boolean" if question.answer_type == "Boolean" else "string"}
-        return read_field(kind if options is None else {**kind, "enum": options}, text)
+        return read_field(answer_schema(question), text)
     try:
         return msgspec.json.decode(text.strip())
     except (msgspec.DecodeError, RecursionError):

@@ -16,7 +16,7 @@ import msgspec
 
 from keephold.errors import KeepholdError
 from keephold.handles.handle import Handle
-from keephold.handles.question import Question, answer_fits, expected, form_of, select_options
+from keephold.handles.question import Question, answer_fits, answer_schema, expected, form_of
 from keephold.handles.registry import Registry
 from keephold.handles.state import Failure, Ok, Outcome
 from keephold.store.base import Inquired
@@ -116,7 +116,7 @@ class Inquiries:
                 conversation=handle.conversation,
                 turn=handle.turn,
                 text=_text(handle, question) + problem,
-                schema=answer_schema(question),
+                schema=_schema(question),
                 tool=handle.tool.name,
                 assistant=assistant,
             )
@@ -201,15 +201,11 @@ class Inquiries:
             await asyncio.wait({*self._tasks, *self._calls}, timeout=_CLOSE_SECS)
 
 
-def answer_schema(question: Question) -> dict[str, Any]:
+def _schema(question: Question) -> dict[str, Any]:
     """JSON Schema of `{"answer": …}` for a question (Q2)."""
-    options = select_options(question)
-    answer: dict[str, Any] = {"type": "boolean" if question.answer_type == "Boolean" else "string"}
-    form = form_of(question)
-    if form is not None:
-        answer = {"type": "object", **form, "additionalProperties": False}
-    if options is not None:
-        answer["enum"] = options
+    answer = answer_schema(question)
+    if form_of(question) is not None:
+        answer["additionalProperties"] = False
     return {"type": "object", "properties": {"answer": answer}, "required": ["answer"], "additionalProperties": False}
 
 
