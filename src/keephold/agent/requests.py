@@ -33,6 +33,7 @@ from keephold.agent.providers import History, StreamEnd, has_reason, is_object, 
 from keephold.agent.transcript import response_text
 from keephold.errors import KeepholdError
 from keephold.schema.shared import USE, Presentation
+from keephold.text import to_utf8
 
 if TYPE_CHECKING:
     from keephold.agent.models import Assistant
@@ -73,11 +74,7 @@ def well_formed(text: str) -> str:
 
     Gateways that cut a stream inside an emoji send such texts, which cannot be stored or printed.
     """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
+    return to_utf8(text).decode()
 
 
 class ModelCall:
@@ -216,7 +213,7 @@ def _part(part: Any) -> Any:
     made = {field: well_formed(text) for field, text in given.items() if isinstance(text, str)}
     if isinstance(part, ToolCallPart) and isinstance(part.args, dict) and not is_object(part.args):
         made["args"] = json.dumps(part.args, default=str)  # to be refused: `NaN` and lone surrogates are not JSON
-    return part if all(text is given[field] for field, text in made.items()) else replace(part, **made)
+    return part if all(text == given[field] for field, text in made.items()) else replace(part, **made)
 
 
 def _is_empty(response: ModelResponse) -> bool:
