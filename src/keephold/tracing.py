@@ -176,7 +176,7 @@ class CallTraces:
         if record.uid not in self._calls:
             stored = _stored(await self._registry.store.journal(record.uid), "call")
             turn = self._turns.get((record.conversation, record.turn))
-            facts = {**_recorded(record), "keephold.recovered": True}
+            facts = {**_facts(record), "keephold.recovered": True}
             self._start(facts, record.uid, stored if stored is not None else _below(turn), turn)
 
     def attempt(self, handle: Handle) -> AbstractContextManager[object]:
@@ -229,7 +229,7 @@ class CallTraces:
         record = await self._registry.store.handle(uid)
         stored = _stored(await self._registry.store.journal(uid), "call") if record is not None else None
         if record is not None and stored is not None:
-            facts = {"gen_ai.operation.name": "execute_tool", **_recorded(record), "keephold.recovered": True}
+            facts = {"gen_ai.operation.name": "execute_tool", **_facts(record), "keephold.recovered": True}
             links = [] if brought is None else [brought]
             span = self._tracer.start_span(f"execute_tool {record.tool}", stored, attributes=facts, links=links)
             _say(span, state)
@@ -340,25 +340,14 @@ def _below(turn: Span | None) -> Context | None:
     return None if inside else trace.set_span_in_context(turn)
 
 
-def _facts(handle: Handle) -> dict[str, Any]:
+def _facts(call: Handle | Record) -> dict[str, Any]:
     return {
-        "gen_ai.tool.name": handle.tool.name,
-        "gen_ai.tool.call.id": handle.call_id,
-        "gen_ai.conversation.id": handle.conversation,
-        "keephold.handle": handle.id,
-        "keephold.uid": handle.uid,
-        "keephold.kind": handle.kind,
-    }
-
-
-def _recorded(record: Record) -> dict[str, Any]:
-    return {
-        "gen_ai.tool.name": record.tool,
-        "gen_ai.tool.call.id": record.call_id,
-        "gen_ai.conversation.id": record.conversation,
-        "keephold.handle": record.id,
-        "keephold.uid": record.uid,
-        "keephold.kind": record.kind,
+        "gen_ai.tool.name": call.tool if isinstance(call, Record) else call.tool.name,
+        "gen_ai.tool.call.id": call.call_id,
+        "gen_ai.conversation.id": call.conversation,
+        "keephold.handle": call.id,
+        "keephold.uid": call.uid,
+        "keephold.kind": call.kind,
     }
 
 
