@@ -75,7 +75,7 @@ async def test_D5_a_completion_before_it_is_parked_is_kept(tmp_path: Path) -> No
             position=0, call_id="", stateful=True, state=Running(now, now), arguments={}, owner=registry.store.owner,
         )  # fmt: skip
         await registry.write((Registered(record),))
-        handle = Handle(record, registry.tool("create_wait_handle"))
+        handle = Handle(record, registry.tool("create_wait_handle", "main"))
         result = await rt.durability.waits.complete(handle, Resolution("ok", 1))
         assert result.status == "accepted" and result.state is None
         (state,) = await registry.write((Parked(handle.uid, 1, Parking(), now),))

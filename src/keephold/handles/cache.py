@@ -91,7 +91,6 @@ class Cache:
         *,
         retention: float = 3600.0,
     ) -> None:
-        """`tool` returns the tool of a name, or a stand-in for a tool that this runtime does not have."""
         self.store = store
         self.commit: Committing = store.commit
         """Write operations. Without commit observers this is the store's own method, because every call goes through
@@ -122,7 +121,7 @@ class Cache:
         """Gets the records that the store is about to delete; if it raises, none is deleted (W8)."""
         self.shorter: Mapping[Status, float] = {}
         """Retentions of wait handles by status, where they are shorter than the usual one (W8)."""
-        self.may_expire: Callable[[], None] = _nothing
+        self.may_expire: Callable[[], None] = lambda: None
         """Called when a handle has stopped or a turn has ended, so that there will be something to delete."""
         self.on_woken: Callable[[str], Awaitable[None]] | None = None
         """Awaited with the uid of a call that waited in its durable effects, before it continues (R8)."""
@@ -130,7 +129,8 @@ class Cache:
         """By conversation: callbacks for every handle that was made or has changed its state."""
         self.waiting: set[asyncio.Future[None]] = set()
         """Futures of coroutines that wait for handles; closing fails them."""
-        self._tool = tool
+        self.tool = tool
+        """Returns the tool of a name in a conversation, or a stand-in for a tool that this runtime does not have."""
         self._collect_at = 0.0
         self._parts = Parts()
         self._evicting = False
@@ -209,10 +209,6 @@ class Cache:
             raise ToolError(f"Call `{call_id}` not found in this conversation", code="handle_not_found")
         return handle
 
-    def tool(self, name: str, conversation: str = "") -> "Tool":
-        """Return the tool of that name in a conversation, or its stand-in."""
-        return self._tool(name, conversation)
-
     def loaded(self, uid: str) -> Handle | None:
         """Return the handle of that uid if it is in memory."""
         return self._by_uid.get(uid)
@@ -237,7 +233,7 @@ class Cache:
 
     def revive(self, record: Record) -> Handle:
         """Return a handle as the store has it, in no list of this cache."""
-        handle = Handle(record, self._tool(record.tool, record.conversation))
+        handle = Handle(record, self.tool(record.tool, record.conversation))
         self._copy(handle, record)
         return handle
 
@@ -448,12 +444,8 @@ class Cache:
             for watcher in tuple(each.watchers or ()):
                 watcher.handle_changed(each)
 
-    def run_soon(self, work: Any) -> None:
+    def run_soon(self, work: Any) -> "asyncio.Task[None]":
         """Run a coroutine in the background; closing waits for it."""
-        self.task(work)
-
-    def task(self, work: Any) -> "asyncio.Task[None]":
-        """Like `run_soon`, for work that may be cancelled."""
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
@@ -603,10 +595,6 @@ class Cache:
         self._forget_conversation(known)
         self.room.turn_ended()
         self.may_expire()
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def _until(at: float) -> float:

@@ -66,7 +66,7 @@ class Disk:
         """Whether `stored` is measured now and then: the store has a file."""
         self.stuck = False
         """Nothing more can be deleted."""
-        self.on_crowded: Callable[[], None] | None = None
+        self.on_crowded: Callable[[], None] = lambda: None
 
     @property
     def used(self) -> int:
@@ -84,7 +84,7 @@ class Disk:
     def take(self, size: int) -> None:
         """Count bytes that are about to be written to a file. Raises `OSError` if the limit does not allow them."""
         if self.limit is not None and self.used + size > self.limit:
-            self._call()
+            self.on_crowded()
             raise OSError(errno.EDQUOT, f"stored output has reached {self.limit} bytes, the limit ([limits] disk)")
         self.count(size)
 
@@ -93,7 +93,7 @@ class Disk:
         self.files += size
         self.grown += size
         if self.crowded:
-            self._call()
+            self.on_crowded()
 
     def give_back(self, size: int) -> None:
         """Count bytes of a file that was removed, or could not be written."""
@@ -105,17 +105,13 @@ class Disk:
         if self.measured:
             self.stored += size
             if self.crowded:
-                self._call()
-
-    def _call(self) -> None:
-        if self.on_crowded is not None:
-            self.on_crowded()
+                self.on_crowded()
 
     def refusal(self) -> ToolError | None:
         """Return why a new call is refused: its result could not be stored."""
         if not self.stuck or self.limit is None or self.used < self.limit:
             return None
-        self._call()
+        self.on_crowded()
         return ToolError(
             f"stored output takes {self.used} bytes, the limit is {self.limit} ([limits] disk), and nothing can be "
             "deleted; wait until handles have stopped and turns have ended, or raise the limit",

@@ -211,7 +211,7 @@ class Handles:
         elsewhere = [(handle, search) for handle, search in outputs if registry.runs_elsewhere(handle)]
         for handle, search in elsewhere:
             await found.look(handle, search)
-        tasks = [registry.task(found.follow(handle, search)) for handle, search in elsewhere]
+        tasks = [registry.run_soon(found.follow(handle, search)) for handle, search in elsewhere]
         registry.facts.begin(handles)
         try:
             if timeout is not None and timeout <= 0:
@@ -249,7 +249,7 @@ class Handles:
         def follow(handle: Handle, search: Search) -> None:
             found = self._registry.output_elsewhere
             if found is not None:
-                moved.append(self._registry.task(found.follow(handle, search)))
+                moved.append(self._registry.run_soon(found.follow(handle, search)))
 
         wait = Wait(groups, wake, already_handled=self.already_handled, on_progress=on_progress, on_released=follow)
         wait.begin()
