@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -30,9 +30,12 @@ from keephold.store.base import HandleQuery
 from keephold.tools.run import FORCE_SECS, Run
 from keephold.turn.admission import Admission
 from keephold.turn.batch import INTERRUPTED, Batch
-from keephold.turn.inquiry import Inquiries, Inquiry, InquiryFailed
+from keephold.turn.inquiry import Inquiry, InquiryFailed
 from keephold.turn.recovery import Recovery, survives_crash, waits_for_resume
-from keephold.turn.replies import Replies, encode
+from keephold.turn.replies import encode
+
+if TYPE_CHECKING:
+    from keephold.turn.parts import Parts
 
 ROUNDS = 3
 """How often one turn may be ended, with another response of the model in between (T2)."""
@@ -57,15 +60,15 @@ class Ending(msgspec.Struct, frozen=True):
 
 @dataclass
 class _Live:
-    """Live handles, by what the end of a turn does to them. Ordered sets: there may be thousands."""
+    """Live handles, by what the end of a turn does to them."""
 
-    kept: dict[Handle, None] = field(default_factory=dict)
-    waited: dict[Handle, None] = field(default_factory=dict)
-    asked: dict[Handle, None] = field(default_factory=dict)
+    kept: list[Handle] = field(default_factory=list)
+    waited: list[Handle] = field(default_factory=list)
+    asked: list[Handle] = field(default_factory=list)
     """The model decides."""
-    unasked: dict[Handle, None] = field(default_factory=dict)
+    unasked: list[Handle] = field(default_factory=list)
     """The model would decide, but there is none to ask."""
-    at_once: dict[Handle, None] = field(default_factory=dict)
+    at_once: list[Handle] = field(default_factory=list)
     """Ended at once, one-shot calls included."""
 
 
@@ -88,11 +91,13 @@ class _Answer:
 class Ender:
     """Ends one turn, in one round or several."""
 
-    def __init__(self, registry: Registry, admission: Admission, replies: Replies, inquiries: Inquiries) -> None:
-        self._registry = registry
-        self._admission = admission
-        self._replies = replies
-        self._inquiries = inquiries
+    def __init__(self, parts: "Parts", conversation: str, turn: str) -> None:
+        self._conversation = conversation
+        self._turn = turn
+        self._registry = parts.registry
+        self._admission = parts.admission
+        self._replies = parts.replies
+        self._inquiries = parts.inquiries
         self._rounds = 0
         self._asking: asyncio.Task[dict[str, str]] | None = None
         self._cut_short = False
@@ -104,7 +109,7 @@ class Ender:
         self.owed: dict[Handle, dict[str, Any]] = {}
         """The stopped handles that the end waited for, each with what a model is shown (T3)."""
 
-    async def round(self, conversation: str, turn: str, *, cancelled: bool, may_speak: bool) -> Ending:
+    async def round(self, *, cancelled: bool, may_speak: bool) -> Ending:
         """Apply each live handle's policy and wait until those that must end have ended, one-shot calls included (T4).
 
         Parked calls are not live and stay. If the turn is cancelled, those of this turn are cancelled, too (T5, D2).
@@ -112,33 +117,33 @@ class Ender:
         """
         self._rounds += 1
         if cancelled:
-            await self._cancel_parked(conversation, turn)
-        live = self._sort(conversation, cancelled)
+            await self._cancel_parked()
+        live = self._sort(cancelled)
         self._end([*live.at_once, *live.unasked], "cancel" if cancelled else "turn_end")
-        answer = await self._wait_and_ask(conversation, turn, list(live.waited), list(live.asked))
+        answer = await self._wait_and_ask(live.waited, live.asked)
         await _all_over([*live.at_once, *live.unasked])
         if self._cut_short and not cancelled:
-            await self._cancel_parked(conversation, turn)
+            await self._cancel_parked()
         if live.unasked:
-            answer = _Answer(unsaid=list(live.unasked), why="there is no assistant to ask about them")
+            answer = _Answer(unsaid=live.unasked, why="there is no assistant to ask about them")
         return await self._ending(live, answer, may_speak=may_speak)
 
-    def _sort(self, conversation: str, cancelled: bool) -> "_Live":
+    def _sort(self, cancelled: bool) -> "_Live":
         """Sort the live handles of the conversation by what the end of the turn does to them."""
         live = _Live()
-        for handle in self._registry.live(conversation):
+        for handle in self._registry.live(self._conversation):
             parks = not cancelled and handle.run is not None and handle.run.is_parking  # parked calls stay (T4)
             if not handle.active or parks:
                 continue
             policy = (handle.tool.spawn.on_turn_end or "inquire") if handle.stateful else "abort"
             if handle.stateful and _kept(handle):
-                live.kept[handle] = None
+                live.kept.append(handle)
             elif not cancelled and policy == "await":
-                live.waited[handle] = None
+                live.waited.append(handle)
             elif not cancelled and policy == "inquire" and not handle.blocked_on_caller():
-                (live.asked if self._inquiries.here else live.unasked)[handle] = None
+                (live.asked if self._inquiries.here else live.unasked).append(handle)
             else:
-                live.at_once[handle] = None
+                live.at_once.append(handle)
         return live
 
     async def _ending(self, live: "_Live", answer: "_Answer", *, may_speak: bool) -> Ending:
@@ -146,34 +151,32 @@ class Ender:
         answer.abort, answer.unsaid = ([h for h in each if _aborted(h)] for each in (answer.abort, answer.unsaid))
         ended = (*live.at_once, *live.waited, *live.asked, *live.unasked)
         self.over = sorted((h for h in ended if h.stateful and not h.active), key=lambda handle: handle.uid)
-        kept, model = list(live.kept), await self._replies.all_entries(self.over, "model")
+        model = await self._replies.all_entries(self.over, "model")
         awaited = {*live.waited, *answer.wait}
         self.owed = {handle: shown for handle, shown in zip(self.over, model, strict=True) if handle in awaited}
         self.told = [*answer.abort, *answer.unsaid]
         again = may_speak and bool(answer.wait) and self._rounds < ROUNDS and not self._cut_short
         return Ending(
             results=tuple(await self._replies.all_entries(self.over, "dispatch")),
-            kept=tuple(await self._replies.all_entries(kept, "dispatch")),
-            model=(*model, *await self._replies.all_entries(kept, "model")),
+            kept=tuple(await self._replies.all_entries(live.kept, "dispatch")),
+            model=(*model, *await self._replies.all_entries(live.kept, "model")),
             again=again,
             message=_message(model) if again else "",
             aborted=answer.sentence(),
         )
 
-    async def _wait_and_ask(
-        self, conversation: str, turn: str, waited: Sequence[Handle], asked: Sequence[Handle]
-    ) -> "_Answer":
+    async def _wait_and_ask(self, waited: Sequence[Handle], asked: Sequence[Handle]) -> "_Answer":
         """T3: wait for the `await` handles while the one inquiry runs."""
         async with asyncio.TaskGroup() as group:
             for handle in waited:
                 group.create_task(self._wait(handle))
-            answer = group.create_task(self._ask(conversation, turn, asked)) if asked else None
+            answer = group.create_task(self._ask(asked)) if asked else None
         return answer.result() if answer is not None else _Answer()
 
     # Asking the model (T2)
 
-    async def _ask(self, conversation: str, turn: str, asked: Sequence[Handle]) -> "_Answer":
-        self._asking = asyncio.ensure_future(self._inquire(conversation, turn, asked))
+    async def _ask(self, asked: Sequence[Handle]) -> "_Answer":
+        self._asking = asyncio.ensure_future(self._inquire(asked))
         why, actions = "the assistant's answer did not name them", dict[str, str]()
         try:
             actions = await asyncio.shield(self._asking)
@@ -198,15 +201,15 @@ class Ender:
         await _all_over([*answer.abort, *answer.unsaid])
         return answer
 
-    async def _inquire(self, conversation: str, turn: str, asked: Sequence[Handle]) -> dict[str, str]:
+    async def _inquire(self, asked: Sequence[Handle]) -> dict[str, str]:
         """Return the model's choice for each handle, by id. Raises `InquiryFailed` for an unusable answer."""
         assistant: Mapping[str, Any] = next((h.tool.spawn.assistant for h in asked if h.tool.spawn.assistant), {})
         listed = self._listed(asked)
         inquiry = Inquiry(
-            id=await self._new_id(conversation, turn),
+            id=await self._new_id(),
             purpose="turn_end",
-            conversation=conversation,
-            turn=turn,
+            conversation=self._conversation,
+            turn=self._turn,
             text=(
                 "You have finished your answer while these tools still run. Say for each whether to wait for its "
                 "result, which you will be given, or to abort it.\n" + encode({"handles": listed})
@@ -218,9 +221,9 @@ class Ender:
         answer = await self._inquiries.inquire(inquiry)
         return _read(answer, {handle.id for handle in asked})
 
-    async def _new_id(self, conversation: str, turn: str) -> str:
+    async def _new_id(self) -> str:
         try:
-            return await self._inquiries.new_id(conversation, turn, f"{turn}.end")
+            return await self._inquiries.new_id(self._conversation, self._turn, f"{self._turn}.end")
         except KeepholdError as error:  # the store cannot be read
             raise InquiryFailed(str(error)) from error
 
@@ -251,22 +254,23 @@ class Ender:
             self._admission.end(handle, Failure(f"Aborted at the end of the turn: {why}.", "aborted"), "turn_end")
             await _over(handle)
 
-    async def _cancel_parked(self, conversation: str, turn: str) -> None:
-        async for handles in _parked(self._registry, HandleQuery(conversation=conversation, turn=turn)):
+    async def _cancel_parked(self) -> None:
+        query = HandleQuery(conversation=self._conversation, turn=self._turn)
+        async for handles in _parked(self._registry, query):
             self._end(handles, "cancel")  # also one whose parking is written and not visible yet
             await all_stopped(handles)
 
-    def wait_no_longer(self, conversation: str) -> None:
+    def wait_no_longer(self) -> None:
         """T5: the turn is cancelled while it ends. End the handles it waits for or asks about; `round` continues."""
         self._cut_short = True
-        live = self._registry.live(conversation)
+        live = self._registry.live(self._conversation)
         self._end([handle for handle in live if handle.stateful and not _kept(handle)], "cancel")
         if self._asking is not None:
             self._asking.cancel()
 
-    def interrupt(self, conversation: str) -> list[Handle]:
+    def interrupt(self) -> list[Handle]:
         """R9: abort the handles that a crash would end, and return them. Their policies are not asked."""
-        live = [handle for handle in self._registry.live(conversation) if handle.active]
+        live = [handle for handle in self._registry.live(self._conversation) if handle.active]
         lost = [each for each in live if not survives_crash(each) and not (each.stateful and _kept(each))]
         self._admission.end_all(lost, INTERRUPTED, "turn_end")
         return lost

@@ -81,7 +81,7 @@ class Turn:
         self._tools: Tools = parts.toolbox if tools is None else tools
         self._started = False
         """The notifications for the start of the turn were delivered, or a batch was answered (N4)."""
-        self._ender = Ender(parts.registry, parts.admission, parts.replies, parts.inquiries)
+        self._ender: Ender
         self._ending: asyncio.Task[Ending] | None = None
         self._batch: Batch | None = None
         self._batches = 0
@@ -165,7 +165,7 @@ class Turn:
             check_conversation(name)
 
     async def _begin(self, before: OpenTurn | None) -> None:
-        registry = self._parts.registry
+        parts, registry = self._parts, self._parts.registry
         was, owner = (before.turn, before.owner) if before is not None else (None, None)
         began = ops.TurnBegan(self.conversation, self.id, registry.clock.now(), was, owner)
         try:
@@ -173,12 +173,13 @@ class Turn:
         except KeepholdError as error:
             raise self._open_elsewhere() if error.code == "turn_open" else error from None
         registry.turn_began(self.conversation, self.id)
-        self._parts.turns.add(self)
-        if self._tools is not self._parts.toolbox:
-            self._parts.offers.limit(self.conversation, self._tools)
-        self._parts.approvals.forget(self.conversation)  # decisions made between turns are not for this turn
+        parts.turns.add(self)
+        self._ender = Ender(parts, self.conversation, self.id)
+        if self._tools is not parts.toolbox:
+            parts.offers.limit(self.conversation, self._tools)
+        parts.approvals.forget(self.conversation)  # decisions made between turns are not for this turn
         if before is not None and before.batch is not None and not self._resume:
-            await self._parts.recovery.abandon(before.batch)
+            await parts.recovery.abandon(before.batch)
 
     async def _never_entered(self, began: "asyncio.Future[None]") -> None:
         """Interrupt a turn whose `async with` was cancelled while it was entered."""
@@ -231,7 +232,7 @@ class Turn:
         for each in (batch, self._unanswered):
             if each is not None:
                 await each.released()
-        await self._ender.interrupted(self._ender.interrupt(self.conversation))
+        await self._ender.interrupted(self._ender.interrupt())
         with contextlib.suppress(KeepholdError):
             await registry.write((ops.TurnReleased(self.conversation, self.id),), keep=False)
         self._forget()
@@ -420,7 +421,7 @@ class Turn:
         if self._batch is not None:
             self._batch.cancel()
         if self._ending is not None and self._is_open:
-            self._ender.wait_no_longer(self.conversation)
+            self._ender.wait_no_longer()
 
     async def end(self) -> Ending:
         """End the turn by each live handle's policy. A second call returns the same ending.
@@ -466,7 +467,7 @@ class Turn:
             return
         ending.cancel()
         self._ending, self._stopping = None, ending
-        self._ender.interrupt(self.conversation)
+        self._ender.interrupt()
         await asyncio.wait([ending])
         if ending.cancelled():
             self._abandoned = False
@@ -485,7 +486,7 @@ class Turn:
             if self.ending is not None:
                 return self.ending
         try:
-            ending = await self._ender.round(self.conversation, self.id, cancelled=self._cancelled, may_speak=may_speak)
+            ending = await self._ender.round(cancelled=self._cancelled, may_speak=may_speak)
             over = not ending.again or self._cancelled
             await registry.write(self._final_ops(ending, may_speak and not self._abandoned, over))
             if self._abandoned and self._handed:
