@@ -9,28 +9,28 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
-from keephold.handles.registry import Registry
 from keephold.handles.state import Failure, PendingState, Reply, Running, Stopped, error_of
 from keephold.handles.view import PATIENT, Handles, Patience
 from keephold.handles.waits import all_stopped
 from keephold.ids import call_id, outside_label
-from keephold.limits import Limits
 from keephold.store.base import Opened, Record
 from keephold.text import to_utf8
 from keephold.tools.base import Tool
-from keephold.turn.actions import Actions
 from keephold.turn.lanes import Lanes
 from keephold.turn.prompt_queue import PromptQueue
 from keephold.turn.recovery import survives_crash, waits_for_resume
 from keephold.turn.replies import CANCELLED, error_reply, failed_reply
 from keephold.turn.suggestions import with_suggestion
 from keephold.turn.tool_call import ActiveCall, ParsedCall
+
+if TYPE_CHECKING:
+    from keephold.turn.parts import Parts
 
 Claim = Callable[[Record], Awaitable[Record | None]]
 """Claims a call of a dead process; None if another process was first."""
@@ -52,9 +52,7 @@ class Batch:
     def __init__(
         self,
         calls: Sequence[ParsedCall],
-        registry: Registry,
-        actions: Actions,
-        limits: Limits,
+        parts: "Parts",
         conversation: str,
         turn: str,
         number: int,
@@ -71,9 +69,9 @@ class Batch:
         `patience` are those of `ActiveCall`. `step`: keephold has chosen the labels, for a step of a workflow.
         `waits` limits the waits of its tools (M7); `answer_now` ends that of its caller. `metadata` is
         that of one-shot calls."""
-        self._registry = registry
-        self._actions = actions
-        self._limits = limits
+        registry = self._registry = parts.registry
+        self._actions = parts.actions
+        self._limits = parts.limits
         self._conversation = conversation
         self._turn = turn
         self.number = number

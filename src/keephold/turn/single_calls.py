@@ -168,9 +168,7 @@ class CallQueue:
                 parsed = replace(parsed, error=error)
             batch = Batch(
                 [parsed],
-                parts.registry,
-                parts.actions,
-                parts.limits,
+                parts,
                 self.conversation,
                 self._id,
                 self._count,

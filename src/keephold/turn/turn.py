@@ -288,9 +288,7 @@ class Turn:
         parts = self._parts
         now = parts.registry.clock.now()
         parsed = [read_call(call, at, self._tools, parts.limits, now) for at, call in enumerate(calls)]
-        batch = self._batch = Batch(
-            parsed, parts.registry, parts.actions, parts.limits, self.conversation, self.id, number, park_after
-        )
+        batch = self._batch = Batch(parsed, parts, self.conversation, self.id, number, park_after)
         parts.batches.add(batch)
         if self._cancelled:
             batch.cancel()
