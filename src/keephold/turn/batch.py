@@ -23,6 +23,7 @@ from keephold.store.base import Opened, Record
 from keephold.text import to_utf8
 from keephold.tools.base import Tool
 from keephold.turn.lanes import Lanes
+from keephold.turn.notifications import Notification
 from keephold.turn.prompt_queue import PromptQueue
 from keephold.turn.recovery import survives_crash, waits_for_resume
 from keephold.turn.replies import CANCELLED, error_reply, failed_reply
@@ -112,13 +113,14 @@ class Batch:
         self.failed: Failure | None = None
         """The error of a parked call that timed out and fails the turn (D11)."""
 
-    def note(self, position: int) -> str | None:
-        """Return what is to be said to the model about how its call was read, if anything."""
+    def note(self, position: int) -> tuple[Notification, ...]:
+        """Return the notification that says how a call was read, if it was not read as it was sent (C9)."""
         parsed = self._calls[position].parsed
         if not parsed.taken or parsed.error is not None:
-            return None
+            return ()
         more = ["…"] if len(parsed.taken) > _NOTED else []
-        return f"Your call of `{parsed.call.name}`: {'; '.join([*parsed.taken[:_NOTED], *more])}."
+        note = f"Your call of `{parsed.call.name}`: {'; '.join([*parsed.taken[:_NOTED], *more])}."
+        return (Notification("call.read", "info", note),)
 
     @property
     def made(self) -> list[Handle | None]:

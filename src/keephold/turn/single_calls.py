@@ -25,7 +25,7 @@ from keephold.turn.notifications import still_shown
 from keephold.turn.prompt_queue import PromptQueue
 from keephold.turn.replies import error_reply
 from keephold.turn.tool_call import ToolCall, read_call
-from keephold.turn.turn import Response, note_on
+from keephold.turn.turn import Response
 
 if TYPE_CHECKING:
     from keephold.turn.parts import Parts
@@ -207,7 +207,7 @@ class CallQueue:
         if queued.left:
             self._queue_again(queued)
             carried = ()
-        carried = (*note_on(queued._batch, 0), *carried)
+        carried = (*queued._batch.note(0), *carried)
         return Response(call.id, reply.result, reply.is_error, reply.model, reply.code, carried)
 
     def _queue_again(self, queued: QueuedCall) -> None:

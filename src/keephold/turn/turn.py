@@ -315,7 +315,7 @@ class Turn:
             self.cancel()
         for meter in self._parts.registry.meters:
             meter.shown(sum(size_of(reply.model) for reply in replies))
-        return _responses(calls, replies, carried, [note_on(batch, at) for at in range(len(calls))])
+        return _responses(calls, replies, carried, [batch.note(at) for at in range(len(calls))])
 
     async def wait(
         self,
@@ -560,9 +560,3 @@ def _responses(
         Response(call.id, reply.result, reply.is_error, reply.model, reply.code, own)
         for call, reply, own in zip(calls, replies, carries, strict=True)
     ]
-
-
-def note_on(batch: Batch, position: int) -> tuple[Notification, ...]:
-    """Return the notification that says how a call was read, if it was not read as it was sent (C9)."""
-    note = batch.note(position)
-    return () if note is None else (Notification("call.read", "info", note),)
