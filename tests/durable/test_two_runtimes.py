@@ -11,7 +11,10 @@ from tests.turn.calls import STATEFUL, TALKING, abort, apply, call, fetch, reply
 
 import keephold
 from keephold import Call, KeepholdError, Key, Pending, Question, Runtime, Tool, ToolError
+from keephold.handles.handle import Handle
+from keephold.handles.state import PendingState
 from keephold.outcomes import Failure, Ok
+from keephold.store.base import Record
 from keephold.store.sqlite import SqliteStore
 
 
@@ -323,3 +326,33 @@ async def test_T1_what_waits_in_effects_is_kept_by_the_turns_after_a_restart_too
         assert [entry["id"] for entry in ending.kept] == ["l"]
         await rt.resolve(keys[0], ok("now"))
         assert (await stopped(rt, "l")).outcome == Ok("now")
+
+
+async def test_R7_a_kept_call_that_comes_back_leaves_the_queue_for_the_lane_alone(store: str) -> None:
+    """Its process ran on while another process took the lane, behind which a call of this process queues."""
+    lane, started = "serial:main", list[str]()
+
+    async def at_rest(rt: Runtime) -> None:
+        await rt.registry.write(())
+
+    def handle(rt: Runtime, id: str) -> Handle:
+        return Handle(
+            Record(
+                uid=rt.registry.new_uid(), id=id, tool="slow", conversation="main", turn="t", batch=1, position=0,
+                call_id=id, stateful=True, state=PendingState(0.0), arguments={}, owner=rt.registry.store.owner,
+            ),
+            slow,
+        )  # fmt: skip
+
+    async with Runtime([slow], store=store) as one, Runtime([slow], store=store) as two:
+        one.admission.lanes.take(lane, holder := handle(one, "holder"), lambda: started.append("holder"))
+        await at_rest(one)
+        two.admission.lanes.take(lane, handle(two, "queued"), lambda: started.append("queued"))
+        await at_rest(two)
+        two.admission.lanes.keep(lane, handle(two, "kept"))
+        await at_rest(two)
+        one.admission.lanes.leave(lane, holder)
+        await at_rest(one)
+        two.admission.lanes.heard(None)
+        await at_rest(two)
+        assert started == ["holder", "queued"]

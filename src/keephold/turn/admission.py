@@ -324,9 +324,9 @@ class SerialLanes:
             then()
 
     def keep(self, lane: str, handle: Handle) -> None:
-        """Take the lane for a handle whose process runs already, unless another live process has it (R7)."""
-        if self._registry.store.durable:
-            self._holders.setdefault(lane, handle)
+        """Take the lane for a handle whose process runs already, unless another one has it or is to get it (R7)."""
+        if self._registry.store.durable and lane not in self._holders:
+            self._holders[lane] = handle
             self._ask(lane, _Queued(handle, lambda: None), kept=True)
 
     def _ask(self, lane: str, queued: _Queued, instead_of: str | None = None, *, kept: bool = False) -> None:
