@@ -213,6 +213,14 @@ def test_K6_a_schema_that_would_be_checked_for_hours_is_refused(keyword: str) ->
             check_parameters("git", chain(length), SPAWN)
 
 
+@pytest.mark.parametrize("name", ["default", "examples", "required"])
+def test_K6_such_a_schema_does_not_hide_in_a_property_with_the_name_of_a_keyword(name: str) -> None:
+    steps = {f"s{at}": {"anyOf": [{"$ref": f"#/properties/{name}/$defs/s{at + 1}"}] * 2} for at in range(40)}
+    hidden = {"$ref": f"#/properties/{name}/$defs/s0", "$defs": steps | {"s40": {"type": "string"}}}
+    with pytest.raises(ConfigError, match="one value would be checked in more than 10,000 ways"):
+        check_parameters("git", {"type": "object", "properties": {name: hidden}}, ())
+
+
 def test_C1_a_schema_that_refers_to_itself_is_checked_once() -> None:
     tree = {
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"$ref": "#/$defs/tree"}}, {"$ref": "#/$defs/tree"}]

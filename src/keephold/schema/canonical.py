@@ -6,6 +6,7 @@ the tool's own parameters and a required `id`; fetch and apply have the tool's `
 actions is its own parameters, unchanged.
 """
 
+import contextlib
 import copy
 import difflib
 from collections.abc import Collection, Iterator, Mapping
@@ -146,7 +147,8 @@ def _most_ways(parameters: Mapping[str, Any]) -> int:
             for several in map(schema.get, ("allOf", "anyOf", "oneOf")):
                 applied += several if isinstance(several, list) else ()
             if isinstance(ref := schema.get("$ref"), str):
-                applied.append(resolve(parameters, ref))
+                with contextlib.suppress(ConfigError):  # in a value, it may name nothing
+                    applied.append(resolve(parameters, ref))
             known[id(schema)] = 1 + sum(map(ways, applied))
         return known[id(schema)]
 
@@ -157,10 +159,10 @@ def _most_ways(parameters: Mapping[str, Any]) -> int:
 
 
 def _mappings(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield all objects of a schema that may be schemas."""
+    """Yield all objects of a schema: a property may have any name, and a reference may lead into a value."""
     if isinstance(schema, Mapping):
         yield schema
-        schema = [part for name, part in schema.items() if name not in _NO_SCHEMA]
+        schema = list(schema.values())
     for part in schema if isinstance(schema, list) else ():
         yield from _mappings(part)
 
