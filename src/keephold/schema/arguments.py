@@ -43,9 +43,8 @@ def check_for(tool: Tool, action: Action | None) -> "ArgumentCheck":
         # A flat dialect shows the names of all actions at once, and a strict one makes the model send them all.
         elsewhere = set(property_names(canonical(tool))) - set(property_names(schema)) - {"action"}
     schema["properties"] = {**schema.get("properties", {}), **dict.fromkeys(elsewhere, NOWHERE)}
-    if action == "apply" and tool.action_parameters.get(action):
-        return _ApplyCheck(schema, tool=f"{tool.name} {action}", further=tool.action_parameters[action])
-    return ArgumentCheck(schema, tool=tool.name if action is None else f"{tool.name} {action}")
+    further = tool.action_parameters.get(action, ()) if action == "apply" else ()
+    return ArgumentCheck(schema, tool=tool.name if action is None else f"{tool.name} {action}", further=further)
 
 
 def decode_input(value: Any, question: Question) -> Any:
@@ -58,10 +57,12 @@ def decode_input(value: Any, question: Question) -> Any:
 
 
 class ArgumentCheck:
-    """Checks the arguments of one kind of call. Errors call it `tool`: `git spawn`."""
+    """Checks the arguments of one kind of call. Errors call it `tool`: `git spawn`. `further` has what an `apply` takes
+    besides `input`."""
 
-    def __init__(self, schema: Mapping[str, Any], *, tool: str) -> None:
+    def __init__(self, schema: Mapping[str, Any], *, tool: str, further: Iterable[str] = ()) -> None:
         self._tool = tool
+        self._further = tuple(further)
         self._schema = SchemaParts(_closed(schema), tool)
         self._is_valid = compiled(self._schema.root, tool=tool).is_valid
         self._defaults = list(self._usable_defaults())
@@ -116,7 +117,10 @@ class ArgumentCheck:
         for name, default in absent.items():
             if isinstance(default, dict | list):
                 absent[name] = copy.deepcopy(default)
-        return arguments | absent if absent else arguments
+        checked = arguments | absent if absent else arguments
+        if checked.get("input", ...) is None and any(name in checked for name in self._further):
+            return {name: value for name, value in checked.items() if name != "input"}
+        return checked
 
 
 class _Reading:
@@ -216,20 +220,6 @@ class _Reading:
             if member is None and name in properties and name not in required and not self._schema.admits(own, "null"):
                 continue
             yield name, self.meant(member, own, (*path, name))
-
-
-class _ApplyCheck(ArgumentCheck):
-    """Checks an `apply` that takes more than `input`."""
-
-    def __init__(self, schema: Mapping[str, Any], *, tool: str, further: Iterable[str]) -> None:
-        super().__init__(schema, tool=tool)
-        self._further = tuple(further)
-
-    def __call__(self, arguments: dict[str, Any], taken: list[str] | None = None) -> dict[str, Any]:
-        checked = super().__call__(arguments, taken)
-        if checked.get("input", ...) is None and any(name in checked for name in self._further):
-            return {name: value for name, value in checked.items() if name != "input"}
-        return checked
 
 
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
