@@ -426,7 +426,7 @@ class Batch:
             if named is not None:
                 call.named = named
                 self._named[named.uid] = self._named.get(named.uid, 0) + 1
-        self._lanes.begin()
+        self._lanes.pump()
         if self._interrupted:
             self.interrupt()
         if not self._calls:

@@ -56,10 +56,6 @@ class Lanes:
         """The positions of those that start at once when the batch begins."""
         return {position for _, position, _ in self._ready}
 
-    def begin(self) -> None:
-        """Start everything that waits for no other call, in emitted order."""
-        self._pump()
-
     def returned(self, call: ActiveCall) -> None:
         """Start the calls that waited for this one."""
         position = call.parsed.position
@@ -71,9 +67,10 @@ class Lanes:
             self._running = None
         if not self._starting and (self._ready or self._serial):
             # Not at once: a handle that has stopped answers first and frees its lane and resources after that.
-            asyncio.get_running_loop().call_soon(self._pump)
+            asyncio.get_running_loop().call_soon(self.pump)
 
-    def _pump(self) -> None:
+    def pump(self) -> None:
+        """Start every call whose turn has come, in emitted order."""
         # A call that starts may return at once and make the next one ready: a loop, so that a thousand of them in
         # a row need no stack. It pauses now and then: a thousand processes take a second to start.
         if self._starting:
@@ -83,7 +80,7 @@ class Lanes:
         try:
             while True:
                 if (self._ready or self._serial) and pace.is_over():
-                    asyncio.get_running_loop().call_soon(self._pump)
+                    asyncio.get_running_loop().call_soon(self.pump)
                     return
                 if self._ready:
                     self._start(heappop(self._ready)[2])
