@@ -137,11 +137,7 @@ class Conversations:
         """Return the model of these settings; the same settings give the same model."""
         if model is not None and not isinstance(model, str):
             return open_assistant(settings, self.config.root, model)
-        key = (
-            model or settings.model,
-            settings.base_url,
-            settings.api_key_env,
-        )  # the settings that connections depend on
+        key = (model or settings.model, settings.base_url, settings.api_key_env)  # what connections depend on
         made = open_assistant(settings, self.config.root, self._shared.get(key, model))
         self._shared[key] = made.model
         return made

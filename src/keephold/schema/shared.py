@@ -127,12 +127,8 @@ def handle_tools(tools: Iterable[Tool], *, untyped: bool) -> list[Tool]:
                 properties |= tool.action_parameters.get(action, {})
             if action == "apply":
                 properties["eof"] = _EOF
-            made.append(_with_properties(handle_tool, properties))
+            made.append(replace(handle_tool, parameters={**handle_tool.parameters, "properties": properties}))
     return made
-
-
-def _with_properties(tool: Tool, properties: Mapping[str, Any]) -> Tool:
-    return replace(tool, parameters={**tool.parameters, "properties": dict(properties)})
 
 
 def sent_to_handle(action: Action, arguments: Mapping[str, Any]) -> tuple[Action, dict[str, Any]]:
