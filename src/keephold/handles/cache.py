@@ -238,11 +238,8 @@ class Cache:
         return handle
 
     def _copy(self, handle: Handle, record: Record) -> None:
-        handle.settle(record.state)
         moved = handle.owner != record.owner
-        handle.owner, handle.fence, handle.attempt = record.owner, record.fence, record.attempt
-        handle.next_attempt_at, handle.parking = record.next_attempt_at, record.parking
-        handle.id, handle.stateful, handle.ready_attempt = record.id, record.stateful, record.ready
+        handle.become(record)
         self._annotate(handle, record)
         handle.asks_caller = self.facts.asks_caller(handle)
         shown = handle.output.total if handle.output is not None else -1

@@ -90,28 +90,17 @@ class Handle:
 
     def __init__(self, record: Record, tool: "Tool") -> None:
         """Without the output and progress of the record, which a registry adds."""
-        self.id = record.id
         self.uid = record.uid
         self.tool = tool
         self.kind = record.kind
         self.conversation = record.conversation
         self.turn = record.turn
         self.call_id = record.call_id
-        self.stateful = record.stateful
-        self.priority = record.priority
-        self.owner = record.owner
-        self.fence = record.fence
-        self.attempt = record.attempt
-        self.next_attempt_at = record.next_attempt_at
-        self.parking = record.parking
-        self.settle(record.state)
+        self.become(record)
         self.cursor = 0
         self.output: Output | None = None
         self.progress: Progress | None = None
-        self.metadata = record.metadata
         self.reading = False
-        self.ready_attempt = record.ready
-        """The attempt that became ready (A9); 0: none has."""
         self.asks_caller = False
         self.driver: Literal["person"] | None = None
         self.driven_since: float | None = None
@@ -123,6 +112,15 @@ class Handle:
         self.watchers: list[Watcher] | None = None
         self.unwritten: Record | None = None
         """The record that must be written before any change of the handle: a short call is written when it stops."""
+
+    def become(self, record: Record) -> None:
+        """Take what the store knows of the handle, except for its output and progress."""
+        self.settle(record.state)
+        self.id, self.stateful = record.id, record.stateful
+        self.owner, self.fence, self.attempt = record.owner, record.fence, record.attempt
+        self.next_attempt_at, self.parking = record.next_attempt_at, record.parking
+        self.metadata, self.priority = record.metadata, record.priority
+        self.ready_attempt = record.ready  # 0: none has become ready (A9)
 
     def decide(self, state: State) -> None:
         """Set the decided state; the store is yet to confirm it. Nothing else sets it."""
