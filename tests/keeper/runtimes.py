@@ -105,7 +105,7 @@ class Runtime:
     ) -> Followed:
         followed = self.following(uid, given.pop("max_output", 100 << 20))
         child: KeptProcess = self.keeper.start_process(
-            uid, ["sh", "-c", script], env={"PATH": PATH}, cwd="/", stdin=stdin, stderr=given.pop("stderr", "output"),
+            uid, ["sh", "-c", script], env={"PATH": PATH}, cwd="/", stdin=stdin,
             grace=1.0, keep_secs=keep_secs, fence=fence, layout=followed.output.follow(), hooks=followed.hooks,
         )  # fmt: skip
         followed.child = child

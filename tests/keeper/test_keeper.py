@@ -262,11 +262,11 @@ async def test_C6_input_that_nobody_can_read_any_more_is_refused(tmp_path: Path)
         await followed.end()
 
 
-async def test_R7_stderr_apart_comes_with_the_end(tmp_path: Path) -> None:
+async def test_R7_stderr_is_part_of_the_output(tmp_path: Path) -> None:
     async with runtime(tmp_path) as rt:
-        followed = await rt.command("u", "echo out; echo err >&2; exit 1", stderr="tail")
+        followed = await rt.command("u", "echo out; echo err >&2; exit 1")
         ended = await followed.end()
-        assert (ended.exit, ended.stderr, bytes(followed.data)) == (Exit(1, None), b"err\n", b"out\n")
+        assert (ended.exit, bytes(followed.data)) == (Exit(1, None), b"out\nerr\n")
 
 
 async def test_R7_SIGTERM_ends_the_keeper_and_its_processes(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ async def test_R7_a_start_that_is_still_on_its_way_is_found(tmp_path: Path) -> N
         await old.command("warm", "true")
         followed = old.following("u")
         old.keeper.start_process(
-            "u", ["sleep", "60"], env={"PATH": os.environ["PATH"]}, cwd="/", stdin=False, stderr="output", grace=1.0,
+            "u", ["sleep", "60"], env={"PATH": os.environ["PATH"]}, cwd="/", stdin=False, grace=1.0,
             keep_secs=60, fence=1, layout=followed.output.follow(), hooks=followed.hooks,
         )  # fmt: skip
         again = await new.take_back("u", 2)

@@ -155,7 +155,7 @@ def test_R7_a_record_that_was_being_written_counts_as_before(tmp_path: Path) -> 
     begin_record(tmp_path, record)
     assert read_record(tmp_path, "u") == record
     change_record(tmp_path, "u", until=5.0)
-    exited = KeptExit(None, 9, 10, 6.0, "why", b"\xff")
+    exited = KeptExit(None, 9, 10, 6.0, "why", (b"\xff",))
     change_record(tmp_path, "u", until=None, exit=exited)
     with (tmp_path / "u.kept").open("ab") as file:
         file.write(b'{"until":7.')

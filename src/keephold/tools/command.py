@@ -144,7 +144,6 @@ class _Call:
             env=env,
             cwd=self._command.cwd,
             stdin=self._takes_input,
-            stderr="output",
             **keeping.options(),
         )
 

@@ -38,15 +38,13 @@ class ProcessEnd(NamedTuple):
     """Bytes that it printed in all; the spool has them."""
     reason: str = ""
     """Why it was ended, in words, if neither it nor an `end` was the cause: `keep_secs` passed."""
-    stderr: bytes = b""
-    """The last 10 KiB of its stderr, where that is apart from its output."""
     causes: tuple[bytes, ...] = ()
     """The causes of the last input that it got."""
 
 
 def ended(end: protocol.ProcessEnded | KeptExit) -> ProcessEnd:
     """Return how a process ended, from a report or a record of its keeper."""
-    return ProcessEnd(Exit(end.code, end.signal), end.total, end.reason, end.stderr, end.causes)
+    return ProcessEnd(Exit(end.code, end.signal), end.total, end.reason, end.causes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

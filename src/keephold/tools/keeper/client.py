@@ -14,7 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 from keephold.errors import KeepholdError, ToolError
 from keephold.forking import close_in_children
@@ -71,15 +71,13 @@ class Keeper:
         self._path: str | None = None
         self._forgotten: list[Path] = []
 
-    def start_process(
-        self, uid: str, argv: Sequence[str], *, stdin: bool, stderr: Literal["output", "tail"], **terms: Unpack[Terms]
-    ) -> KeptProcess:
-        """Start a command on pipes. `stderr` goes to the output, or its last 10 KiB come with the exit.
+    def start_process(self, uid: str, argv: Sequence[str], *, stdin: bool, **terms: Unpack[Terms]) -> KeptProcess:
+        """Start a command on pipes; its stderr is part of its output.
 
         A failure to start is reported to `hooks.failed`. Raises `ToolError` for arguments that no program can have.
         """
         request = _request(uid, argv, terms)
-        request.stdin, request.stderr = stdin, stderr
+        request.stdin = stdin
         link = self._own()
         child = KeptProcess(uid, link, terms["hooks"], terms["layout"].total, stdin=stdin)
         link.start(child, request)

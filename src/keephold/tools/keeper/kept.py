@@ -36,7 +36,6 @@ _CAUSES, _LAST_CAUSES = 1000, 32
 _KEYS_AFTER = 0.1
 _AGAIN_SECS = 1.0
 """How often a full disk is tried again."""
-_STDERR = 10_240
 
 
 class KeeperProcess:
@@ -52,7 +51,6 @@ class KeeperProcess:
         self._keeper = keeper
         self._loop = asyncio.get_running_loop()
         self._grace, self._keep_secs, self._ahead = request.grace, request.keep_secs, request.ahead
-        self._stderr = b""
         self._veil: Veil | None = None
         self._later: tuple[bytes, asyncio.TimerHandle] | None = None
         self._timer: asyncio.TimerHandle | None = None  # the end of `keep_secs`
@@ -118,8 +116,7 @@ class KeeperProcess:
             )  # fmt: skip
         return Process(
             argv, env=env, cwd=cwd, stdin=request.stdin, mark=mark, grace=request.grace,
-            merge_stderr=request.stderr == "output",
-            on_stderr=self._complained if request.stderr == "tail" else None,
+            merge_stderr=True, on_stderr=None,
             on_output=self._printed, on_exit=self._exited, on_sent=self._sent, move=self._move,
         )  # fmt: skip
 
@@ -152,9 +149,6 @@ class KeeperProcess:
         if self._veil is not None:
             self._spool.append(self._veil.rest())
             self.stored()
-
-    def _complained(self, data: bytes) -> None:
-        self._stderr = (self._stderr + data)[-_STDERR:]
 
     def stored(self) -> None:
         """Note how far the output has come, tell the runtime, and stop reading while there is no room."""
@@ -360,9 +354,8 @@ class KeeperProcess:
         if self._how is None or self._spool.holds or self._over:
             return
         how, total = self._how, self._spool.total
-        end = KeptExit(
-            how.code, how.signal, total, time.time(), self._reason, self._stderr, tuple(self._causes)[-_LAST_CAUSES:]
-        )
+        causes = tuple(self._causes)[-_LAST_CAUSES:]
+        end = KeptExit(how.code, how.signal, total, time.time(), self._reason, causes)
         if self.peer is not None:  # first: somebody waits for it, and removes the record once the store has the end
             fields = msgspec.structs.asdict(end)
             del fields["at"]

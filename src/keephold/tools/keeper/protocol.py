@@ -19,7 +19,6 @@ import struct
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal
 
 import msgspec
 
@@ -59,7 +58,6 @@ class Start(_Message, tag="start"):
     cwd: bytes | None = None
     terminal: tuple[int, int] | None = None
     stdin: bool = False
-    stderr: Literal["output", "tail"] = "output"
     grace: float = 2.0
     keep_secs: float = 3600.0
     total: int = 0
@@ -165,7 +163,6 @@ class ProcessEnded(_Message, tag="ended"):
     signal: int | None = None
     total: int = 0
     reason: str = ""
-    stderr: bytes = b""
     causes: tuple[bytes, ...] = ()
     """The causes of the last input that it got."""
 

@@ -36,8 +36,6 @@ class KeptExit(msgspec.Struct, frozen=True, omit_defaults=True):
     at: float
     reason: str = ""
     """Why it was ended, in words; empty: by itself, or by an abort."""
-    stderr: bytes = b""
-    """The last bytes of its stderr, if that is apart from its output."""
     causes: tuple[bytes, ...] = ()
     """The causes of the last input that it got."""
 
