@@ -386,13 +386,7 @@ class SupportsKnowing(Protocol):
 
 
 class SupportsSlots(Protocol):
-    """A runtime with a limit of concurrent calls, shared by all its tools (Y2's threads)."""
-
-    slots: Mapping[str, int]
-
-
-class SupportsSlotsOfCalls(Protocol):
-    """A runtime whose limit depends on the call, such as one for each agent (W11)."""
+    """A runtime with limits of concurrent calls: of threads (Y2), or of the runs of an agent (W11)."""
 
     def slots_of(self, arguments: Mapping[str, Any]) -> Mapping[str, int]: ...
 

@@ -151,7 +151,8 @@ class Function:
         self.function = function
         self.signature = signature
         self.threaded = not inspect.iscoroutinefunction(function)
-        self.slots: Mapping[str, int] = {"thread": _THREADS} if self.threaded else {}
+        if self.threaded:
+            self.slots_of: Callable[[Mapping[str, Any]], Mapping[str, int]] = lambda _: {"thread": _THREADS}
         self.hook: CancelHook | None = None
 
     def start(self, invocation: Invocation, sink: Sink) -> Live:

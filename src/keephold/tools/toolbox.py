@@ -26,7 +26,7 @@ from keephold.schema.arguments import ArgumentCheck, check_for
 from keephold.schema.canonical import check_parameters
 from keephold.schema.dialects import Dialect, tool_list
 from keephold.schema.shared import HANDLE_TOOLS, PREFIX, Presentation, verbs_for
-from keephold.tools.base import ACTIONS, Action, Invocation, Live, Sink, SupportsSlots, SupportsSlotsOfCalls, Tool
+from keephold.tools.base import ACTIONS, Action, Invocation, Live, Sink, SupportsSlots, Tool
 
 if TYPE_CHECKING:
     from keephold.tools.template import Template
@@ -213,7 +213,7 @@ class Toolbox:
         """Whether `names` may return any for a call of the tool."""
         if tool.resources or tool.max_running is not None or (self._slots and tool.source != "builtin"):
             return True
-        return bool(getattr(tool.runtime, "slots", None)) or hasattr(tool.runtime, "slots_of")
+        return hasattr(tool.runtime, "slots_of")
 
     def names(self, invocation: Invocation) -> dict[str, int]:
         """Return the names of the resources and slots that a call needs before it may run (B5, W11)."""
@@ -230,10 +230,8 @@ class Toolbox:
         # The steps of a workflow and the calls of an agent queue themselves; it would block them forever.
         if tool.source != "builtin" and tool.kind != "workflow" and getattr(tool.runtime, "takes_slot", True):
             names.update(self._slots)
-        if hasattr(tool.runtime, "slots"):
-            names.update(cast(SupportsSlots, tool.runtime).slots)
         if hasattr(tool.runtime, "slots_of"):
-            names.update(cast(SupportsSlotsOfCalls, tool.runtime).slots_of(invocation.arguments))
+            names.update(cast(SupportsSlots, tool.runtime).slots_of(invocation.arguments))
         return names
 
 
