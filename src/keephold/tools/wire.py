@@ -85,10 +85,8 @@ class _Err(msgspec.Struct, forbid_unknown_fields=True):
         return Failure(self.message, trace=self.trace, transient=self.transient)
 
 
-class _Failed(_Form, tag="error"):
-    message: str
-    trace: tuple[str, ...] = ()
-    transient: bool = False
+class _Failed(_Err, tag_field="type", tag="error", forbid_unknown_fields=True):
+    pass
 
 
 class _Result(msgspec.Struct, forbid_unknown_fields=True):
@@ -154,7 +152,7 @@ def _meaning(form: Any) -> Wire:
         case _Success(content=content):
             return Ends(Ok(content or ""))
         case _Failed():
-            return Ends(Failure(form.message, trace=form.trace, transient=form.transient))
+            return Ends(form.outcome())
         case _Stopped(result=_Result() as result):
             return Ends(result.outcome())
         case _Stopped(error=_Err() as error):
