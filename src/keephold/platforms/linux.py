@@ -7,6 +7,7 @@ import contextlib
 import os
 import select
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from io import FileIO
 from typing import TYPE_CHECKING
 
 from keephold.platforms import cgroups
@@ -99,7 +100,7 @@ class Linux(Portable):
         return read("/proc/sys/kernel/random/boot_id").decode().strip()
 
     def end_of(self, pid: int) -> ProcessEndWatch:
-        return _Pidfd(os.pidfd_open(pid))
+        return FileIO(os.pidfd_open(pid))
 
     # Groups of processes
 
@@ -232,19 +233,6 @@ class Linux(Portable):
     def environment_area(self) -> tuple[int, int] | None:
         stat = _stat(os.getpid())
         return None if stat is None else (int(stat[_ENV_START]), int(stat[_ENV_END]))
-
-
-class _Pidfd:
-    __slots__ = ("_number",)
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def fileno(self) -> int:
-        return self._number
-
-    def close(self) -> None:
-        os.close(self._number)
 
 
 def _changing_program(pid: int) -> bool:
