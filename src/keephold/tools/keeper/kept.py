@@ -26,7 +26,7 @@ from keephold.tools.keeper.times import Record, Times, times_file
 from keephold.tools.process import Process
 from keephold.tools.session import Exit
 from keephold.tools.terminal.pty import Pty
-from keephold.tools.terminal.stream import HELD_BACK, Veil
+from keephold.tools.terminal.stream import Veil
 
 if TYPE_CHECKING:
     from keephold.tools.keeper.server import Keeper, RuntimeConnection
@@ -51,10 +51,9 @@ class KeeperProcess:
         self._keeper = keeper
         self._loop = asyncio.get_running_loop()
         self._grace, self._keep_secs, self._ahead = request.grace, request.keep_secs, request.ahead
-        self._veil: Veil | None = None
+        self._veil = Veil(self._printed)
         self._later: tuple[bytes, asyncio.TimerHandle] | None = None
         self._timer: asyncio.TimerHandle | None = None  # the end of `keep_secs`
-        self._reveals: asyncio.TimerHandle | None = None
         self._retries: asyncio.TimerHandle | None = None
         self._causes: dict[bytes, None] = {}
         self._number = 0  # of the last input of this runtime
@@ -112,12 +111,12 @@ class KeeperProcess:
             rows, cols = request.terminal
             return _Pty(
                 self, argv, env=env, cwd=cwd, rows=rows, cols=cols, mark=mark, grace=request.grace,
-                on_output=self._printed, on_exit=self._exited, on_sent=self._sent,
+                on_output=self._veil.feed, on_exit=self._exited, on_sent=self._sent,
             )  # fmt: skip
         return Process(
             argv, env=env, cwd=cwd, stdin=request.stdin, mark=mark, grace=request.grace,
             merge_stderr=True, on_stderr=None,
-            on_output=self._printed, on_exit=self._exited, on_sent=self._sent, move=self._move,
+            on_output=self._veil.feed, on_exit=self._exited, on_sent=self._sent, move=self._move,
         )  # fmt: skip
 
     # Output
@@ -134,21 +133,8 @@ class KeeperProcess:
             self.stored()
 
     def _printed(self, data: bytes) -> None:
-        self._spool.append(data if self._veil is None else self._veil.pass_on(data))
+        self._spool.append(data)
         self.stored()
-        if self._veil is not None:
-            self._reveal_later(self._veil.holds)
-
-    def _reveal_later(self, holds: bool) -> None:
-        if self._reveals is not None:
-            self._reveals.cancel()
-        self._reveals = self._loop.call_later(HELD_BACK, self._reveal) if holds else None
-
-    def _reveal(self) -> None:
-        self._reveal_later(False)
-        if self._veil is not None:
-            self._spool.append(self._veil.rest())
-            self.stored()
 
     def stored(self) -> None:
         """Note how far the output has come, tell the runtime, and stop reading while there is no room."""
@@ -158,7 +144,7 @@ class KeeperProcess:
         if total > self._noted:
             self._noted = total
             self._times.note(total, time.time())
-        holds = spool.holds or (self._veil is not None and self._veil.holds)
+        holds = spool.holds or self._veil.holds
         self._keeper.page.settled(self.slot, self._generation, total, HOLDING if holds else SETTLED)
         self._tell()
         if spool.holds and not self._paused:
@@ -326,8 +312,6 @@ class KeeperProcess:
 
     def hide(self, secret: str) -> None:
         """Mask this in the output from now on (K5)."""
-        if self._veil is None:
-            self._veil = Veil()
         self._veil.hide(secret)
 
     # The end
@@ -344,7 +328,7 @@ class KeeperProcess:
     def _exited(self, how: Exit) -> None:
         self._how = how
         self._cancel_timer()
-        self._reveal()
+        self._veil.reveal()
         if self._later is not None:
             self._later[1].cancel()
         self._finish()

@@ -6,8 +6,9 @@ that of a terminal that was never interrupted. If the output is longer, its last
 full clear, after the modes that were set before.
 """
 
+import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from keephold.text import strip_controls
@@ -29,12 +30,14 @@ class Veil:
     """A stream in which secrets are masked, also if one is split over two pieces.
 
     To that end the last bytes of a piece are held back if a secret could begin with them: until the next piece, or
-    until `rest` is called.
+    until `reveal` is called, which happens by itself a moment later.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, show: Callable[[bytes], None]) -> None:
+        self._show = show
         self._secrets: list[bytes] = []
         self._held = b""
+        self._timer: asyncio.TimerHandle | None = None
 
     def hide(self, secret: str) -> None:
         """Mask this from now on."""
@@ -47,21 +50,29 @@ class Veil:
         """Whether something is held back."""
         return bool(self._held)
 
-    def pass_on(self, data: bytes) -> bytes:
-        """Return the part of the stream that may be shown so far."""
-        if not self._secrets:
-            return data
-        data = self._held + data
-        for secret in self._secrets:
-            data = data.replace(secret, _MASK)
-        length = max(_begun(data, secret) for secret in self._secrets)
-        shown, self._held = data[: len(data) - length], data[len(data) - length :]
-        return shown
+    def feed(self, data: bytes) -> None:
+        """Show the part of the stream that may be shown so far."""
+        if self._secrets:
+            data = self._take() + data
+            for secret in self._secrets:
+                data = data.replace(secret, _MASK)
+            length = max(_begun(data, secret) for secret in self._secrets)
+            data, self._held = data[: len(data) - length], data[len(data) - length :]
+            if self._held:
+                self._timer = asyncio.get_running_loop().call_later(HELD_BACK, self.reveal)
+        self._show(data)
 
-    def rest(self) -> bytes:
-        """Return the bytes that were held back: they are not a secret after all."""
-        rest, self._held = self._held, b""
-        return rest
+    def reveal(self) -> None:
+        """Show the bytes that were held back: they are not a secret after all."""
+        if self._held:
+            self._show(self._take())
+
+    def _take(self) -> bytes:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        held, self._held = self._held, b""
+        return held
 
 
 def _begun(data: bytes, secret: bytes) -> int:

@@ -34,7 +34,7 @@ from keephold.tools.terminal.emulator import Emulator, SupportsCells, open_emula
 from keephold.tools.terminal.emulator_worker import WorkerEmulator
 from keephold.tools.terminal.keys import as_bytes
 from keephold.tools.terminal.pty import Pty
-from keephold.tools.terminal.stream import HELD_BACK, Recent, Size, Veil, first_size, start_of, steps
+from keephold.tools.terminal.stream import Recent, Size, Veil, first_size, start_of, steps
 
 KEYS_AFTER = 0.1
 """Seconds between a new size and input, and, where single keys are read, between text and keys of one `apply`:
@@ -84,8 +84,7 @@ class _Call:
         self._loop = asyncio.get_running_loop()
         self._rows, self._cols = terminal.rows, terminal.cols
         self._recent = Recent()
-        self._veil = Veil()
-        self._reveal_later: asyncio.TimerHandle | None = None
+        self._veil = Veil(self._show)
         self._keys = b""
         """Keys to press a moment after the text."""
         self._keys_later: asyncio.TimerHandle | None = None
@@ -245,23 +244,12 @@ class _Call:
 
     def _printed(self, data: bytes) -> None:
         self._heard = True
-        self._show(self._veil.pass_on(data))
-        if self._reveal_later is not None:
-            self._reveal_later.cancel()
-            self._reveal_later = None
-        if self._veil.holds:
-            self._reveal_later = self._loop.call_later(HELD_BACK, self._reveal)
+        self._veil.feed(data)
         self._check_prompt()
 
     def _check_prompt(self) -> None:
         if self._asked is not None and self._still_reads(self._asked) is False:
             self._withdraw()
-
-    def _reveal(self) -> None:
-        if self._reveal_later is not None:
-            self._reveal_later.cancel()
-            self._reveal_later = None
-        self._show(self._veil.rest())
 
     def _show(self, data: bytes) -> None:
         if data:
@@ -309,7 +297,7 @@ class _Call:
         """Free everything; the last screen stays."""
         self._pty = None
         remove(self._call_file)
-        self._reveal()
+        self._veil.reveal()
         self._feed(whole=True)
         for timer in (self._keys_later, self._quiet):
             if timer is not None:
@@ -403,7 +391,7 @@ class _Call:
             return False
         look = self._pty.probe()
         if look.reader is not None:
-            self._reveal()  # it waits, so no output is on its way
+            self._veil.reveal()  # it waits, so no output is on its way
         self._check_prompt()
         match look.state:
             case "password":
