@@ -331,10 +331,8 @@ class _Call:
             raise ToolError(f"the command of `{name}` has ended and takes no more input", code="not_running")
         if data is None:
             self._process.close_stdin()
-        elif isinstance(self._process, KeptProcess):
-            self._process.write(_as_input(data, self._command.input), cause)
         else:
-            self._process.write(_as_input(data, self._command.input))
+            self._process.write(_as_input(data, self._command.input), cause)
 
     def end(self, grace: float) -> None:
         self._told_to_end = True

@@ -133,8 +133,9 @@ class Process:
 
     # Input
 
-    def write(self, data: bytes) -> None:
-        """Send input. If the program does not read it, raises `ToolError`, and nothing was written."""
+    def write(self, data: bytes, cause: bytes = b"") -> None:
+        """Send input. If the program does not read it, raises `ToolError`, and nothing was written. Only a keeper needs
+        the `cause`."""
         if self._stdin is None or self._closing_stdin:
             raise input_closed()
         unread = self._unread()

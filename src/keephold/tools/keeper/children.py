@@ -331,6 +331,9 @@ class KeptPty(KeptChild, TerminalSide):
         if unread + len(data) > UNREAD_LIMIT:
             raise input_not_read(unread, len(data))
 
+    def press(self) -> None:
+        """The keeper presses keys that are due before it types more."""
+
     @property
     def typing(self) -> bool:
         """Whether keys are still to be pressed after the text of the last input."""

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _CAUSES, _LAST_CAUSES = 1000, 32
 """How many inputs are remembered, so that none is taken twice, and how many of them with the end of the process."""
-_KEYS_AFTER = 0.1
 _AGAIN_SECS = 1.0
 """How often a full disk is tried again."""
 
@@ -52,7 +51,6 @@ class KeeperProcess:
         self._loop = asyncio.get_running_loop()
         self._grace, self._keep_secs, self._ahead = request.grace, request.keep_secs, request.ahead
         self._veil = Veil(self._printed)
-        self._later: tuple[bytes, asyncio.TimerHandle] | None = None
         self._timer: asyncio.TimerHandle | None = None  # the end of `keep_secs`
         self._retries: asyncio.TimerHandle | None = None
         self._causes: dict[bytes, None] = {}
@@ -258,17 +256,16 @@ class KeeperProcess:
             self._sent()
             return
         try:
-            if request.later and isinstance(self._child, Pty):
+            if isinstance(self._child, Pty):
                 self._child.check_room(request.data + request.later)
-            self._press()
-            if request.data:
+                self._child.press()
+                self._child.write(request.data, later=request.later)
+            elif request.data:
                 self._child.write(request.data)
         except ToolError as error:
             self._sent()
             self._answer(protocol.Refused(uid=self.uid, reason=error.message))
             return
-        if request.later:
-            self._later = request.later, self._loop.call_later(_KEYS_AFTER, self._press)
         self._sent()
         if request.cause:
             self._remember(request.cause)
@@ -278,18 +275,6 @@ class KeeperProcess:
         if len(self._causes) > _CAUSES:
             del self._causes[next(iter(self._causes))]
 
-    def _press(self) -> None:
-        """Press the keys that are due."""
-        if self._later is not None:
-            keys, timer = self._later
-            self._later = None
-            timer.cancel()
-            try:
-                self._child.write(keys)
-            except ToolError:  # there was room for them, so the program is gone
-                return
-            self._sent()
-
     def close_stdin(self, number: int) -> None:
         self._number = number
         if isinstance(self._child, Process):
@@ -297,8 +282,7 @@ class KeeperProcess:
         self._sent()
 
     def _sent(self) -> None:
-        unsent = self._child.unsent + (0 if self._later is None else len(self._later[0]))
-        self._keeper.page.handed(self.slot, self._number, unsent)
+        self._keeper.page.handed(self.slot, self._number, self._child.unsent)
 
     def _answer(self, report: protocol.Report) -> None:
         if self.peer is not None:
@@ -329,8 +313,6 @@ class KeeperProcess:
         self._how = how
         self._cancel_timer()
         self._veil.reveal()
-        if self._later is not None:
-            self._later[1].cancel()
         self._finish()
 
     def _finish(self) -> None:

@@ -13,11 +13,13 @@ The program starts as from a login: no signal is ignored or blocked and no other
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from keephold.errors import ToolError
 from keephold.platforms import BUSY, Look, machine
 from keephold.platforms.unix import termios
 from keephold.tools.child import UNREAD_LIMIT, input_closed, input_not_read, not_started
@@ -28,6 +30,9 @@ _AT_ONCE = 16 * 1024  # then others of the loop have their turn; the kernel does
 HOLDS = 16 * 1024
 """The kernel's limit for input that nobody reads."""
 _LINE, _SPARE = machine.terminal_line, 16
+KEYS_AFTER = 0.1
+"""Seconds between a new size and input, and, where single keys are read, between text and keys of one `apply`:
+otherwise some programs drop input, or read Enter as part of a paste."""
 _CONTROLS = bytes(byte for byte in (*range(0x20), 0x7F) if byte != 0x09)
 _IUTF8 = 0o40000  # `termios` has no name for it
 
@@ -95,6 +100,9 @@ class Pty(TerminalSide):
         self._master: int | None = None
         self._slave: int | None = None
         self._unsent = bytearray()
+        self._later = b""
+        """Keys to press a moment after the text."""
+        self._presses: asyncio.TimerHandle | None = None
         self._sent = 0
         self._taken = 0  # bytes that the terminal took since it was last seen empty
         self._line = 0  # bytes of them since the last end of a line
@@ -133,7 +141,7 @@ class Pty(TerminalSide):
     @property
     def unsent(self) -> int:
         """Bytes of input that the terminal did not take yet."""
-        return len(self._unsent)
+        return len(self._unsent) + len(self._later)
 
     @property
     def master(self) -> int | None:
@@ -152,8 +160,9 @@ class Pty(TerminalSide):
 
     # Input
 
-    def write(self, data: bytes) -> None:
-        """Type this. If the program does not read or has ended, raises `ToolError`, and nothing was written."""
+    def write(self, data: bytes, cause: bytes = b"", later: bytes = b"") -> None:
+        """Type `data`, and `later` 100 ms after it. If the program does not read `data` or has ended, raises
+        `ToolError`, and nothing was written. Only a keeper needs the `cause`."""
         self.check_room(data)
         assert self._master is not None
         interrupt = interrupt_in(self._master, data)
@@ -164,6 +173,28 @@ class Pty(TerminalSide):
         self._unsent += data
         if not self._writes_later:
             self._flush()
+        if later:
+            self._later = later
+            self._presses = self._loop.call_later(KEYS_AFTER, self.press)
+
+    @property
+    def typing(self) -> bool:
+        """Whether keys are still to be pressed after the text of the last input."""
+        return bool(self._later)
+
+    def press(self) -> None:
+        """Press the keys that are due."""
+        if keys := self._drop_keys():
+            with contextlib.suppress(ToolError):  # there was room for them, or the program is gone
+                self.write(keys)
+            self._on_sent()
+
+    def _drop_keys(self) -> bytes:
+        keys, self._later = self._later, b""
+        if self._presses is not None:
+            self._presses.cancel()
+            self._presses = None
+        return keys
 
     def check_room(self, data: bytes) -> None:
         """Raise the error that writing this would raise (C6)."""
@@ -283,6 +314,7 @@ class Pty(TerminalSide):
 
     def end(self, grace: float) -> None:
         """Begin to end it (C7): signals to its group and to the foreground's, SIGKILL after `grace` seconds."""
+        self._drop_keys()
         self._session.end(grace)
 
     def _leader_ended(self) -> None:
@@ -297,6 +329,7 @@ class Pty(TerminalSide):
         if self._slave is not None:
             os.close(self._slave)
             self._slave = None
+        self._drop_keys()
         self._unsent.clear()
         if self._writes_later and self._master is not None:
             self._loop.remove_writer(self._master)

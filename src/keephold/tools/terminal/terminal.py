@@ -36,9 +36,6 @@ from keephold.tools.terminal.keys import as_bytes
 from keephold.tools.terminal.pty import Pty
 from keephold.tools.terminal.stream import Recent, Size, Veil, first_size, start_of, steps
 
-KEYS_AFTER = 0.1
-"""Seconds between a new size and input, and, where single keys are read, between text and keys of one `apply`:
-otherwise some programs drop input, or read Enter as part of a paste."""
 LONGEST_SECRET = 256
 """Bytes of a line that is treated as a password when the user who drives types it without echo."""
 QUIET, LONGEST_PAUSE = 0.1, 1.0
@@ -85,9 +82,6 @@ class _Call:
         self._rows, self._cols = terminal.rows, terminal.cols
         self._recent = Recent()
         self._veil = Veil(self._show)
-        self._keys = b""
-        """Keys to press a moment after the text."""
-        self._keys_later: asyncio.TimerHandle | None = None
         self._asked: Look | None = None
         """The password prompt that the user is asked about."""
         self._driven = False
@@ -269,7 +263,7 @@ class _Call:
             self._replied += len(reply)
             if self._pty is not None and not self._driven and not self._mute:
                 with contextlib.suppress(ToolError):
-                    self._type(self._pty, reply, b"", cause)
+                    self._pty.write(reply, cause)
 
     def _kept(self) -> bytes:
         """Return the last output, from which the screen can be restored."""
@@ -299,10 +293,8 @@ class _Call:
         remove(self._call_file)
         self._veil.reveal()
         self._feed(whole=True)
-        for timer in (self._keys_later, self._quiet):
-            if timer is not None:
-                timer.cancel()
-        self._keys_later = None
+        if self._quiet is not None:
+            self._quiet.cancel()
         self._last = self._emulator.screen()
         self._emulator.close()
 
@@ -327,32 +319,19 @@ class _Call:
         rows, cols = (self._rows, self._cols) if size is None else _size_of(size)
         pressed = b"" if keys is None else as_bytes(keys, application=self._emulator.application_keys)
         text = self._as_typed(arguments["input"], pty) if "input" in arguments else b""
-        self._press()  # of the apply before
+        pty.press()  # those of the apply before
         if self._asked is not None and pty.interrupts(text + pressed):
             self._withdraw()
         pty.check_room(text + pressed)
         if (rows, cols) != (self._rows, self._cols) and (text or pressed):
             self.resize(rows, cols)  # a program may drop unread input when it is resized
-            self._type(pty, b"", text + pressed, cause)
+            pty.write(b"", cause, text + pressed)
             return
         self.resize(rows, cols)
         if text and pressed and not pty.canonical:
-            self._type(pty, text, pressed, cause)
+            pty.write(text, cause, pressed)
         elif text or pressed:
-            self._type(pty, text + pressed, b"", cause)
-
-    def _type(self, pty: Pty | KeptPty, text: bytes, keys: bytes, cause: bytes) -> None:
-        """Type the text, and press the keys a moment later. The keeper of a program does both."""
-        if isinstance(pty, KeptPty):
-            pty.write(text, cause, keys)
-            return
-        pty.write(text)
-        if keys:
-            self._press_later(keys)
-
-    def _press_later(self, keys: bytes) -> None:
-        self._keys = keys
-        self._keys_later = self._loop.call_later(KEYS_AFTER, self._press)
+            pty.write(text + pressed, cause)
 
     def _as_typed(self, data: Any, pty: Pty | KeptPty) -> bytes:
         """Return the bytes for `input` (C6): Enter is a carriage return, the end of input a character."""
@@ -365,18 +344,10 @@ class _Call:
             data = data if data.endswith("\r") else data + "\r"
         return as_text(data)
 
-    def _press(self) -> None:
-        """Press the keys that are due."""
-        if self._keys_later is not None:
-            self._keys_later.cancel()
-            self._keys_later = None
-            with contextlib.suppress(ToolError):  # there was room for them, or the program is gone
-                self._running().write(self._keys)
-
     @property
     def typing(self) -> bool:
         """Whether keys of the last `apply` are still to be pressed."""
-        return self._keys_later is not None or (isinstance(self._pty, KeptPty) and self._pty.typing)
+        return self._pty is not None and self._pty.typing
 
     def _running(self) -> Pty | KeptPty:
         if self._pty is None or self._ends:
@@ -491,8 +462,8 @@ class _Call:
             self._sink.resized(rows, cols)
 
     def type(self, data: bytes) -> None:
-        self._press()
         pty = self._running()
+        pty.press()
         self._hide_typed(pty, data)
         pty.write(data)
 
