@@ -111,7 +111,7 @@ def _launching(host: WaitToolHost, kind: str, own: Callable[[dict[str, Any]], di
         given, waiting = record.arguments, to_json({"handleId": handle.id}).decode()
         timeout_ms = given.get("timeoutMs")
         if timeout_ms and handle.active:
-            _Overdue(host, handle, timeout_ms)
+            _end_when_overdue(host, handle, timeout_ms)
         answer = {
             "async": True,
             "handleId": handle.id,
@@ -124,21 +124,17 @@ def _launching(host: WaitToolHost, kind: str, own: Callable[[dict[str, Any]], di
     return Launching(reply=reply, numbered=True, **how)
 
 
-class _Overdue:
-    """Ends a call at its timeout while no attempt of it runs: before the first one, or between two (W5)."""
+def _end_when_overdue(host: WaitToolHost, handle: Handle, timeout_ms: float) -> None:
+    """End a call at its timeout while no attempt of it runs: before the first one, or between two (W5)."""
 
-    def __init__(self, host: WaitToolHost, handle: Handle, timeout_ms: float) -> None:
-        self._host = host
-        self._handle = handle
-        self._ms = timeout_ms
-        left = handle.state.created + timeout_ms / 1000 - host.now()
-        timer = asyncio.get_running_loop().call_later(max(0.0, left), self._due)
-        handle.watch(OnStop(lambda _: timer.cancel()))
-
-    def _due(self) -> None:
-        handle, run, registry = self._handle, self._handle.run, self._host.registry
+    def due() -> None:
+        run, registry = handle.run, host.registry
         if handle.active and not registry.closing and (run is None or run.live is None):
-            registry.run_soon(self._host.services.end(handle, Failure(timed_out(self._ms), "timeout"), "timeout"))
+            registry.run_soon(host.services.end(handle, Failure(timed_out(timeout_ms), "timeout"), "timeout"))
+
+    left = handle.state.created + timeout_ms / 1000 - host.now()
+    timer = asyncio.get_running_loop().call_later(max(0.0, left), due)
+    handle.watch(OnStop(lambda _: timer.cancel()))
 
 
 STEP = "agent_step"
