@@ -7,7 +7,6 @@ that reconnects sends its position as `Last-Event-ID`.
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing, suppress
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -20,7 +19,7 @@ from keephold.control.feed import Feed
 from keephold.control.handle_json import live_fields
 from keephold.errors import KeepholdError
 from keephold.serve.api_operations import OPERATIONS
-from keephold.serve.operations import Endpoint, Given, Handler, Operation, described, refused
+from keephold.serve.operations import Endpoint, Given, Handler, described, refused
 from keephold.serve.sse import EventStream, event
 
 _GLANCE_SECS = 0.5
@@ -104,7 +103,7 @@ _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 def routes(control: Control, feed: Feed, counting: Counting) -> list[BaseRoute]:
     """The routes of the API; `ServeDoor` has authenticated the client."""
-    made = Api(control, feed, counting).operations()
+    does = handlers(control, feed, counting)
     limit = control.runtime.limits.arguments_bytes
     description = described(OPERATIONS, version("keephold"))
 
@@ -115,64 +114,55 @@ def routes(control: Control, feed: Feed, counting: Counting) -> list[BaseRoute]:
         return refused("not_found", "there is nothing here; /api/openapi.json lists what there is", 404)
 
     async def not_so(request: Request) -> Response:
-        takes = [each.method for each in made if each.path == request.scope["route"].path] or ["GET"]
+        takes = [each.method for each in OPERATIONS if each.path == request.scope["route"].path] or ["GET"]
         response = refused("not_allowed", f"this takes {', '.join(takes)}", 405)
         response.headers["allow"] = ", ".join(takes)
         return response
 
     found: list[BaseRoute] = [Route("/api/openapi.json", openapi)]
-    found += [Route(each.path, Endpoint(each, limit).__call__, methods=[each.method]) for each in made]
-    paths = dict.fromkeys(["/api/openapi.json", *(each.path for each in made)])
+    found += [
+        Route(each.path, Endpoint(each, does[each.id], limit).__call__, methods=[each.method]) for each in OPERATIONS
+    ]
+    paths = dict.fromkeys(["/api/openapi.json", *(each.path for each in OPERATIONS)])
     found += [Route(path, not_so, methods=_METHODS) for path in paths]
     return [*found, Route("/api/{rest:path}", nothing, methods=_METHODS), Route("/api", nothing, methods=_METHODS)]
 
 
-class Api:
-    """Binds each operation to its handler here, or to the method of that name of the control or one of its views."""
+def handlers(control: Control, feed: Feed, counting: Counting) -> dict[str, Handler]:
+    """Return what carries out each operation: a function here, or the method of that name of the control or its
+    views."""
+    streams, view = Streams(control, feed, counting), control.store_view
 
-    def __init__(self, control: Control, feed: Feed, counting: Counting) -> None:
-        streams = Streams(control, feed, counting)
-        self._control = control
-        self._streams = {"follow": streams.follow, "events": streams.events, "glances": streams.glances}
-        self._handlers: dict[str, Handler] = {
-            # an empty field of a form does not filter
-            "handles": lambda given: control.store_view.handles(
-                **{name: value for name, value in given.items() if value != ""}
-            ),
-            "output": lambda given: _output(control, **given),
-            "journal": self._of_known(control.store_view.journal),
-            "timeline": self._of_known(control.store_view.timeline),
-            "requests": _asking(control.requests.page),
-            "decide": lambda given: control.decide(given["id"], given["body"], by="the API"),
-        }
-
-    def operations(self) -> list[Operation]:
-        """Return all operations, each with its handler."""
-        return [
-            replace(each, streams=self._streams[each.id])
-            if each.id in self._streams
-            else replace(each, does=self._handlers.get(each.id) or self._named(each.id))
-            for each in OPERATIONS
-        ]
-
-    def _named(self, id: str) -> Handler:
-        control = self._control
-        owner = next(part for part in (control, control.runtime_view, control.store_view) if hasattr(part, id))
-        return _asking(getattr(owner, id))
-
-    def _of_known(self, ask: Callable[..., Awaitable[Any]]) -> Handler:
+    def of_known(ask: Callable[..., Awaitable[Any]]) -> Handler:
         """Refuse an unknown handle: the operation alone would return an empty result."""
 
-        async def does(given: Given) -> Any:
-            await self._control.store_view.record(given["uid"])
+        async def does(given: Given, request: Request) -> Any:
+            await view.record(given["uid"])
             return await ask(**given)
 
         return does
 
+    def named(id: str) -> Handler:
+        return _asking(getattr(next(part for part in (control, control.runtime_view, view) if hasattr(part, id)), id))
+
+    own: dict[str, Handler] = {
+        # an empty field of a form does not filter
+        "handles": lambda given, _: view.handles(**{name: value for name, value in given.items() if value != ""}),
+        "output": lambda given, _: _output(control, **given),
+        "journal": of_known(view.journal),
+        "timeline": of_known(view.timeline),
+        "requests": _asking(control.requests.page),
+        "decide": lambda given, _: control.decide(given["id"], given["body"], by="the API"),
+        "follow": streams.follow,
+        "events": streams.events,
+        "glances": streams.glances,
+    }
+    return {each.id: own.get(each.id) or named(each.id) for each in OPERATIONS}
+
 
 def _asking(ask: Callable[..., Awaitable[Any]]) -> Handler:
     """Call it with the request's parameters and its body's fields, by name."""
-    return lambda given: ask(**given.pop("body", {}), **given)
+    return lambda given, _: ask(**given.pop("body", {}), **given)
 
 
 async def _output(control: Control, uid: str, format: str = "json", **wanted: Any) -> Any:

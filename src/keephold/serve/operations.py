@@ -14,7 +14,7 @@ import jsonschema_rs
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Receive
+from starlette.types import Receive
 
 from keephold.control.handle_json import Shape
 from keephold.errors import KeepholdError
@@ -53,7 +53,8 @@ def refused(code: str, message: str, status: int) -> JSONResponse:
 Schema = dict[str, Any]
 Given = dict[str, Any]
 """The parameters of a request, by name, and `body`."""
-Handler = Callable[[Given], Awaitable[Any]]
+Handler = Callable[[Given, Request], Awaitable[Any]]
+"""Carries out an operation, and returns its result, or a response."""
 
 _DIGITS = 18
 _WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "": False}
@@ -98,8 +99,6 @@ class Operation:
     id: str
     path: str
     summary: str
-    does: Handler | None = None
-    streams: Callable[[Given, Request], Awaitable[ASGIApp]] | None = None
     patient: bool = False
     """It has no time limit, so it ends when its client disconnects."""
     method: Literal["GET", "POST"] = "GET"
@@ -115,8 +114,9 @@ class Operation:
 class Endpoint:
     """An operation as an ASGI application."""
 
-    def __init__(self, operation: Operation, limit: int) -> None:
+    def __init__(self, operation: Operation, does: Handler, limit: int) -> None:
         self._operation = operation
+        self._does = does
         self._limit = limit
         schema = operation.body
         self._check = None if schema is None else jsonschema_rs.validator_for(schema)
@@ -127,10 +127,7 @@ class Endpoint:
             given = self._read(request)
             if self._check is not None:
                 given["body"] = await self._body(request)
-            if operation.streams is not None:
-                return await operation.streams(given, request)  # type: ignore[return-value]  # an ASGI application
-            assert operation.does is not None
-            doing = operation.does(given)
+            doing = self._does(given, request)
             result = await (while_there(doing, disconnected(request.receive)) if operation.patient else doing)
         except KeepholdError as error:
             return refusal(error)

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from keephold.serve.operations import while_there
@@ -31,13 +32,14 @@ def event(name: str, data: Any, id: int | None = None) -> bytes:
     return b"%sevent: %s\ndata: %s\n\n" % (number, name.encode(), msgspec.json.encode(data))
 
 
-class EventStream:
-    """An ASGI response. It sends a comment at once, so that the client sees that it is connected."""
+class EventStream(Response):
+    """A response that sends a comment at once, so that the client sees that it is connected."""
 
     def __init__(
         self, chunks: AsyncGenerator[bytes, None], counted: AbstractContextManager[None] | None = None
     ) -> None:
         """`counted` is entered while the stream is open."""
+        super().__init__()
         self._chunks = chunks
         self._counted = counted or contextlib.nullcontext()
 
