@@ -177,8 +177,7 @@ async def test_a_closed_tab_hands_the_terminal_back(tmp_path: Path) -> None:
         assert "10 40" in (await reply(turn, apply("shell", "s", "stty size\r")))["content"]
 
 
-async def test_who_drives_without_looking_does_so_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keephold.serve.screens.ALONE", 0.2)
+async def test_only_who_looks_drives_and_the_end_of_the_server_hands_back(tmp_path: Path) -> None:
     async with (
         Runtime([shell()], store=stored_in(tmp_path)) as rt,
         rt.turn("main") as turn,
@@ -188,14 +187,12 @@ async def test_who_drives_without_looking_does_so_for_a_while(tmp_path: Path, mo
         uid = uid_of(rt)
         status, told = await refused(client, f"{uid}/drive", stream="nobody's")
         assert status == 400 and "no such stream" in told["message"]
-        driver = (await post(client, f"{uid}/drive"))["driver"]
-        await post(client, f"{uid}/type", driver=driver, seq=1, data="echo $((6 * 7)) typed\r")
-        await until(lambda: rt.live()[0].driver is None)
+        assert (await refused(client, f"{uid}/drive"))[0] == 400
         await until(lambda: not all._views)
-        assert "42 typed" in (await reply(turn, apply("shell", "s", "true\r")))["content"]
-        await post(client, f"{uid}/drive")
-        await all.close()  # the server ends
-        assert rt.live()[0].driver is None
+        async with looking(client, uid) as stream:
+            await post(client, f"{uid}/drive", stream=stream.id)
+            await all.close()  # the server ends
+            assert rt.live()[0].driver is None
 
 
 async def test_what_is_interrupted_is_interrupted_and_what_is_pasted_is_no_key(tmp_path: Path) -> None:
@@ -253,7 +250,7 @@ async def test_a_terminal_of_another_process_is_seen_and_driven_the_same(tmp_pat
             assert (screen["rows"], screen["cols"]) == (10, 40)
             driver = (await post(client, f"{uid}/drive", stream=stream.id, rows=12, cols=60))["driver"]
             await stream.until(lambda screen: screen["driver"] == "person" and screen["mine"])
-            status, told = await refused(client, f"{uid}/drive")
+            status, told = await refused(client, f"{uid}/drive", stream=stream.id)
             assert (status, told["code"]) == (409, "driven_by_person")
             await post(client, f"{uid}/type", driver=driver, seq=1, data="stty size; printf '\\033[32mgreen\\n'\r")
             await stream.until(lambda screen: "12 60" in screen["html"] and 'class="f2">green' in screen["html"])

@@ -3,27 +3,27 @@
 `GET /screens/{uid}` is a stream of server-sent events: `hello` once, with the id of the stream, then `screen` when the
 screen has changed, at most 20 times a second, and `end`. A terminal without viewers costs nothing.
 
-`POST …/drive` takes the terminal over, until the stream that it names ends, or for 30 seconds if it names none. The
-client numbers its input (`POST …/type`); the server takes it in that order, and nothing twice.
+`POST …/drive` takes the terminal over, until the stream that it names ends. The client numbers its input
+(`POST …/type`); the server takes it in that order, and nothing twice.
 """
 
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp
 
 from keephold.errors import KeepholdError, ToolError
 from keephold.serve.dashboard.painting import screen_html
 from keephold.serve.operations import read_body, refusal
 from keephold.serve.sse import EventStream, event
-from keephold.serve.watched_terminal import LocalTerminal, RemoteTerminal, Shown, Watched
+from keephold.serve.watched_terminal import LocalTerminal, RemoteTerminal, Shown, Watched, wants_marked_pastes
+from keephold.tools.terminal.emulator import Emulator
 from keephold.tools.terminal.keys import as_bytes
 from keephold.turn.attach_protocol import Size
 from keephold.turn.owner_connection import running
@@ -31,12 +31,8 @@ from keephold.turn.owner_connection import running
 if TYPE_CHECKING:
     from keephold.runtime import Runtime
 
-T = TypeVar("T")
-
 PAUSE = 0.05
 """Seconds between two screens."""
-ALONE = 30.0
-"""How long a terminal is driven without a stream."""
 _LONGEST = 1 << 20
 """Bytes of a request to type, enough for a paste."""
 
@@ -44,28 +40,10 @@ _LONGEST = 1 << 20
 class Drive(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a take-over."""
 
-    stream: str | None = None
+    stream: str
     """The id of the stream that shows the terminal to the driver."""
     rows: int = 0
     cols: int = 0
-
-
-class Type(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of typed input: one of `data`, `key`, `paste`."""
-
-    driver: str
-    seq: int
-    data: str | None = None
-    key: str | None = None
-    paste: str | None = None
-
-
-class Resize(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a resize."""
-
-    driver: str
-    rows: int
-    cols: int
 
 
 class HandBack(msgspec.Struct, forbid_unknown_fields=True):
@@ -74,10 +52,26 @@ class HandBack(msgspec.Struct, forbid_unknown_fields=True):
     driver: str
 
 
+class Type(HandBack):
+    """The body of typed input: one of `data`, `key`, `paste`."""
+
+    seq: int
+    data: str | None = None
+    key: str | None = None
+    paste: str | None = None
+
+
+class Resize(HandBack):
+    """The body of a resize."""
+
+    rows: int
+    cols: int
+
+
 class _Driver:
     """A user who drives a terminal from a browser."""
 
-    def __init__(self, stream: str | None) -> None:
+    def __init__(self, stream: str) -> None:
         self.id = secrets.token_urlsafe(16)
         self.stream = stream
         self.typed = 0
@@ -94,7 +88,6 @@ class _View:
         self.driver: _Driver | None = None
         self.taken = 0
         """How often it was taken over: a driver can tell screens from before its takeover by this."""
-        self.alone: asyncio.TimerHandle | None = None
         self.over = False
         self.why: str | None = None
         self._ended = ended
@@ -125,9 +118,6 @@ class _View:
 
     async def hand_back(self) -> None:
         self.driver = None
-        if self.alone is not None:
-            self.alone.cancel()
-            self.alone = None
         await self.watched.hand_back()
         self.notify()
 
@@ -148,10 +138,10 @@ class Screens:
     def routes(self) -> list[BaseRoute]:
         return [
             Route("/screens/{uid}", self._stream, methods=["GET"]),
-            Route("/screens/{uid}/drive", self._answer(self._drive), methods=["POST"]),
-            Route("/screens/{uid}/type", self._answer(self._type), methods=["POST"]),
-            Route("/screens/{uid}/resize", self._answer(self._resize), methods=["POST"]),
-            Route("/screens/{uid}/back", self._answer(self._back), methods=["POST"]),
+            Route("/screens/{uid}/drive", self._answer(Drive, self._drive), methods=["POST"]),
+            Route("/screens/{uid}/type", self._answer(Type, self._type), methods=["POST"]),
+            Route("/screens/{uid}/resize", self._answer(Resize, self._resize), methods=["POST"]),
+            Route("/screens/{uid}/back", self._answer(HandBack, self._back), methods=["POST"]),
         ]
 
     async def close(self) -> None:
@@ -195,7 +185,7 @@ class Screens:
     def _left(self, uid: str) -> None:
         """Release the terminal if its last viewer has left or the handle has stopped."""
         view = self._views.get(uid)
-        if view is not None and not view.changed and view.driver is None:
+        if view is not None and not view.changed:
             del self._views[uid]
             task = asyncio.create_task(view.close())
             self._leaving.add(task)
@@ -203,7 +193,7 @@ class Screens:
 
     # Viewing
 
-    async def _stream(self, request: Request) -> ASGIApp:
+    async def _stream(self, request: Request) -> Response:
         uid = request.path_params["uid"]
         try:
             if uid not in self._views:
@@ -246,23 +236,27 @@ class Screens:
 
     # Driving
 
-    def _answer(self, act: Callable[[str, bytes], Any]) -> Callable[[Request], Any]:
+    def _answer(self, kind: type[Any], act: Callable[[str, Any], Any]) -> Callable[[Request], Any]:
+        """Return the view that reads a body of that kind, and acts."""
+
         async def answer(request: Request) -> Response:
             try:
-                return JSONResponse(await act(request.path_params["uid"], await read_body(request, _LONGEST)))
+                body = await read_body(request, _LONGEST)
+                return JSONResponse(await act(request.path_params["uid"], msgspec.json.decode(body, type=kind)))
+            except msgspec.DecodeError as error:
+                return refusal(ToolError(f"the request cannot be read: {error}", code="invalid_arguments"))
             except KeepholdError as error:
                 return refusal(error)
 
         return answer
 
-    async def _drive(self, uid: str, body: bytes) -> dict[str, Any]:
-        want = _read(body, Drive)
+    async def _drive(self, uid: str, want: Drive) -> dict[str, Any]:
         view = await self._view(uid)
         try:
-            if want.stream is not None and want.stream not in view.changed:
+            if want.stream not in view.changed:
                 raise ToolError("there is no such stream of this terminal; open it first", code="invalid_arguments")
             await view.watched.drive(Size(want.rows, want.cols), view.fail)
-            if not self._is_there(uid, view, want.stream):
+            if view.over or want.stream not in view.changed:  # another process took a while to respond
                 await view.watched.hand_back()
                 raise ToolError("the terminal has stopped, or its page was left; open it again", code="not_running")
         except KeepholdError:
@@ -270,49 +264,30 @@ class Screens:
             raise
         driver = view.driver = _Driver(want.stream)
         view.taken += 1
-        if want.stream is None:
-            view.alone = asyncio.get_running_loop().call_later(ALONE, self._end, uid, driver)
         view.notify()
         return {"driver": driver.id, "taken": view.taken}
 
-    def _is_there(self, uid: str, view: _View, stream: str | None) -> bool:
-        """Whether the driver still views the terminal: another process took a while to respond."""
-        return self._views.get(uid) is view and not view.over and (stream is None or stream in view.changed)
-
-    def _end(self, uid: str, driver: _Driver) -> None:
-        view = self._views.get(uid)
-        if view is not None and view.driver is driver:
-            task = asyncio.create_task(self._release(uid, view))
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
-
-    async def _release(self, uid: str, view: _View) -> None:
-        await view.hand_back()
-        self._left(uid)
-
-    async def _type(self, uid: str, body: bytes) -> dict[str, Any]:
-        typed = _read(body, Type)
+    async def _type(self, uid: str, typed: Type) -> dict[str, Any]:
         view, driver = self._driven(uid, typed.driver)
         if typed.seq <= driver.typed:  # sent again because its response was lost
             return {"seq": driver.typed}
         if typed.seq != driver.typed + 1:
             message = f"number {typed.seq} does not follow {driver.typed}: what is typed is taken in order"
             raise ToolError(message, code="invalid_arguments")
-        data = _typed(typed, view.watched)
+        data = _typed(typed, view.watched.emulator)
         driver.typed = typed.seq
         view.watched.type(data)
         return {"seq": driver.typed}
 
-    async def _resize(self, uid: str, body: bytes) -> dict[str, Any]:
-        size = _read(body, Resize)
+    async def _resize(self, uid: str, size: Resize) -> dict[str, Any]:
         view, _ = self._driven(uid, size.driver)
         view.watched.resize(Size(size.rows, size.cols))
         view.notify()
         return {}
 
-    async def _back(self, uid: str, body: bytes) -> dict[str, Any]:
-        view, _ = self._driven(uid, _read(body, HandBack).driver)
-        await self._release(uid, view)
+    async def _back(self, uid: str, asked: HandBack) -> dict[str, Any]:
+        view, _ = self._driven(uid, asked.driver)
+        await view.hand_back()
         return {}
 
     def _driven(self, uid: str, driver: str) -> tuple[_View, _Driver]:
@@ -336,15 +311,15 @@ def as_json(shown: Shown, driver: str | None) -> dict[str, Any]:
     }
 
 
-def _typed(typed: Type, watched: Watched) -> bytes:
+def _typed(typed: Type, emulator: Emulator | None) -> bytes:
     """Return the bytes that a terminal sends for it."""
     match typed:
         case Type(data=str(data), key=None, paste=None):
             return data.encode(errors="replace")
         case Type(data=None, key=str(key), paste=None):
-            return as_bytes([key], application=watched.application_keys())
+            return as_bytes([key], application=emulator is not None and emulator.application_keys)
         case Type(data=None, key=None, paste=str(text)):
-            return _pasted(text, bracketed=watched.bracketed_paste())
+            return _pasted(text, bracketed=emulator is not None and wants_marked_pastes(emulator))
     raise ToolError("give one of `data`, `key` and `paste`", code="invalid_arguments")
 
 
@@ -353,10 +328,3 @@ def _pasted(text: str, *, bracketed: bool) -> bytes:
     plain = "".join(each for each in text.replace("\r\n", "\n") if each in "\n\t" or each.isprintable())
     data = plain.replace("\n", "\r").encode(errors="replace")
     return b"\x1b[200~" + data + b"\x1b[201~" if bracketed else data
-
-
-def _read(body: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:
-        raise ToolError(f"the request cannot be read: {error}", code="invalid_arguments") from None

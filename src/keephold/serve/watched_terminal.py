@@ -45,6 +45,10 @@ class Watched(Protocol):
     def driver(self) -> str | None:
         """`person` if a user drives it."""
 
+    @property
+    def emulator(self) -> Emulator | None:
+        """Its emulator: the modes in which the program wants keys and pastes. There is one while it is driven."""
+
     def shown(self) -> Shown: ...
 
     def follow(self) -> AsyncIterator[None]:
@@ -61,11 +65,6 @@ class Watched(Protocol):
     async def hand_back(self) -> None:
         """Restore its size and release it. A second call does nothing."""
 
-    def application_keys(self) -> bool: ...
-
-    def bracketed_paste(self) -> bool:
-        """Whether the program wants pastes marked."""
-
     def close(self) -> None:
         """Release it: no viewer is left."""
 
@@ -80,7 +79,8 @@ def shown_by(terminal: SupportsScreen | Emulator) -> Shown:
     return Shown(screen, rows, _HIDDEN not in painted)
 
 
-def _paste_mode(emulator: Emulator) -> bool:
+def wants_marked_pastes(emulator: Emulator) -> bool:
+    """Return whether the program wants pastes marked."""
     return isinstance(emulator, SupportsCells) and _BRACKETED in emulator.painted()
 
 
@@ -92,7 +92,7 @@ class LocalTerminal:
         self._live = terminal_of(handle)
         self._driven = contextlib.ExitStack()
         self._driver: Driver | None = None
-        self._answering: Emulator | None = None
+        self.emulator: Emulator | None = None
         """While a user drives, their terminal answers the program's queries. A browser cannot; this does."""
 
     @property
@@ -105,18 +105,18 @@ class LocalTerminal:
     async def follow(self) -> AsyncIterator[None]:
         async with contextlib.aclosing(HandleFollower(self._handle, screen=self._live).until_stopped()) as following:
             async for kind, payload in following:
-                if self._answering is not None:
+                if self.emulator is not None:
                     self._answer(kind, payload)
                 yield
-                if self._answering is None:
+                if self.emulator is None:
                     await asyncio.sleep(PAUSE)  # a client that falls far behind gets the screen instead of all output
 
     def _answer(self, kind: str, payload: object) -> None:
-        assert self._answering is not None
+        assert self.emulator is not None
         if isinstance(payload, bytes):
-            self._answering.feed(payload)
+            self.emulator.feed(payload)
         elif kind == frames.SCREEN:
-            self._answering.feed(b"\x1bc" + painting_of(self._live))
+            self.emulator.feed(b"\x1bc" + painting_of(self._live))
 
     async def drive(self, size: Size, lost: Callable[[KeepholdError], None] = lambda _: None) -> None:
         self._driven.enter_context(self._drive(size))
@@ -126,33 +126,27 @@ class LocalTerminal:
         with driving(self._handle) as driver:
             self._live = driver.live
             screen = self._live.screen()
-            self._driver, self._answering = driver, open_emulator(screen.rows, screen.cols, self.type)
+            self._driver, self.emulator = driver, open_emulator(screen.rows, screen.cols, self.type)
             try:
-                self._answering.feed(painting_of(self._live))
+                self.emulator.feed(painting_of(self._live))
                 self.resize(size)
                 yield
             finally:
-                self._answering.close()
-                self._driver = self._answering = None
+                self.emulator.close()
+                self._driver = self.emulator = None
 
     def type(self, data: bytes) -> None:
         if self._driver is not None:
             self._driver.type(data)
 
     def resize(self, size: Size) -> None:
-        if self._driver is not None and self._answering is not None:
+        if self._driver is not None and self.emulator is not None:
             self._driver.resize(size)
             screen = self._live.screen()
-            self._answering.resize(screen.rows, screen.cols)
+            self.emulator.resize(screen.rows, screen.cols)
 
     async def hand_back(self) -> None:
         self._driven.close()
-
-    def application_keys(self) -> bool:
-        return self._answering is not None and self._answering.application_keys
-
-    def bracketed_paste(self) -> bool:
-        return self._answering is not None and _paste_mode(self._answering)
 
     def close(self) -> None: ...
 
@@ -163,7 +157,7 @@ class RemoteTerminal:
     def __init__(self, to: OwnerAddress, polls: Polls) -> None:
         self._to = to
         self._polls = polls
-        self._emulator = open_emulator(_FIRST.rows, _FIRST.cols, self.type)
+        self.emulator = open_emulator(_FIRST.rows, _FIRST.cols, self.type)
         self._driven = contextlib.AsyncExitStack()
         self._link: frames.Talk | None = None
         """While its user drives."""
@@ -174,7 +168,7 @@ class RemoteTerminal:
         self.driver: str | None = None
 
     def shown(self) -> Shown:
-        return shown_by(self._emulator)
+        return shown_by(self.emulator)
 
     async def follow(self) -> AsyncIterator[None]:
         want = frames.Want(uid=self._to.uid, want="follow", screen=True)
@@ -187,13 +181,13 @@ class RemoteTerminal:
                     case Screen():
                         self._redraw(payload)
                     case bytes():
-                        self._emulator.feed(payload)
+                        self.emulator.feed(payload)
                 if kind != frames.END:
                     yield
 
     def _redraw(self, screen: Screen) -> None:
-        self._emulator.resize(screen.rows, screen.cols)
-        self._emulator.feed(redraw(screen))
+        self.emulator.resize(screen.rows, screen.cols)
+        self.emulator.feed(redraw(screen))
         self._plain = screen
 
     async def _recolour(self, total: int) -> None:
@@ -207,7 +201,7 @@ class RemoteTerminal:
         again.feed(printed)
         now = again.screen()
         if (now.lines, now.cursor, now.alternate) == (shown.lines, shown.cursor, shown.alternate):
-            self._emulator, again = again, self._emulator
+            self.emulator, again = again, self.emulator
         again.close()
 
     async def _printed(self, total: int) -> bytes:
@@ -221,7 +215,7 @@ class RemoteTerminal:
         return bytes(data[:total])
 
     async def drive(self, size: Size, lost: Callable[[KeepholdError], None]) -> None:
-        screen = self._emulator.screen()
+        screen = self.emulator.screen()
         want = frames.Want(uid=self._to.uid, want="attach", rows=size.rows, cols=size.cols)
         async with contextlib.AsyncExitStack() as stack:
             link = await stack.enter_async_context(linked(self._to, want, self._polls))
@@ -242,7 +236,7 @@ class RemoteTerminal:
 
     def _fit(self, size: Size) -> None:
         if size.rows > 0 and size.cols > 0:
-            self._emulator.resize(size.rows, size.cols)
+            self.emulator.resize(size.rows, size.cols)
 
     async def hand_back(self) -> None:
         if self._link is not None:
@@ -253,14 +247,8 @@ class RemoteTerminal:
                 self._lost(error)
             self._fit(self._before)
 
-    def application_keys(self) -> bool:
-        return self._emulator.application_keys
-
-    def bracketed_paste(self) -> bool:
-        return _paste_mode(self._emulator)
-
     def close(self) -> None:
-        self._emulator.close()
+        self.emulator.close()
 
 
 async def _cancel(task: "asyncio.Task[None]") -> None:
