@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,7 +57,7 @@ class Listening:
         """Take no more clients."""
         if self._listening is not None and self._store is not None:
             self._listening.close()
-            _remove(self._path)
+            Path(self._path).unlink(missing_ok=True)
             withdraw(self._store, self._path, self._name)
 
     async def close(self) -> None:
@@ -75,7 +76,7 @@ class Listening:
         lowlevel = self._server._lowlevel_server
         try:
             HOST.set(_host(await reader.readline()))
-            async with stdio_server(cast(Any, _Reader(reader)), cast(Any, _Writer(writer))) as (received, sent):
+            async with stdio_server(cast(Any, _lines(reader)), cast(Any, _Writer(writer))) as (received, sent):
                 await lowlevel.run(received, sent, lowlevel.create_initialization_options())
         except* (ConnectionError, ValueError):  # the client has left, or sent a line that is wrong or over the limit
             pass
@@ -90,31 +91,17 @@ def _host(line: bytes) -> Host:
 
 
 def _bound(path: str) -> socket.socket:
-    _remove(path)
+    Path(path).unlink(missing_ok=True)
     bound = close_in_children(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     bound.bind(path)
     Path(path).chmod(0o600)
     return bound
 
 
-def _remove(path: str) -> None:
-    Path(path).unlink(missing_ok=True)
-
-
-class _Reader:
-    """Read a client's lines."""
-
-    def __init__(self, reader: asyncio.StreamReader) -> None:
-        self._reader = reader
-
-    def __aiter__(self) -> "_Reader":
-        return self
-
-    async def __anext__(self) -> str:
-        line = await self._reader.readline()
-        if not line:
-            raise StopAsyncIteration
-        return line.decode("utf-8", "replace")
+async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
+    """Yield a client's lines."""
+    async for line in reader:
+        yield line.decode("utf-8", "replace")
 
 
 class _Writer:

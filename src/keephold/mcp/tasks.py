@@ -120,17 +120,13 @@ class Tasks(Extension):
         assert handle is not None
         if begun.tool.task == "required":
             return False
-        over = asyncio.Event()
-        watcher = OnStop(lambda _: over.set())
-        handle.watch(watcher)
-        waits = [asyncio.ensure_future(over.wait())]
+        waits = [asyncio.ensure_future(until_stopped(handle))]
         if begun.asker is not None:
             waits.append(asyncio.ensure_future(begun.asker.asked.wait()))
         try:
             await asyncio.wait(waits, timeout=self._after, return_when="FIRST_COMPLETED")
-            return over.is_set()
+            return not handle.active
         finally:
-            handle.unwatch(watcher)
             for wait in waits:
                 wait.cancel()
 
@@ -327,6 +323,17 @@ class Tasks(Extension):
         asker = self._askers.get(handle.uid)
         if asker is not None:
             asker.ask_by(elicit)
+
+
+async def until_stopped(handle: Handle) -> bool:
+    """Return when the handle has stopped."""
+    over = asyncio.Event()
+    watcher = OnStop(lambda _: over.set())
+    handle.watch(watcher)
+    try:
+        return await over.wait()
+    finally:
+        handle.unwatch(watcher)
 
 
 def declares(ctx: Context) -> bool:

@@ -4,7 +4,6 @@ The SDK has the types of this extension but serves none of its methods, so a mid
 asked by requests while the client waits for its result.
 """
 
-import asyncio
 import os
 import time
 from collections import OrderedDict
@@ -16,12 +15,12 @@ from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND, CallToolRequestParams
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ValidationError
 
-from keephold.handles.handle import Handle, OnStop
+from keephold.handles.handle import Handle
 from keephold.handles.state import Failure, Stopped
 from keephold.mcp.calls import RESUMES, Calls, Context, by_request, elicits
 from keephold.mcp.listen import Subscriptions
 from keephold.mcp.results import may_be_task
-from keephold.mcp.tasks import MARK, POLL_MS, Tasks, protocol_error
+from keephold.mcp.tasks import MARK, POLL_MS, Tasks, protocol_error, until_stopped
 from keephold.store.base import HandleQuery
 from keephold.text import instant
 
@@ -133,15 +132,11 @@ class Tasks2025:
         if answered is not None:
             return {**answered.result, "_meta": {RELATED: {"taskId": answered.shown["taskId"]}}}
         handle = await self._named(ctx)
-        over = asyncio.Event()
-        watcher = OnStop(lambda _: over.set())
-        handle.watch(watcher)
         related = {RELATED: {"taskId": handle.uid}}
         self._tasks.ask_by(handle, by_request(ctx, related) if ctx.session.can_send_request else None)
         try:
-            await over.wait()
+            await until_stopped(handle)
         finally:
-            handle.unwatch(watcher)
             self._tasks.ask_by(handle, None)
         state = handle.state
         assert isinstance(state, Stopped)
