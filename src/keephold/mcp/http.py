@@ -179,7 +179,7 @@ class Door:
         needed = self._tokens or self._owner is not None
         if not needed or scope["path"].startswith(PATH) or self._is_owner(headers):
             return None
-        principal = self._principal(headers.get("authorization", ""))
+        principal = self._principal(headers)
         if principal is None:
             why = "the token is not one of this server's" if "authorization" in headers else "a token is needed"
             return JSONResponse({"error": f"{why}: `Authorization: Bearer TOKEN`"}, 401, {"www-authenticate": "Bearer"})
@@ -194,16 +194,18 @@ class Door:
         return re.sub(r":\d+$", "", host).lower().strip("[]")
 
     def _is_owner(self, headers: Mapping[str, str]) -> bool:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip().encode() if scheme.lower() == "bearer" else b""
-        return self._owner is not None and hmac.compare_digest(given, self._owner)
+        return self._owner is not None and hmac.compare_digest(_bearer(headers), self._owner)
 
-    def _principal(self, authorization: str) -> str | None:
+    def _principal(self, headers: Mapping[str, str]) -> str | None:
         """Return the token's principal. Every token is compared, so that the time says nothing."""
-        scheme, _, token = authorization.partition(" ")
-        given = token.strip().encode() if scheme.lower() == "bearer" else b""
+        given = _bearer(headers)
         fitting = [name for name, known in self._tokens.items() if hmac.compare_digest(given, known)]
         return fitting[0] if fitting else None
+
+
+def _bearer(headers: Mapping[str, str]) -> bytes:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip().encode() if scheme.lower() == "bearer" else b""
 
 
 def _noting_disconnect(scope: Scope, receive: Receive) -> Receive:

@@ -164,7 +164,7 @@ class ServeDoor(Door):
         if session is not None:
             return refused("forbidden", "the request does not say that it comes from a page of this server", 403)
         if path == "/mcp" or path.startswith("/mcp/"):
-            return None if self._tokens and self._principal(headers.get("authorization", "")) else _no_token(headers)
+            return None if self._tokens and self._principal(headers) else _no_token(headers)
         if method in _SAFE and "text/html" in headers.get("accept", ""):
             return no_session() if self._origin(headers) is None else ask_for_token()
         return _no_token(headers)
