@@ -33,7 +33,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -44,6 +44,9 @@ from keephold.platforms import machine
 from keephold.private_file import HANDOVER, is_ours
 from keephold.store.sqlite.processes import owners_of
 from keephold.store.sqlite.statements import migrations
+
+if TYPE_CHECKING:
+    from keephold.serve.server import Front
 
 _log = logging.getLogger("keephold.serve")
 
@@ -132,18 +135,6 @@ def _close(sockets: Sequence[socket.socket]) -> None:
         each.close()
 
 
-class Front(Protocol):
-    """The address of a server: its listening sockets."""
-
-    listening: Sequence[socket.socket]
-
-    def pause(self) -> None:
-        """Accept no more connections."""
-
-    async def resume(self) -> None:
-        """Accept connections again."""
-
-
 # The running server
 
 
@@ -202,7 +193,7 @@ class Successor:
 class Offer:
     """Offers the address of this server to a new one."""
 
-    def __init__(self, path: str, front: Front) -> None:
+    def __init__(self, path: str, front: "Front") -> None:
         self.taken: asyncio.Future[Successor] = asyncio.get_running_loop().create_future()
         """The server that has replaced this one."""
         self._path = path
