@@ -8,7 +8,7 @@ client cannot ask stays open for a terminal, if its handle takes input.
 import shlex
 from typing import Any, NamedTuple
 
-from keephold.acp.agent.updates import options, shown_text
+from keephold.acp.agent.updates import shown_text
 from keephold.handles.question import Question, form_answer, form_of, question_text, select_options
 from keephold.text import exact, exact_json, exact_line, to_json
 from keephold.turn import prompts
@@ -38,58 +38,51 @@ def permission(prompt: prompts.Prompt, title: str) -> Choice | None:
             return None if prompt.question.secret else _question(prompt)
 
 
+def _choice(fields: dict[str, Any], *options: tuple[str, str, str, prompts.Decision]) -> Choice:
+    """Each option is its id, its name, its kind, and the decision that it means."""
+    shown = [{"optionId": id, "name": name, "kind": kind} for id, name, kind, _ in options]
+    return Choice(fields, shown, {id: decision for id, _, _, decision in options})
+
+
 def _run_tool(prompt: prompts.RunTool, title: str) -> Choice:
     turn = f"`{prompt.tool}` {prompts.lasting(prompt.until)}"
     fields: dict[str, Any] = {"title": title, "status": "pending", "rawInput": prompt.arguments}
     words = [f"Not taken: {prompt.problem}."] if prompt.problem else []
     words.append(f"```json\n{exact_json(to_json(prompt.arguments).decode())}\n```")
     fields["content"] = [shown_text("\n\n".join(words))]
-    choices = options(
-        ("allow_once", "Allow", "allow_once"),
-        ("allow_always", f"Allow {turn}", "allow_always"),
-        ("reject_once", "Reject", "reject_once"),
-        ("reject_always", f"Reject {turn}", "reject_always"),
+    return _choice(
+        fields,
+        ("allow_once", "Allow", "allow_once", prompts.Approved()),
+        ("allow_always", f"Allow {turn}", "allow_always", prompts.Approved(remember=True)),
+        ("reject_once", "Reject", "reject_once", prompts.Denied()),
+        ("reject_always", f"Reject {turn}", "reject_always", prompts.Denied(remember=True)),
     )
-    decisions: dict[str, prompts.Decision] = {
-        "allow_once": prompts.Approved(),
-        "allow_always": prompts.Approved(remember=True),
-        "reject_once": prompts.Denied(),
-        "reject_always": prompts.Denied(remember=True),
-    }
-    return Choice(fields, choices, decisions)
 
 
 def _deliver(prompt: prompts.DeliverResult, title: str) -> Choice:
-    fields = {
-        "title": f"Show the assistant the result of {title}?",
-        "content": [shown_text(exact(prompt.result))],
-    }
-    choices = options(
-        ("allow_once", "Show it to the assistant", "allow_once"), ("reject_once", "Withhold it", "reject_once")
+    return _choice(
+        {"title": f"Show the assistant the result of {title}?", "content": [shown_text(exact(prompt.result))]},
+        ("allow_once", "Show it to the assistant", "allow_once", prompts.Approved()),
+        ("reject_once", "Withhold it", "reject_once", prompts.Denied()),
     )
-    return Choice(fields, choices, {"allow_once": prompts.Approved(), "reject_once": prompts.Denied()})
 
 
 def _question(prompt: prompts.AskQuestion) -> Choice | None:
-    question = prompt.question
+    question, answer, until = prompt.question, prompts.Answer, prompts.lasting(prompt.until)
     guarded = question.answer_type == "Boolean" or form_of(question) is not None
     title = exact_line(question.text) if guarded else question.text
     fields = {"title": title, "content": [shown_text(question_text(question, prompt.problem))]}
     if question.answer_type == "Boolean":
-        choices = [("yes", "Yes", "allow_once"), ("no", "No", "reject_once")]
-        decisions: dict[str, prompts.Decision] = {"yes": prompts.Answer(True), "no": prompts.Answer(False)}
-        if prompt.may_remember:
-            choices += [
-                ("always", f"Yes, {prompts.lasting(prompt.until)}", "allow_always"),
-                ("never", f"No, {prompts.lasting(prompt.until)}", "reject_always"),
-            ]
-            decisions |= {"always": prompts.Answer(True, remember=True), "never": prompts.Answer(False, remember=True)}
-        return Choice(fields, options(*choices), decisions)
+        once = ("yes", "Yes", "allow_once", answer(True)), ("no", "No", "reject_once", answer(False))
+        always = (
+            ("always", f"Yes, {until}", "allow_always", answer(True, remember=True)),
+            ("never", f"No, {until}", "reject_always", answer(False, remember=True)),
+        )
+        return _choice(fields, *once, *(always if prompt.may_remember else ()))
     given = select_options(question)
     if given is None:
         return None
-    choices = [(str(at), option, "allow_once") for at, option in enumerate(given)]
-    return Choice(fields, options(*choices), {str(at): prompts.Answer(option) for at, option in enumerate(given)})
+    return _choice(fields, *((str(at), option, "allow_once", answer(option)) for at, option in enumerate(given)))
 
 
 def decided(request: Choice, result: Any) -> prompts.Decision:

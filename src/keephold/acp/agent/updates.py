@@ -79,8 +79,3 @@ def fenced(value: str) -> str:
     while fence in value:
         fence += "`"
     return f"{fence}\n{value.rstrip()}\n{fence}"
-
-
-def options(*choices: tuple[str, str, str]) -> list[dict[str, str]]:
-    """Return the options of a permission request, each an id, a name and a kind."""
-    return [{"optionId": id, "name": name, "kind": kind} for id, name, kind in choices]
