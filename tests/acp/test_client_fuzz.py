@@ -108,7 +108,7 @@ class Play:
             if signalled:
                 assert await session.turn_complete(turn.id)
             await connection.request("session/list", {})  # what comes late, the next turn would take for its own
-        await session._queue.reached()
+        await session._queue.place()
         assert behind.seen == expected
 
     async def _cancel(self, turn: Any) -> None:

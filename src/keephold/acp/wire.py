@@ -197,17 +197,14 @@ class Peer:
         on_notification: Callable[[str, Params], None] | None = None,
         limit: int = LINE_BYTES,
         most: int = BACKLOG_BYTES,
-        tap: Callable[[str, bytes], None] | None = None,
         on_end: Callable[[str], None] | None = None,
     ) -> None:
         """`limit` is the longest line that is read, `most` how many bytes may wait to be written.
 
-        `on_end` is called at the end of input and must call `lost` once it knows the reason. `tap` gets every line,
-        with "in" or "out", before it is processed.
+        `on_end` is called at the end of input and must call `lost` once it knows the reason.
         """
         self._on_request, self._on_notification = on_request, on_notification
         self._limit = limit
-        self._tap = tap
         self._on_end = on_end
         self._calls: dict[int, RpcCall] = {}
         self._last_id = 0
@@ -283,10 +280,7 @@ class Peer:
             self.respond(id, error=internal(error))
 
     def _send(self, message: dict[str, Any]) -> None:
-        line = to_json(message)
-        if self._tap is not None:
-            self._tap("out", line)
-        self._writer.write(line + b"\n")
+        self._writer.write(to_json(message) + b"\n")
 
     def _given_up(self, call: RpcCall) -> None:
         if self._calls.pop(call.id, None) is not None:
@@ -325,7 +319,6 @@ class Peer:
 
     def _unwritable(self, why: str) -> None:
         """The other side has stopped reading. Input that it sent before is still read."""
-
         self._loop.call_soon(self._ended, why)  # not inside a callback: callbacks run one after another
 
     def _ended(self, why: str) -> None:
@@ -351,8 +344,6 @@ class Peer:
     def _line(self, line: bytes) -> None:
         if not line or line.isspace():
             return
-        if self._tap is not None:
-            self._tap("in", line)
         try:
             message = decode(line)
         except (ValueError, RecursionError) as error:
@@ -364,8 +355,6 @@ class Peer:
             self.respond(wrong.id, error=invalid_request(wrong))
 
     def _too_long(self, head: bytes) -> None:
-        if self._tap is not None:
-            self._tap("in", head)
         self._useless(head, invalid_request(f"the line is longer than {self._limit} bytes"))
 
     def _useless(self, line: bytes, error: RpcError) -> None:

@@ -262,7 +262,7 @@ class Connection:
         session = self._sessions[id] = Session(self, id, on_update)
         try:
             await self._open(method, {"sessionId": id}, cwd, mcp_servers, on_update)
-            await session._queue.reached()
+            await session._queue.place()
         except BaseException:
             await session._close()
             if before is not None:

@@ -148,10 +148,6 @@ class Ordered:
         if self._worker is None:
             self._worker = asyncio.get_running_loop().create_task(self._work())
 
-    async def reached(self) -> None:
-        """Return when everything that was put before this call has been done."""
-        await self.place()
-
     def place(self) -> asyncio.Future[None]:
         """Return a future that is done when everything that was put before has been done."""
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
