@@ -10,12 +10,12 @@ from typing import Any, Literal
 import msgspec
 
 from keephold.acp.check import checks  # noqa: F401 - they register the checks
-from keephold.acp.check.probe import Check, Died, Failed, Level, Silent, Skipped, checks_of
+from keephold.acp.check.probe import Check, Died, Failed, Level, Silent, Skipped, known
 from keephold.acp.check.scenes import Scenes, Settings, scenes
 
 _TOPICS = ("handshake", "sessions", "updates", "turn_complete", "cancelling", "permission", "robustness")
 
-CHECKS = [check for topic in _TOPICS for check in checks_of(topic)]
+CHECKS = sorted(known, key=lambda check: _TOPICS.index(check.topic))
 """All of them, in the order they are run."""
 
 

@@ -192,24 +192,19 @@ class Check(msgspec.Struct, frozen=True):
     examine: Examine
 
 
-_known: list[Check] = []
+known: list[Check] = []
+"""All checks, in the order they are written."""
 
 
 def _check(level: Level, topic: str, name: str, says: str) -> Callable[[Examine], Examine]:
-
     def add(examine: Examine) -> Examine:
-        _known.append(Check(name, topic, level, says, examine))
+        known.append(Check(name, topic, level, says, examine))
         return examine
 
     return add
 
 
 must, should = partial(_check, "MUST"), partial(_check, "SHOULD")
-
-
-def checks_of(topic: str) -> list[Check]:
-    """Return the checks of a topic, in the order they are written."""
-    return [each for each in _known if each.topic == topic]
 
 
 class Failed(Exception):

@@ -94,7 +94,7 @@ def stop_reason(response: WireEntry) -> Any:
     return table(response.message.get("result")).get("stopReason")
 
 
-Play: TypeAlias = Callable[[Probe, Recording], Awaitable[None]]
+Play: TypeAlias = Callable[[Probe, Recording], Awaitable[object]]
 SceneMethod: TypeAlias = Callable[["Scenes", Probe, "Recording"], Awaitable[None]]
 
 
@@ -111,17 +111,14 @@ class Settings(msgspec.Struct, frozen=True):
     slow_prompt: str = "Run the command `sleep 300` with a tool. If you have none for that, count to 10000 in words."
 
 
-def scene(name: str) -> Callable[[SceneMethod], Callable[["Scenes"], Awaitable[Recording]]]:
+def scene(play: SceneMethod) -> Callable[["Scenes"], Awaitable[Recording]]:
     """Make a method that plays a scene into one that returns its recording. Skipped if no prompt is answered."""
 
-    def make(play: SceneMethod) -> Callable[["Scenes"], Awaitable[Recording]]:
-        async def recorded(scenes: "Scenes") -> Recording:
-            await scenes.plain()
-            return await scenes._play(name, partial(play, scenes))
+    async def recorded(scenes: "Scenes") -> Recording:
+        await scenes.plain()
+        return await scenes._play(play.__name__, partial(play, scenes))
 
-        return recorded
-
-    return make
+    return recorded
 
 
 class Scenes:
@@ -208,32 +205,25 @@ class Scenes:
 
     async def try_plain(self) -> Recording:
         """One prompt, with any outcome."""
-
-        async def play(probe: Probe, recording: Recording) -> None:
-            await self._turn(probe, recording, self.settings.prompt)
-            await self.session(probe)
-
         await self.hello()
-        return await self._play("plain", play)
+        return await self._play("plain", lambda probe, recording: self._turn(probe, recording, self.settings.prompt))
 
-    @scene("two prompts")
+    @scene
     async def two_prompts(self, probe: Probe, recording: Recording) -> None:
         """Two prompts in one session, the second one with a string for an id."""
         first = await self._turn(probe, recording, self.settings.prompt)
         session = first.params["sessionId"]
         await self._turn(probe, recording, self.settings.prompt, session=session, id="second prompt")
-        await self.session(probe)
 
-    @scene("two sessions")
+    @scene
     async def two_sessions(self, probe: Probe, recording: Recording) -> None:
         """Two sessions with a prompt each, at the same time."""
         sessions = [await self.session(probe) for _ in range(2)]
         prompts = [_prompt(probe, recording, session, self.settings.prompt) for session in sessions]
         for prompt in prompts:
             await probe.answer(prompt)
-        await self.session(probe)
 
-    @scene("cancelled")
+    @scene
     async def cancelled(self, probe: Probe, recording: Recording) -> None:
         """A long prompt, cancelled as soon as the agent is seen to have read it."""
         session = await self.session(probe)
@@ -249,22 +239,19 @@ class Scenes:
             probe.send({"method": "session/cancel", "params": {"sessionId": session}})
         await probe.until(lambda: probe.answered(prompt), "answer session/prompt after session/cancel")
         await probe.answer(behind)
-        await self.session(probe)
 
-    @scene("allowed")
+    @scene
     async def allowed(self, probe: Probe, recording: Recording) -> None:
         """A prompt that makes the agent ask for permission, which is given."""
         await self._turn(probe, recording, self.settings.permission_prompt)
-        await self.session(probe)
 
-    @scene("rejected")
+    @scene
     async def rejected(self, probe: Probe, recording: Recording) -> None:
         """The same, with permission refused."""
         probe.permit = reject
         await self._turn(probe, recording, self.settings.permission_prompt)
-        await self.session(probe)
 
-    @scene("withdrawn")
+    @scene
     async def withdrawn(self, probe: Probe, recording: Recording) -> None:
         """The same, with the turn cancelled while the question is open."""
         probe.permit = lambda request: None
@@ -277,7 +264,6 @@ class Scenes:
             for request in [each for each in probe.log if _is_question(each)]:
                 probe.send({"id": request.message["id"], "result": {"outcome": CANCELLED}})
         await probe.until(lambda: probe.answered(prompt), "answer session/prompt after session/cancel")
-        await self.session(probe)
 
     def _start(self) -> Probe:
         return Probe(self.settings.command, self.settings.timeout, self.settings.pass_env)
@@ -297,6 +283,8 @@ class Scenes:
             try:
                 await self._begin(probe)
                 await play(probe, recording)
+                if recording.prompts:
+                    await self.session(probe)
             except (Died, Silent, Failed) as problem:
                 recording.problem = _echoed(probe) or str(problem)
             except Skipped as reason:
