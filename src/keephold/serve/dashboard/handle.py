@@ -18,7 +18,6 @@ from keephold.serve.dashboard.graph import draw, numbered
 from keephold.serve.dashboard.rendering import Renderer, asked_number
 from keephold.serve.dashboard.timeline import moments, stretches
 from keephold.serve.operations import STATUS
-from keephold.text import readable_json, to_json
 
 if TYPE_CHECKING:
     from keephold.control.control import Control
@@ -35,8 +34,6 @@ _FOUND = 200
 """Handles that are searched for an id."""
 BLOCK = 50
 """Journal entries that a page loads at a time: few, so that the frame that shows them is short."""
-WHOLE, PART = 1 << 16, 1 << 12
-"""Characters of a value that are shown: for arguments and results, and for one side of a journal entry."""
 _GONE = {"handle_not_found": 404, "expired": 410, "handle_expired": 410}
 
 
@@ -80,9 +77,6 @@ class _Page:
             workflow=workflow and workflow | {"steps": numbered(workflow["steps"])},
             graph=workflow and draw(workflow["steps"]),
             agent=await self._agent(fact),
-            clipped=clipped,
-            WHOLE=WHOLE,
-            PART=PART,
         )
 
     async def steps(self, request: Request) -> Response:
@@ -90,7 +84,7 @@ class _Page:
         uid, end = request.path_params["uid"], asked_number(request.query_params.get("before"))
         found = await self._control.store_view.journal(uid, before=end, limit=BLOCK + 1)
         entries = _timed(found["entries"])[:BLOCK]
-        return await self._renderer.page(request, "steps.html", entries=entries, uid=uid, clipped=clipped, PART=PART)
+        return await self._renderer.page(request, "steps.html", entries=entries, uid=uid)
 
     async def _journal(self, fact: dict[str, Any], steps: int | None) -> dict[str, Any]:
         """Return a journal, newest first: up to two blocks of entries, and the places of those before. A block begins
@@ -183,16 +177,6 @@ def _timed(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         entry | {"after": None if entry["at"] is None or last["at"] is None else entry["at"] - last["at"]}
         for entry, last in zip(entries, before, strict=True)
     ]
-
-
-def clipped(value: Any, most: int) -> tuple[str, int]:
-    """Return a value as text of at most `most` characters, and the number of characters omitted."""
-    if isinstance(value, str):
-        text = value
-    else:
-        compact = to_json(value)
-        text = readable_json(value) if len(compact) <= most else compact.decode("utf-8", "replace")
-    return text[:most], max(0, len(text) - most)
 
 
 def _scaled(given: list[Any]) -> list[dict[str, Any]]:

@@ -33,6 +33,7 @@ from keephold.text import (
     readable_json,
     relative,
     time_of_day,
+    to_json,
     to_utf8,
 )
 from keephold.turn.prompts import lasting
@@ -51,6 +52,8 @@ _FEW, _SHORT = 6, 40
 _ROWS, _COLUMNS = 20, 80
 """A text with more rows of this many columns is long."""
 _DIGITS = 16
+WHOLE, PART = 1 << 16, 1 << 12
+"""Characters of a value that are shown: for arguments and results, and for one side of a journal entry."""
 _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 """A string of JSON."""
 _LINE_END = re.compile(r"(?<!\\)(?:\\\\)*\\n")
@@ -147,6 +150,7 @@ def _environment() -> "Environment":
         "relative": relative,
         "clock": time_of_day,
         "pretty": readable_json,
+        "clipped": clipped,
         "compact": compact,
         "exact": exact,
         "to_agree": to_agree,
@@ -169,6 +173,7 @@ def _environment() -> "Environment":
         "parameters": parameters,
         "allowed_text": allowed_text,
     }
+    environment.globals |= {"WHOLE": WHOLE, "PART": PART}
     environment.tests |= {"few": are_few, "long": is_long}
     return environment
 
@@ -203,6 +208,16 @@ def are_few(options: list[str]) -> bool:
 def compact(value: Any) -> str:
     """Return JSON in one line."""
     return exact_json(json.dumps(value, ensure_ascii=False))
+
+
+def clipped(value: Any, most: int) -> tuple[str, int]:
+    """Return a value as text of at most `most` characters, and the number of characters omitted."""
+    if isinstance(value, str):
+        text = value
+    else:
+        compact = to_json(value)
+        text = readable_json(value) if len(compact) <= most else compact.decode("utf-8", "replace")
+    return text[:most], max(0, len(text) - most)
 
 
 def isolated_html(text: str) -> Markup:
