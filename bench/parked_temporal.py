@@ -15,7 +15,8 @@ from typing import Any
 import httpx2
 from tests.engines.processes import Worker, config
 from tests.mcp.clients import connected
-from tests.serve.serving import TOKEN, Served, free_port
+from tests.ports import free_port
+from tests.serve.serving import TOKEN, Served
 from tests.temporal import Place, own_server
 
 from keephold import Call, tool

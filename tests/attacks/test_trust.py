@@ -21,7 +21,8 @@ import pytest
 from tests.acp.test_agent_process import Wire
 from tests.mcp.clients import connected
 from tests.patience import PATIENCE
-from tests.serve.serving import ROOT, free_port
+from tests.ports import free_port
+from tests.serve.serving import ROOT
 from tests.trusting import trusted
 
 from keephold import Runtime

@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE
+from tests.ports import free_port
+
 import keephold
 from keephold import Response, Runtime, ToolCall, Turn
 from keephold.tools.remote.server import McpServer
@@ -67,19 +70,13 @@ def start_http(server: Server, port: int, transport: str = "http") -> subprocess
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    end = time.monotonic() + 20
-    while time.monotonic() < end:
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end and process.poll() is None:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return process
         time.sleep(0.02)
     raise AssertionError("the HTTP server did not start")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def using(turn: Turn, tool: str, /, **arguments: Any) -> Response:

@@ -12,8 +12,9 @@ from pathlib import Path
 import mcp.types as types
 import pytest
 from mcp import Client
-from tests.e2e.mcp_servers import Server, free_port, names, serving, start_http, using
+from tests.e2e.mcp_servers import Server, names, serving, start_http, using
 from tests.patience import PATIENCE, until
+from tests.ports import free_port
 
 import keephold
 from keephold import Runtime, ToolCall

@@ -9,7 +9,8 @@ import pytest
 from tests.engines.processes import Worker, config, workers
 from tests.mcp.clients import connected, read
 from tests.patience import until
-from tests.serve.serving import TOKEN, free_port, served
+from tests.ports import free_port
+from tests.serve.serving import TOKEN, served
 from tests.soak import SOAK
 from tests.temporal import Place
 

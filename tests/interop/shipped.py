@@ -13,7 +13,8 @@ from tests.interop.form import FORMS
 from tests.interop.jobs import JOBS
 from tests.mcp.clients import connected
 from tests.patience import PATIENCE
-from tests.serve.serving import ROOT, TOKEN, Served, free_port, served
+from tests.ports import free_port
+from tests.serve.serving import ROOT, TOKEN, Served, served
 
 PROXIED = [
     "test_simple_text", "test_image_content", "test_audio_content", "test_tool_with_progress", "test_error_handling",

@@ -19,6 +19,7 @@ from mcp.client.stdio import StdioServerParameters
 from tests.mcp.clients import TOKENS
 from tests.mcp.office import CONFIG, TOOLS
 from tests.patience import PATIENCE, until
+from tests.ports import free_port
 from tests.trusting import write_trusted
 
 from keephold import Runtime
@@ -149,12 +150,6 @@ class Process:
         """How long it has computed, by now."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -4,18 +4,18 @@ import json
 import os
 import re
 import signal
-import socket
 import stat
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
 import psutil
 from tests.patience import PATIENCE
+from tests.ports import free_port
 from tests.trusting import write_trusted
 
 ROOT = Path(__file__).parents[2]
@@ -166,14 +166,3 @@ def served(
         server.close()
     said = server.said.read_text()
     assert "Traceback" not in said and "never awaited" not in said, said
-
-
-def free_port() -> int:
-    """A port that is free on both loopback addresses."""
-    while True:
-        with socket.socket() as probe, socket.socket(socket.AF_INET6) as other:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-            with suppress(OSError):
-                other.bind(("::1", port))
-                return port
