@@ -1,11 +1,21 @@
 """What the tests of parts share."""
 
 import math
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from keephold.store.sqlite import writer
+
+
+@pytest.fixture
+def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a directory that has nothing yet. Modules that are put there can be imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
 
 @pytest.fixture(params=["loop", "thread"])

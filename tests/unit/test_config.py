@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import pytest
+from tests.unit.config_files import LOCAL, build, load, problem, problems
 
 from keephold.config import Config, build_tools, configure_builtin, find_config, load_config
 from keephold.errors import ConfigError
 from keephold.limits import Limits
 from keephold.tools.base import OutputPolicy, OutputView, QuestionPolicy, RetryPolicy, SpawnPolicy, Tool
 from keephold.tools.guard import Guard
+
+pytestmark = pytest.mark.usefixtures("empty_directory")
 
 FROM_THE_SPEC = """
 [conversation.tools.cargo_check]
@@ -69,35 +72,6 @@ assistant = { model = "…" }
 url = "sqlite:///…"
 retention_secs = 604800
 """
-
-LOCAL = '[conversation.tools.t]\nsource = "local"\ncommand = ["true"]\n'
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def load(text: str) -> Config:
-    path = Path("keephold.toml")
-    path.write_text(text)
-    return load_config(path)
-
-
-def problems(text: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        load(text)
-    return list(caught.value.problems)
-
-
-def problem(text: str) -> str:
-    (only,) = problems(text)
-    return only
-
-
-def build(text: str) -> Tool:
-    (tool,) = build_tools(load(text), Guard())
-    return tool
 
 
 def test_F_the_example_of_the_specification_becomes_a_tool() -> None:

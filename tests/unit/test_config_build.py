@@ -4,12 +4,13 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit import config_files
 
-from keephold.config import build_tools, load_config
 from keephold.durable.deferred import Pending
 from keephold.errors import ConfigError
 from keephold.handles.question import Question
@@ -48,21 +49,11 @@ def guard() -> Iterator[Guard]:
 
 
 @pytest.fixture
-def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guard: Guard) -> Callable[[str], Tool]:
+def build(empty_directory: None, monkeypatch: pytest.MonkeyPatch, guard: Guard) -> Callable[[str], Tool]:
     """Builds the one tool of a configuration that stands beside the module `seaside`."""
-    (tmp_path / "seaside.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    Path("seaside.py").write_text(MODULE)
     monkeypatch.delitem(sys.modules, "seaside", raising=False)
-
-    def build_one(text: str) -> Tool:
-        path = Path("keephold.toml")
-        path.write_text(text)
-        (tool,) = build_tools(load_config(path), guard)
-        return tool
-
-    return build_one
+    return partial(config_files.build, guard=guard)
 
 
 def python(function: str, more: str = "") -> str:

@@ -4,13 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.unit import config_files
+from tests.unit.config_files import build, load
 
 import keephold
-from keephold.config import Config, build_tools, load_config
 from keephold.config.model import TemporalSettings, TlsSettings
 from keephold.errors import ConfigError
-from keephold.tools.base import Tool
-from keephold.tools.guard import Guard
 
 MODULE = """
 import keephold
@@ -28,30 +27,13 @@ NO_TABLE = "there is no table [engines.temporal]; write one with the `address` o
 
 
 @pytest.fixture(autouse=True)
-def _beside_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "engine_tools.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+def _beside_a_module(empty_directory: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("engine_tools.py").write_text(MODULE)
     monkeypatch.delitem(sys.modules, "engine_tools", raising=False)
 
 
-def load(text: str) -> Config:
-    path = Path("keephold.toml")
-    path.write_text(text)
-    return load_config(path)
-
-
-def build(text: str) -> Tool:
-    (tool,) = build_tools(load(text), Guard())
-    return tool
-
-
 def problem(text: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        build(text)
-    (only,) = caught.value.problems
-    return only
+    return config_files.problem(text, build)
 
 
 def python(function: str, more: str = "") -> str:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.config_files import load
 
-from keephold.config import load_config
 from keephold.config.commands import SEEN
 from keephold.errors import ConfigError
 from keephold.schema.canonical import check_parameters
@@ -15,20 +15,15 @@ from keephold.tools.function import tool
 from keephold.tools.template import values_of
 from keephold.tools.toolbox import Toolbox
 
+pytestmark = pytest.mark.usefixtures("empty_directory")
+
 PATH = "parameters.path.type = 'string'\n"
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def problems(text: str) -> list[str]:
     """What is wrong with the file, if anything."""
-    path = Path("keephold.toml")
-    path.write_text(text)
     try:
-        load_config(path)
+        load(text)
     except ConfigError as error:
         return list(error.problems)
     return []

@@ -1,38 +1,12 @@
 """Who answers a tool's questions, what of it is news, and what becomes of it at the end of a turn, as the file says."""
 
-from pathlib import Path
-
 import pytest
+from tests.unit.config_files import LOCAL, build, load, problem
 
-from keephold.config import Config, build_tools, load_config
-from keephold.errors import ConfigError
-from keephold.tools.base import NotificationPolicy, QuestionPolicy, SpawnPolicy, Tool
-from keephold.tools.guard import Guard
+from keephold.config import Config
+from keephold.tools.base import NotificationPolicy, QuestionPolicy, SpawnPolicy
 
-LOCAL = '[conversation.tools.t]\nsource = "local"\ncommand = ["true"]\n'
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def load(text: str) -> Config:
-    path = Path("keephold.toml")
-    path.write_text(text)
-    return load_config(path)
-
-
-def problem(text: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load(text)
-    (only,) = caught.value.problems
-    return only
-
-
-def build(text: str) -> Tool:
-    (tool,) = build_tools(load(text), Guard())
-    return tool
+pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
 @pytest.mark.parametrize(

@@ -5,22 +5,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.unit import config_files
+from tests.unit.config_files import build, load
 
-from keephold.config import Config, build_tools, load_config
+from keephold.config import load_config
 from keephold.errors import ConfigError
 from keephold.tools.base import ACTIONS, QuestionPolicy, Tool
 from keephold.tools.guard import Guard
 from keephold.tools.program import ACTION_PARAMETERS
 from keephold.tools.terminal.terminal import Terminal
 
+pytestmark = pytest.mark.usefixtures("empty_directory")
+
 TERMINAL = "[conversation.tools.t]\nsource = 'terminal'\ncommand = ['bash']\n"
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
 
 @pytest.fixture
@@ -30,23 +27,9 @@ def guard() -> Iterator[Guard]:
     guard.close()
 
 
-def load(text: str) -> Config:
-    path = Path("keephold.toml")
-    path.write_text(text)
-    return load_config(path)
-
-
 def problem(text: str) -> str:
     """The one problem of the file, from the key in the tool's table on."""
-    with pytest.raises(ConfigError) as caught:
-        load(text)
-    (only,) = caught.value.problems
-    return only.partition("conversation.tools.")[2].partition(".")[2]
-
-
-def build(text: str, guard: Guard) -> Tool:
-    (tool,) = build_tools(load(text), guard)
-    return tool
+    return config_files.problem(text).partition("conversation.tools.")[2].partition(".")[2]
 
 
 def test_F_a_terminal_is_stateful_asks_first_and_shows_its_tail(guard: Guard) -> None:
