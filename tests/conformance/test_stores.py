@@ -144,7 +144,7 @@ def test_K5_the_password_of_a_store_is_not_shown(tmp_path: Path) -> None:
      "postgresql://me:hunter2@host:99999/db", "postgresql://me:70000/hunter2@host/db", "postgresql://me:5433/hunter2@h/db",
      "postgresql://me:7#hunter2@host/db", "postgresql://me:7@hunter2@host/db", "postgresql://me:hunter2@db1,,db2/db",
      "postgresql://me:hunter2@/db?host=h&port=99999", "postgresql://me:hunter2@/db?host=a,b,c&port=1,2",
-     "mysql://me:hunter2@host/db", "me:hunter2@host"],
+     "postgresql://me:hunter2@db/work?host=/run/pg", "mysql://me:hunter2@host/db", "me:hunter2@host"],
 )  # fmt: skip
 def test_Y1_any_other_url_is_an_error_that_says_what_would_be_right(url: str) -> None:
     with pytest.raises(KeepholdError) as refused:

@@ -94,6 +94,15 @@ async def test_R4_a_commit_waits_for_the_server_or_says_that_it_is_away() -> Non
             await commit(other, Registered(record(2)))
 
 
+@pytest.mark.parametrize("wrong", ["schem=x", "statement_timeout=soon", "sslmode=bogus"])
+async def test_Y1_a_parameter_that_does_not_exist_is_refused_as_such(wrong: str, postgres: str) -> None:
+    with pytest.raises(KeepholdError) as refused:
+        await PostgresStore(f"{postgres}&{wrong}").open(lambda _: None)
+    name = wrong.partition("=")[0]
+    assert refused.value.code == "unsupported_store" and name in refused.value.message, refused.value.message
+    assert "`postgresql://user@host/database`" in refused.value.message
+
+
 @asynccontextmanager
 async def replicated() -> AsyncIterator[tuple[Server, Server, str]]:
     """A primary, its standby, and a URL that names the standby first."""

@@ -77,3 +77,10 @@ def test_L1_run_prints_what_a_tool_prints_and_its_result(place: Path) -> None:
     assert why.endswith("The command ended with exit code 3.")
     assert _keephold(place, "ps", "-aq", "--tool", "count", "--since", "1h", *store).stdout.split() == [facts[2]["uid"]]
     assert _keephold(place, "ps", "-a", "--failed", *store).returncode == 2
+
+
+def test_L1_run_says_what_starts_calls_where_it_cannot(place: Path) -> None:
+    for store, instead in (("memory:", "--store"), ("postgresql://nobody@127.0.0.1:1/work", "`keephold turn`")):
+        refused = _keephold(place, "run", "count", "--config", "keephold.toml", "--store", store)
+        assert refused.returncode == 2 and "no server can start it" in refused.stderr, refused.stderr
+        assert instead in refused.stderr

@@ -129,11 +129,14 @@ def _session(config: Path | None, store: str | None) -> "Iterator[tuple[_Session
 
     connection = connected(place, loaded, None)
     if connection is None:
-        raise KeepholdError(
-            "no server can start it: a `memory:` store and [mcp] background_secs = 0 have none. Name a file "
-            "by --store, or start `keephold serve`",
-            code="unsupported_store",
-        )
+        if place.startswith(("postgresql:", "postgres:")):
+            what = "a PostgreSQL store has none for the shell. Use `keephold turn`, or call the tool over MCP"
+        else:
+            what = (
+                "a `memory:` store and [mcp] background_secs = 0 have none. Name a file by --store, or start "
+                "`keephold serve`"
+            )
+        raise KeepholdError(f"no server can start it: {what}", code="unsupported_store")
     with closing(connection), connection.makefile("rwb") as stream:
         yield _Session(stream), place
 

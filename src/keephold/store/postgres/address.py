@@ -51,10 +51,12 @@ def address(url: str) -> Address:
         query = dict(parse_qsl(options, keep_blank_values=True, strict_parsing=bool(options)))
         servers = _servers(hosts or query.get("host", "").replace("%", "%25"), query.get("port", ""))
     except ValueError:
-        raise _wrong("it cannot be read (write `@`, `/` and `#` in a password as `%40`, `%2F` and `%23`)") from None
+        raise wrong("it cannot be read (write `@`, `/` and `#` in a password as `%40`, `%2F` and `%23`)") from None
+    if hosts and "host" in query:
+        raise wrong("it names a host twice (a Unix socket has no other: `postgresql://user@/database?host=/run/x`)")
     schema = query.pop("schema", SCHEMA)
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema) or schema.startswith("pg_"):
-        raise _wrong("`schema` takes small letters, digits and `_`")
+        raise wrong("`schema` takes small letters, digits and `_`")
     login = quote(user, safe="%:") + "@" if user else ""
     dsn = f"postgresql://{login}{path}" + (f"?{urlencode(query)}" if query else "")
     where = hosts.lower() or query.get("host") or "localhost"
@@ -88,7 +90,7 @@ def shown(url: str) -> str:
         return "a PostgreSQL database"
 
 
-def _wrong(why: str) -> KeepholdError:
+def wrong(why: str) -> KeepholdError:
     return KeepholdError(
         f"that is not the URL of a PostgreSQL store: {why}; use `postgresql://user@host/database`, and "
         "`?schema=name` to choose a schema",

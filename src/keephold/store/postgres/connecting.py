@@ -13,7 +13,7 @@ import asyncpg
 
 from keephold.errors import KeepholdError
 from keephold.forking import close_in_children
-from keephold.store.postgres.address import Address, Server
+from keephold.store.postgres.address import Address, Server, wrong
 from keephold.store.sql import queries
 from keephold.store.sql.codec import Row
 
@@ -66,6 +66,13 @@ STORAGE: tuple[type[BaseException], ...] = (
     asyncpg.InvalidCatalogNameError,
 )
 """All errors that a refused commit did not cause."""
+MISTAKEN: tuple[type[BaseException], ...] = (
+    asyncpg.ClientConfigurationError,
+    asyncpg.CantChangeRuntimeParamError,
+    asyncpg.InvalidParameterValueError,
+    asyncpg.UndefinedObjectError,
+)
+"""Errors of a connection whose URL has a parameter, or a value of one, that does not exist."""
 AGAIN: tuple[type[BaseException], ...] = (
     asyncpg.SerializationError,
     asyncpg.DeadlockDetectedError,
@@ -93,6 +100,8 @@ async def connect(address: Address, *, any_server: bool = False, **settings: str
             refused = refused or error
             if any_server:
                 attempts.append((server, "any"))
+        except MISTAKEN as error:
+            raise wrong(f"{said(error)} (its parameters are those of asyncpg and settings of the server)") from None
         except LOST as error:
             refused = error
     assert refused is not None
