@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.patience import PATIENCE, until
 from tests.turn.calls import apply, reply, spawn
 
 import keephold
-from keephold import KeepholdError, Runtime, Tool
+from keephold import KeepholdError, Runtime, Tool, Turn
 from keephold.serve.screens import Screens
 from keephold.serve.watched_terminal import LocalTerminal, RemoteTerminal
 from keephold.turn.attach_protocol import Size
@@ -50,6 +50,21 @@ async def browsing(rt: Runtime) -> AsyncIterator[tuple[httpx2.AsyncClient, Scree
         await screens.close()
         server.should_exit = True
         await serving
+
+
+@asynccontextmanager
+async def at_shell(
+    place: Path, *, elsewhere: bool = False
+) -> AsyncIterator[tuple[Runtime, Turn, httpx2.AsyncClient, Screens]]:
+    """A shell that runs, and a browser at the screens of its runtime; `elsewhere`: of another one on the store."""
+    async with (
+        Runtime([shell()], store=stored_in(place)) as runs,
+        Runtime([], store=stored_in(place)) if elsewhere else nullcontext(runs) as rt,
+        runs.turn("main") as turn,
+        browsing(rt) as (client, screens),
+    ):
+        await reply(turn, spawn("shell", "s"))
+        yield runs, turn, client, screens
 
 
 class Stream:
@@ -110,12 +125,7 @@ def uid_of(rt: Runtime) -> str:
 
 
 async def test_whoever_looks_sees_the_screen_and_each_change_with_its_colours(tmp_path: Path) -> None:
-    async with (
-        Runtime([shell()], store=stored_in(tmp_path)) as rt,
-        rt.turn("main") as turn,
-        browsing(rt) as (client, _),
-    ):
-        await reply(turn, spawn("shell", "s"))
+    async with at_shell(tmp_path) as (rt, turn, client, _):
         await reply(turn, apply("shell", "s", "printf '\\033[31mred\\033[0m <b>&\\n'\r"))
         async with looking(client, uid_of(rt)) as stream:
             screen = await stream.shows("red")
@@ -126,12 +136,7 @@ async def test_whoever_looks_sees_the_screen_and_each_change_with_its_colours(tm
 
 
 async def test_one_person_drives_and_types_in_order_and_nothing_twice(tmp_path: Path) -> None:
-    async with (
-        Runtime([shell()], store=stored_in(tmp_path)) as rt,
-        rt.turn("main") as turn,
-        browsing(rt) as (client, _),
-    ):
-        await reply(turn, spawn("shell", "s"))
+    async with at_shell(tmp_path) as (rt, turn, client, _):
         uid = uid_of(rt)
         async with looking(client, uid) as stream:
             driver = (await post(client, f"{uid}/drive", stream=stream.id, rows=12, cols=60))["driver"]
@@ -162,12 +167,7 @@ async def test_one_person_drives_and_types_in_order_and_nothing_twice(tmp_path: 
 
 
 async def test_a_closed_tab_hands_the_terminal_back(tmp_path: Path) -> None:
-    async with (
-        Runtime([shell()], store=stored_in(tmp_path)) as rt,
-        rt.turn("main") as turn,
-        browsing(rt) as (client, all),
-    ):
-        await reply(turn, spawn("shell", "s"))
+    async with at_shell(tmp_path) as (rt, turn, client, all):
         uid = uid_of(rt)
         async with looking(client, uid) as stream:
             await post(client, f"{uid}/drive", stream=stream.id, rows=5, cols=30)
@@ -178,12 +178,7 @@ async def test_a_closed_tab_hands_the_terminal_back(tmp_path: Path) -> None:
 
 
 async def test_only_who_looks_drives_and_the_end_of_the_server_hands_back(tmp_path: Path) -> None:
-    async with (
-        Runtime([shell()], store=stored_in(tmp_path)) as rt,
-        rt.turn("main") as turn,
-        browsing(rt) as (client, all),
-    ):
-        await reply(turn, spawn("shell", "s"))
+    async with at_shell(tmp_path) as (rt, _, client, all):
         uid = uid_of(rt)
         status, told = await refused(client, f"{uid}/drive", stream="nobody's")
         assert status == 400 and "no such stream" in told["message"]
@@ -196,12 +191,7 @@ async def test_only_who_looks_drives_and_the_end_of_the_server_hands_back(tmp_pa
 
 
 async def test_what_is_interrupted_is_interrupted_and_what_is_pasted_is_no_key(tmp_path: Path) -> None:
-    async with (
-        Runtime([shell()], store=stored_in(tmp_path)) as rt,
-        rt.turn("main") as turn,
-        browsing(rt) as (client, _),
-    ):
-        await reply(turn, spawn("shell", "s"))
+    async with at_shell(tmp_path) as (rt, _, client, _):
         uid = uid_of(rt)
         async with looking(client, uid) as stream:
             driver = (await post(client, f"{uid}/drive", stream=stream.id))["driver"]
@@ -222,12 +212,7 @@ async def test_what_is_interrupted_is_interrupted_and_what_is_pasted_is_no_key(t
 
 async def test_what_a_program_asks_its_terminal_is_answered_while_a_person_drives(tmp_path: Path) -> None:
     ask = r"""printf '\033[6n'; IFS= read -rsd R place; echo "at ${place#*[}" """
-    async with (
-        Runtime([shell()], store=stored_in(tmp_path)) as rt,
-        rt.turn("main") as turn,
-        browsing(rt) as (client, _),
-    ):
-        await reply(turn, spawn("shell", "s"))
+    async with at_shell(tmp_path) as (rt, _, client, _):
         uid = uid_of(rt)
         async with looking(client, uid) as stream:
             driver = (await post(client, f"{uid}/drive", stream=stream.id))["driver"]
@@ -236,13 +221,7 @@ async def test_what_a_program_asks_its_terminal_is_answered_while_a_person_drive
 
 
 async def test_a_terminal_of_another_process_is_seen_and_driven_the_same(tmp_path: Path) -> None:
-    async with (
-        Runtime([shell()], store=stored_in(tmp_path)) as runs,
-        Runtime([], store=stored_in(tmp_path)) as rt,
-        runs.turn("main") as turn,
-        browsing(rt) as (client, _),
-    ):
-        await reply(turn, spawn("shell", "s"))
+    async with at_shell(tmp_path, elsewhere=True) as (runs, turn, client, _):
         await reply(turn, apply("shell", "s", "printf '\\033[1mbold\\033[0m\\n'; echo $((6 * 7))\r"))
         uid = uid_of(runs)
         async with looking(client, uid) as stream:
@@ -270,13 +249,7 @@ async def test_who_has_gone_before_another_process_has_answered_does_not_drive(
         await go_on.wait()
 
     monkeypatch.setattr(RemoteTerminal, "drive", slowly)
-    async with (
-        Runtime([shell()], store=stored_in(tmp_path)) as runs,
-        Runtime([], store=stored_in(tmp_path)) as rt,
-        runs.turn("main") as turn,
-        browsing(rt) as (client, screens),
-    ):
-        await reply(turn, spawn("shell", "s"))
+    async with at_shell(tmp_path, elsewhere=True) as (runs, turn, client, screens):
         uid = uid_of(runs)
         async with looking(client, uid) as stream:
             driving = asyncio.create_task(refused(client, f"{uid}/drive", stream=stream.id))
