@@ -281,8 +281,6 @@ class Prometheus:
         self._of: Registry | None = None
         self.requests: Callable[[], Awaitable[int]] | None = None
         """Counts the open requests to the user."""
-        self._open = 0
-        self._calls = self._produced = self._shown = self._waits = 0
         self._waited: deque[float] = deque(maxlen=_RECENT)
         self._woken: deque[float] = deque(maxlen=_RECENT)
 
@@ -309,21 +307,17 @@ class Prometheus:
         registry.observe_commits(Written(self).observe)
 
     def ended(self, tool: str, kind: Kind, state: Stopped) -> None:
-        self._calls += 1
         self.child("keephold_calls_total", tool, status_of(state)).inc()
         if isinstance(state.outcome, Ok):
             self.printed(tool, _size(state.outcome.value))
 
     def printed(self, tool: str, size: int) -> None:
-        self._produced += size
         self.child("keephold_output_bytes_total", tool).inc(size)
 
     def shown(self, size: int) -> None:
-        self._shown += size
         self.child("keephold_shown_bytes_total").inc(size)
 
     def waited(self, tool: str, status: str, secs: float) -> None:
-        self._waits += 1
         self._waited.append(secs)
         self.child(WAITS, tool, status).inc()
         self.child(WAIT_SECONDS, tool, status).observe(secs)
@@ -346,12 +340,10 @@ class Prometheus:
     def stream(self, kind: str = "events") -> Iterator[None]:
         """Count a stream of that kind (`events`, `output`, …) as open within the block."""
         gauge = self.child("keephold_event_streams", kind)
-        self._open += 1
         gauge.inc()
         try:
             yield
         finally:
-            self._open -= 1
             gauge.inc(-1)
 
     # Reading
@@ -359,15 +351,19 @@ class Prometheus:
     def snapshot(self) -> dict[str, Any]:
         """Return this process's numbers since its start, for `stats`."""
         return {
-            "calls": self._calls,
-            "bytes_produced": self._produced,
-            "bytes_shown": self._shown,
-            "waits": self._waits,
+            "calls": self._total("keephold_calls_total"),
+            "bytes_produced": self._total("keephold_output_bytes_total"),
+            "bytes_shown": self._total("keephold_shown_bytes_total"),
+            "waits": self._total(WAITS),
             "wait_seconds": _percentiles(self._waited, 1),
             "wakeup_ms": _percentiles(self._woken, 1000),
-            "commits": int(self.child("keephold_store_commits_total").value),
-            "streams": self._open,
+            "commits": self._total("keephold_store_commits_total"),
+            "streams": self._total("keephold_event_streams"),
         }
+
+    def _total(self, name: str) -> int:
+        """Return the sum of a counter or a gauge over its labels."""
+        return int(sum(each.value for each in self._families[name].children.values() if isinstance(each, Number)))
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return the text of `/metrics` in an accepted format, and its media type."""
