@@ -140,6 +140,7 @@ class Over(asyncio.Event):
 
     def __init__(self, then: Callable[[], None]) -> None:
         super().__init__()
+        super().set()  # no turn runs yet
         self._then = then
 
     def set(self) -> None:

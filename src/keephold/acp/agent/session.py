@@ -104,7 +104,6 @@ class AgentSession:
         """The open requests to the user."""
         self.closing = False
         """The session takes no more prompts."""
-        self._busy = False
         self._cancelled = False
         self._turn = ""
         self._messages = 0
@@ -117,6 +116,7 @@ class AgentSession:
         self._open: list[tuple[str, ToolCall, store.Record | None]] = []
         """Calls of an interrupted turn that the client knows."""
         self._over: asyncio.Event = asyncio.Event()
+        """Set while no turn runs."""
         self._over.set()
         runtime = conversation.runtime
         self._terminals = Terminals(peer, self.id, runtime.registry.store, has_terminals=client.terminals)
@@ -126,7 +126,7 @@ class AgentSession:
                 self._use(str(known["model"]))
 
     def update(self, update: updates.Update) -> None:
-        if not self._busy:
+        if not self.busy:
             update = {**update, "_meta": {BACKGROUND: True}}
         self._peer.notify("session/update", {"sessionId": self.id, "update": update})
 
@@ -182,11 +182,11 @@ class AgentSession:
 
     @property
     def busy(self) -> bool:
-        return self._busy
+        return not self._over.is_set()
 
     def begin(self) -> None:
         """A turn runs from now on until `run` has returned."""
-        self._busy, self._cancelled, self._started = True, False, False
+        self._cancelled = self._started = False
         self._over.clear()
 
     async def run(self, request: Id, blocks: Sequence[Any], content: Any) -> dict[str, str]:
@@ -212,14 +212,13 @@ class AgentSession:
             self._give_up()
             self.calls.settle()
             await self._complete("null" if request is None else str(request), stop)
-            self._busy = False
             self._over.set()
         if stop == "error":
             raise RpcError(INTERNAL_ERROR, error or "the turn has failed")
         return {"stopReason": stop}
 
     def cancel(self) -> None:
-        if self._busy:
+        if self.busy:
             self._cancelled = True
             self.conversation.cancel()
 
