@@ -253,11 +253,9 @@ class Front:
 
     def pause(self) -> None:
         """Accept no more connections."""
-        for each in self._listening():
-            asyncio.get_running_loop().remove_reader(each.fileno())
-
-    def _listening(self) -> list[Any]:
-        return [each for server in self._server.servers for each in server.sockets]
+        for server in self._server.servers:
+            for each in server.sockets:
+                asyncio.get_running_loop().remove_reader(each.fileno())
 
     async def resume(self) -> None:
         """Accept connections again."""
