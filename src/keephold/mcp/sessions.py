@@ -176,8 +176,6 @@ def _weight(value: Any) -> int:
 
 
 class _Transport(StreamableHTTPServerTransport):
-    """The transport of one session."""
-
     async def _replay_events(self, last_event_id: str, request: Request, send: Send) -> None:
         events, found = cast(Events, self._event_store), place_of(last_event_id)
         following = None

@@ -31,8 +31,6 @@ Counting = Callable[[str], AbstractContextManager[None]]
 
 
 class Streams:
-    """The streams of a control and its feed."""
-
     def __init__(self, control: Control, feed: Feed, counting: Counting) -> None:
         self._control = control
         self._feed = feed

@@ -223,7 +223,6 @@ def read(params: Params) -> PermissionRequest:
 
 
 async def decide(permission: PermissionRequest, on_permission: OnPermission) -> dict[str, Any]:
-    """Return the answer to the request."""
     chosen = on_permission(permission)
     if inspect.isawaitable(chosen):
         chosen = await chosen

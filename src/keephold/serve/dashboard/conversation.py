@@ -47,7 +47,6 @@ class Message:
 
 
 def messages(lines: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return the messages of these lines."""
     return [message for line in lines for message in _messages(line)]
 
 
@@ -108,7 +107,6 @@ _INQUIRIES = 20
 
 
 def routes(renderer: Renderer, control: "Control") -> list[BaseRoute]:
-    """Return the page's route."""
     return [Route("/conversations/{id:path}", _Page(renderer, control).show)]
 
 

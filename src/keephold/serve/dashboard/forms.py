@@ -93,7 +93,6 @@ class Forms:
         self._home = home
 
     async def decide(self, request: Request, fields: Fields) -> Response:
-        """Decide an open request."""
         asked = await self._meant(request.path_params["id"], fields.get("card", ""))
         if asked is None:
             return _back(fields, "gone")
@@ -150,7 +149,6 @@ class Forms:
         return asked if asked is not None and _giver(asked["id"]) != _giver(id) else None
 
     async def abort(self, request: Request, fields: Fields) -> Response:
-        """Abort a handle."""
         uid = request.path_params["uid"]
         fact = await self._control.runtime_view.handle(uid)
         if fact["state"] == "stopped":
@@ -194,7 +192,6 @@ class Forms:
         return _back(fields, "logged-out")
 
     async def revoke_permission(self, request: Request, fields: Fields) -> Response:
-        """End a standing permission."""
         ended = await self._control.revoke_permission(request.path_params["id"])
         return _back(fields, "unpermitted" if ended["revoked"] else "unpermitted-before")
 

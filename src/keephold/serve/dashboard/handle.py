@@ -38,7 +38,6 @@ _GONE = {"handle_not_found": 404, "expired": 410, "handle_expired": 410}
 
 
 def routes(renderer: Renderer, control: "Control", screens: "Screens") -> list[BaseRoute]:
-    """Return the page's routes."""
     page = _Page(renderer, control, screens)
     return [Route("/handles/{uid}", page.show), Route("/handles/{uid}/steps", page.steps)]
 
@@ -132,10 +131,8 @@ class _Page:
                 found["later"] = _address(path, q=pattern, **{"from": looked["next"]})
             matches = [_match(match, pattern, path) for match in looked["matches"]]
             return found | looked | {"matches": matches, "follows": False, "at_end": False, "text": ""}
-        if offset is None:
-            piece = await self._control.output(fact["uid"], from_end=PIECE, limit=PIECE)
-        else:
-            piece = await self._control.output(fact["uid"], offset=offset, limit=PIECE)
+        place: dict[str, Any] = {"from_end": PIECE} if offset is None else {"offset": offset}
+        piece = await self._control.output(fact["uid"], limit=PIECE, **place)
         if piece["offset"] > 0:
             found["earlier"] = _address(path, **{"from": max(0, piece["offset"] - PIECE)})
         if piece["next"] < piece["total"]:
@@ -208,7 +205,6 @@ def _match(match: "Match", pattern: str, path: str) -> dict[str, Any]:
 
 
 def _last(text: str, lines: str) -> str:
-    """Return the last lines of a text."""
     if lines == "all":
         return text
     parts = text.splitlines(keepends=True)

@@ -316,7 +316,6 @@ class Pages:
         )
 
     async def tools(self, request: Request) -> Response:
-        """List the tools."""
         tools = sorted(await self._control.runtime_view.tools(), key=lambda tool: str(tool["name"]))
         own = [tool for tool in tools if not tool["builtin"]]
         return await self._renderer.page(

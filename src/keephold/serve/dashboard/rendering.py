@@ -276,7 +276,6 @@ def to_agree(question: dict[str, Any]) -> str:
 
 
 def address(path: str, query: Mapping[str, Any]) -> str:
-    """Return the address of a page with this query."""
     return f"{path}?{urlencode(query)}" if query else path
 
 
