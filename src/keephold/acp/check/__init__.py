@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from keephold.acp.check import checks  # noqa: F401 - they register the checks
-from keephold.acp.check.probe import Check, Died, Failed, Level, Silent, Skipped, known
+from keephold.acp.check.probe import Check, Failed, Level, Skipped, known
 from keephold.acp.check.scenes import Scenes, Settings, scenes
 
 _TOPICS = ("handshake", "sessions", "updates", "turn_complete", "cancelling", "permission", "robustness")
@@ -83,8 +83,6 @@ async def _run(check: Check, stage: Scenes) -> Result:
         await check.examine(stage)
     except Skipped as reason:
         outcome, why = "skipped", str(reason)
-    except (Died, Silent) as problem:
-        outcome, why = "failed", str(problem)
     except Failed as failure:
         outcome, why = "failed", str(failure)
         found = sorted(failure.messages, key=lambda entry: entry.number)

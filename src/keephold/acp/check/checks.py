@@ -198,7 +198,7 @@ async def malformed(scenes: Scenes) -> None:
             sent = probe.send_line(line)
             try:
                 await scenes.session(probe)
-            except (Died, Silent, Failed) as problem:
+            except Failed as problem:
                 raise Failed(f"after an invalid line: {problem}", [sent]) from None
 
 

@@ -53,14 +53,6 @@ def is_answer(entry: WireEntry, id: int | str) -> bool:
     return type(theirs) is type(id) and theirs == id
 
 
-class Silent(Exception):
-    """The agent did not respond in time."""
-
-
-class Died(Exception):
-    """The agent exited, or closed its output, before it responded."""
-
-
 class Probe:
     """One run of the agent. `permit` answers its permission requests; None leaves one open."""
 
@@ -213,6 +205,14 @@ class Failed(Exception):
     def __init__(self, why: str, messages: Sequence[WireEntry | None] = ()) -> None:
         super().__init__(why)
         self.messages = tuple(entry for entry in messages if entry is not None)
+
+
+class Silent(Failed):
+    """The agent did not respond in time."""
+
+
+class Died(Failed):
+    """The agent exited, or closed its output, before it responded."""
 
 
 class Skipped(Exception):

@@ -150,12 +150,11 @@ class Scenes:
         if self.refused is None:
             try:
                 id = await self._new_session(probe)
-            except (Died, Silent, Failed, Skipped) as problem:
+            except (Failed, Skipped) as problem:
                 if self._made_session:
                     raise
-                self.refused = (
-                    problem if isinstance(problem, Failed | Skipped) else Failed(str(problem), probe.log[-1:])
-                )
+                silent = isinstance(problem, Died | Silent)
+                self.refused = Failed(str(problem), probe.log[-1:]) if silent else problem
             else:
                 self._made_session = True
                 return id
@@ -285,7 +284,7 @@ class Scenes:
                 await play(probe, recording)
                 if recording.prompts:
                     await self.session(probe)
-            except (Died, Silent, Failed) as problem:
+            except Failed as problem:
                 recording.problem = _echoed(probe) or str(problem)
             except Skipped as reason:
                 recording.skipped = str(reason)
