@@ -10,8 +10,10 @@ from typing import Any
 import httpx2
 from starlette.applications import Starlette
 from tests.patience import PATIENCE
+from tests.turn.calls import STATEFUL
 from tests.wait_tools import with_wait_tools
 
+import keephold
 from keephold import Runtime, Tool, Turn
 from keephold.control.control import Control
 from keephold.serve.dashboard.pages import routes
@@ -21,6 +23,18 @@ from keephold.serve.sessions import Sessions
 from keephold.turn.prompt_queue import FromList
 
 _EMPTY = {"meta", "link", "input", "br", "hr", "img", "path", "circle", "rect"}
+
+
+@keephold.tool(actions=STATEFUL)
+async def quick() -> str:
+    """Be done at once."""
+    return "done"
+
+
+@keephold.tool(actions=STATEFUL)
+async def fails() -> str:
+    """Fail at once."""
+    raise keephold.ToolError("the disk is full")
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.durable.lives import approval
 from tests.serve.fake_control import AGENT, HOSTILE, FakeControl, NoScreens, need, question
-from tests.serve.pages import Page, browser, dashboard
+from tests.serve.pages import Page, browser, dashboard, fails, quick
 from tests.turn.calls import STATEFUL, TALKING, abort, replies, spawn
 
 import keephold
@@ -18,18 +18,6 @@ from keephold.tools.toolbox import ServedTools
 
 PAGES = ("/", "/handles", "/conversations", "/notifications", "/keys", "/permissions", "/stats", "/tools", "/sessions")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-
-
-@keephold.tool(actions=STATEFUL)
-async def quick() -> str:
-    """Be done at once."""
-    return "done"
-
-
-@keephold.tool(actions=STATEFUL)
-async def fails() -> str:
-    """Fail at once."""
-    raise keephold.ToolError("the disk is full")
 
 
 async def read(control: FakeControl, path: str) -> Page:

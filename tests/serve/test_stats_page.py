@@ -5,21 +5,11 @@ import time
 from typing import Any
 
 from tests.serve.fake_control import FakeControl, NoScreens, fact
-from tests.serve.pages import Page, browser, dashboard
+from tests.serve.pages import Page, browser, dashboard, fails, quick
 from tests.turn.calls import STATEFUL, abort, replies, spawn, wait_all
 
 import keephold
 from keephold.serve.dashboard.pages import ToolToday, today
-
-
-@keephold.tool(actions=STATEFUL)
-async def quick() -> str:
-    return "done"
-
-
-@keephold.tool(actions=STATEFUL)
-async def fails() -> str:
-    raise keephold.ToolError("the disk is full")
 
 
 @keephold.tool(actions=STATEFUL)
