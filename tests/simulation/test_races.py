@@ -235,7 +235,7 @@ async def test_B7_what_queues_never_starts_when_the_turn_is_cancelled(clock: Vir
         here.world.end_turn(0, True)
         await rest()
         assert answer.values == [(False, "Tool execution cancelled.")] * 2
-        assert [here.registry.find_call(label, "directed.0").info().started for label in "01"] == [None, None]
+        assert [(await here.registry.find_call(label, "directed.0")).info().started for label in "01"] == [None, None]
 
 
 async def test_B4_the_next_serial_spawn_does_not_wait_for_one_that_has_stopped(clock: VirtualClock) -> None:

@@ -361,7 +361,7 @@ async def test_Q6_request_and_answer_are_recorded(tmp_path: Path, store: str) ->
         rows = await recorded(rt)
         assert [row.id for row in rows] == ["c1.q.1", "c1.q.2"]
         assert [row.answer for row in rows] == [{"answer": "maybe"}, {"answer": True}]
-        handle = rt.registry.find_call("c1", "main")
+        handle = await rt.registry.find_call("c1", "main")
         for row, inquiry in zip(rows, model.seen, strict=True):
             assert (row.conversation, row.turn, row.uid, row.error) == ("main", turn.id, handle.uid, None)
             assert row.request["text"] == inquiry.text and row.request["schema"] == inquiry.schema

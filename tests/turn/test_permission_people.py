@@ -277,7 +277,7 @@ async def test_P5_edited_arguments_are_what_runs_and_what_is_recorded(clock: Vir
         assert ran == ["mine", "mine too"]
         store = rt.registry.store
         for handle, arguments in (
-            (rt.registry.find_call("c1", "main"), {"path": "mine"}),
+            (await rt.registry.find_call("c1", "main"), {"path": "mine"}),
             (handle_of(rt, "w"), {"path": "mine too", "n": 3}),
         ):
             record = await store.handle(handle.uid)

@@ -179,13 +179,15 @@ class Cache:
         if record is not None and handle.output is not None:
             handle.cursor = max(handle.cursor, min(record.cursor, handle.output.total))
 
-    async def load_call(self, conversation: str, call_id: str) -> None:
-        """Load the newest one-shot call of a label."""
+    async def find_call(self, call_id: str, conversation: str) -> Handle:
+        """Return the newest one-shot call of that label."""
         known = self.conversation(conversation)
         if call_id not in known.calls:
             record = await self.store.called(conversation, call_id)
-            if record is not None:
-                known.calls[call_id] = self.adopt(record)
+            if record is None:
+                raise ToolError(f"Call `{call_id}` not found in this conversation", code="handle_not_found")
+            known.calls[call_id] = self.adopt(record)
+        return known.calls[call_id]
 
     def find(self, id: str, conversation: str) -> Handle:
         """Return the newest loaded handle of the id; the error tells an expired handle from an unknown one (S5)."""
@@ -200,14 +202,6 @@ class Cache:
                 code="handle_expired",
             )
         raise ToolError(f"Handle `{id}` not found", code="handle_not_found")
-
-    def find_call(self, call_id: str, conversation: str) -> Handle:
-        """Return the newest one-shot call of that label."""
-        known = self._conversations.get(conversation)
-        handle = known.calls.get(call_id) if known is not None else None
-        if handle is None:
-            raise ToolError(f"Call `{call_id}` not found in this conversation", code="handle_not_found")
-        return handle
 
     def loaded(self, uid: str) -> Handle | None:
         """Return the handle of that uid if it is in memory."""
@@ -475,11 +469,8 @@ class Cache:
             self._heavy[handle.uid] = weight
             full = full or sum(self._heavy.values()) > _IDLE_BYTES
         if full and not self._evicting:
-            self._evict_later()
-
-    def _evict_later(self) -> None:
-        self._evicting = True  # later: coroutines that wait for this handle come first
-        asyncio.get_running_loop().call_later(_EVICT_SECS, self._evict)
+            self._evicting = True  # later: coroutines that wait for this handle come first
+            asyncio.get_running_loop().call_later(_EVICT_SECS, self._evict)
 
     def _evict(self) -> None:
         self._evicting = False

@@ -146,8 +146,7 @@ class Handles:
 
     async def find_call(self, call_id: str) -> Handle:
         """Return the newest one-shot call of that label."""
-        await self._registry.load_call(self.conversation, call_id)
-        return self._registry.find_call(call_id, self.conversation)
+        return await self._registry.find_call(call_id, self.conversation)
 
     async def list(self, limit: int = 1000) -> "list[HandleInfo]":
         """Return spawned handles, oldest first."""
