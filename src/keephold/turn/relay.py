@@ -112,8 +112,7 @@ class Relay:
             else:  # no process has done it, or will
                 self.actions.act(call)
         except KeepholdError as error:
-            refusal = error if isinstance(error, ToolError) else ToolError(error.message, code=error.code)
-            call.answer(error_reply(refusal))
+            call.answer(error_reply(error))
         except Exception as error:
             call.answer(failed_reply(call.parsed.call.id, error))
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace as replace_in
 
-from keephold.errors import ToolError
+from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.output import Output
 from keephold.handles.pace import Pace
@@ -33,7 +33,7 @@ TRANSIENT = "This error is transient: the same call may succeed later."
 """The last sentence of a one-shot call's error, where a handle's reply has `"transient": true`."""
 
 
-def error_reply(error: ToolError, tool: Tool | None = None) -> Reply:
+def error_reply(error: KeepholdError, tool: Tool | None = None) -> Reply:
     """C9: reply to a call that was wrong. Quotes of the call may be long, and are cut like a result (O3)."""
     text = Projector().text(error.message, OutputView(), "")
     if tool is not None and tool.errors == "object":

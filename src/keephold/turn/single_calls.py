@@ -195,7 +195,7 @@ class CallQueue:
         try:
             reply = await queued.reply()
         except KeepholdError as error:  # the runtime is closing
-            reply = error_reply(ToolError(error.message, code=error.code))
+            reply = error_reply(error)
         finally:
             self._parts.batches.discard(queued._batch)
         if not queued.left:
