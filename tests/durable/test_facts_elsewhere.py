@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.durable.lives import in_state, only, parsed
 from tests.patience import until
-from tests.turn.calls import STATEFUL, TALKING, abort, apply, reply, spawn, wait_all
+from tests.turn.calls import STATEFUL, TALKING, abort, apply, replies, reply, spawn, wait_all
 
 import keephold
 from keephold import Call, Question, Runtime
@@ -93,6 +93,20 @@ async def test_A6_a_question_that_only_the_caller_can_answer_and_one_that_a_pers
             assert waited["timed_out"] and "needs_input" not in waited
         async with two.turn("main") as turn:
             await reply(turn, abort("session", "s"))
+
+
+async def test_A6_the_next_in_the_queue_for_the_lane_is_behind_the_same_handle_elsewhere(store: str) -> None:
+    async with Runtime([alone], store=store) as one, Runtime([alone], store=store) as two:
+        await kept(one, spawn("alone", "a"))
+        async with two.turn("main") as turn:
+            await replies(turn, spawn("alone", "b"), spawn("alone", "c"))
+            for next_one in ("b", "c"):
+                waited = parsed(await only(turn, wait_all(next_one, timeout_secs=60)))
+                assert waited["needs_input"] and waited["pending"] == [
+                    {"id": next_one, "state": "pending", "behind": "a"}
+                ]
+                await reply(turn, abort("alone", next_one))
+        await one.send("a", "bye", conversation="main")
 
 
 async def test_A6_a_handle_that_queues_elsewhere_behind_one_that_reads(store: str) -> None:

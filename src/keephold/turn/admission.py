@@ -317,6 +317,7 @@ class SerialLanes:
 
     def take(self, lane: str, handle: Handle, then: Callable[[], None]) -> None:
         """Call `then` when the handle, which is first in its lane here, has the lane in the store."""
+        self._stop_queueing(lane)  # the one before it may have queued, too, and leaves after this
         self._holders[lane] = handle
         if self._registry.store.durable:
             self._ask(lane, _Queued(handle, then))
