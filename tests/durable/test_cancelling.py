@@ -11,7 +11,8 @@ from tests.patience import PATIENCE, until
 from tests.turn.calls import STATEFUL, abort, call, opened, reply, spawn
 
 import keephold
-from keephold import Call, Key, Pending, Runtime, ToolError
+from keephold import Call, KeepholdError, Key, Pending, Runtime, ToolError
+from keephold.store.base import Record
 from keephold.testing import VirtualClock
 from keephold.tools.function import FunctionTool
 
@@ -65,6 +66,29 @@ async def test_D2_cancelling_the_turn_cancels_its_parked_calls(clock: VirtualClo
         assert (info.state, info.ended_by) == ("stopped", "cancel")
         await clock.advance(1)
         assert sorted(arguments["what"] for _, arguments in called) == ["it", "that"]
+
+
+async def test_D2_a_store_that_cannot_be_read_is_not_a_call_of_the_hook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys: list[Key] = []
+    called: Hooked = []
+    async with Runtime([hooked(keys, called)], store=stored_in(tmp_path)) as rt, rt.turn("main") as turn:
+        await reply(turn, spawn("approve", "a"))
+        await parked(rt)
+        key_of, refused = rt.durability.waits.key_of, list[Record]()
+
+        async def unreadable(record: Record) -> Key:
+            if refused:
+                return await key_of(record)
+            refused.append(record)
+            raise KeepholdError("the store cannot be read", code="store_unavailable")
+
+        monkeypatch.setattr(rt.durability.waits, "key_of", unreadable)
+        monkeypatch.setattr("keephold.turn.recovery.HOOK_AGAIN_SECS", 0.05)
+        await reply(turn, abort("approve", "a"))
+        await until(lambda: called)
+        assert [key for key, _ in called] == keys
 
 
 async def test_R9_an_exception_in_the_block_cancels_nothing_that_is_parked(clock: VirtualClock) -> None:

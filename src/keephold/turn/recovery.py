@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from keephold.durable.calls import Durability
+from keephold.durable.keys import Key
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle, OnStop
 from keephold.handles.registry import Registry, notice
@@ -499,17 +500,21 @@ class Recovery:
             self._registry.run_soon(self.call_hook(record))
 
     async def call_hook(self, record: Record) -> None:
-        """D2: end the work outside. A hook that fails with a transient error is called again."""
+        """D2: end the work outside. A hook that fails with a transient error is called again, and so is one that could
+        not be called because the store could not be read."""
         tool = self._known(record)
+        key: Key | None = None
         try:
             if tool is None:  # a runtime that has it will
                 await self._registry.write((ops.Released(record.uid, record.fence),))
                 return
             if isinstance(tool.runtime, SupportsCancelHook):
-                await tool.runtime.cancelled(await self._durability.waits.key_of(record), record.arguments)
+                key = await self._durability.waits.key_of(record)
+                await tool.runtime.cancelled(key, record.arguments)
         except Exception as error:
             _log.error("the on_cancel hook of tool `%s` failed (call %s)", record.tool, record.uid, exc_info=error)
-            if isinstance(error, ToolError) and error.transient:
+            unread = key is None and isinstance(error, KeepholdError)
+            if unread or (isinstance(error, ToolError) and error.transient):
                 asyncio.get_running_loop().call_later(HOOK_AGAIN_SECS, self._call_hook, record)
                 return
         finally:
