@@ -76,11 +76,6 @@ _LAST_TASKS_SECS = 1.0
 """How long closing waits for background work."""
 
 
-def _only_once(handle: Handle) -> bool:
-    launching = handle.tool.launching
-    return launching is not None and bool(launching.once)
-
-
 class Registry(Cache):
     """The handles of a runtime, and how they change."""
 
@@ -128,7 +123,10 @@ class Registry(Cache):
         Handles that have an `unwritten` record are known in this process only, until `write_down`.
         """
         ops: list[Op] = [] if opened is None else [opened]
-        ops += [Registered(record, _only_once(handle)) for handle, record in new if handle.unwritten is None]
+        for handle, record in new:
+            if handle.unwritten is None:
+                launching = handle.tool.launching
+                ops.append(Registered(record, launching is not None and bool(launching.once)))
         handles = [handle for handle, _ in new]
         if self.traces is not None:
             failed = self.traces.registering(handles, failed)
