@@ -12,7 +12,7 @@ from tests.patience import PATIENCE, until
 from tests.unit.sqlite_stores import NOON, commit, end, give, line, opened, registered, uid
 
 from keephold.errors import KeepholdError
-from keephold.store.base import Claimed, Emitted, HandleQuery, Record
+from keephold.store.base import Claimed, Emitted, HandleQuery, Record, TurnBegan, TurnEnded
 from keephold.store.sqlite import SqliteStore, opening, writer
 
 pytestmark = pytest.mark.usefixtures("by")
@@ -243,3 +243,18 @@ async def test_a_group_that_fails_is_told_or_kept_each_for_itself_and_in_order(t
         await asyncio.gather(kept, later)
         assert await store.handle(uid(1)) is None
         assert [each.uid for each in await store.handles(HandleQuery(state="stopped"))] == [uid(2)]
+
+
+async def test_E6_a_journal_line_lets_no_displaced_process_end_a_turn(tmp_path: Path, by: str) -> None:
+    """Its call is still its own; its turn is not, and has no fencing number."""
+    path = tmp_path / "store.db"
+    async with opened(path) as store:
+        await commit(store, TurnBegan("main", "t1", NOON), registered(1))
+        (tmp_path / "store.db-owners" / store.owner).unlink()
+        async with opened(path) as other:
+            await commit(other, TurnBegan("main", "t1", NOON, "t1", store.owner))
+            with pytest.raises(KeepholdError) as refused:
+                await commit(store, line(1, "s"), TurnEnded("main", "t1", NOON))
+            assert refused.value.code == "lease_lost"
+            turn = await other.turn("main")
+            assert turn is not None and turn.owner == other.owner

@@ -71,7 +71,7 @@ change."""
 WAL_PAGES = 4000
 """16 MiB: pages that change again and again are written back less often."""
 
-_COUNT = SQL["count_commit"]
+_COUNT, _COUNTED = SQL["count_commit"], SQL["counted"]
 _NOT_NOW = (Collected, Forgotten)
 """Operations that may take long."""
 
@@ -303,14 +303,14 @@ class Writer:
     def _evidence(self, tx: Transaction) -> Evidence:
         if tx.line is not None:
             return SQL["recorded"], tx.line
-        return SQL["counted"], (self._owner, self._counted + 1)
+        return _COUNTED, (self._owner, self._counted + 1)
 
     def _happened(self, evidence: Evidence) -> bool:
         """Whether the transaction was committed. Pass a connection that did not take part in it."""
         query, bindings = evidence
         if not self._place.connection.execute(query, bindings).fetchall():
             return False
-        self._has_happened(query == SQL["counted"])
+        self._has_happened(query == _COUNTED)
         return True
 
     def _has_happened(self, counted: bool) -> None:
@@ -338,10 +338,11 @@ class Writer:
         statements.add_events(note_events(tx))
         if tx.forgetful:
             tx.line = None
+        count = self._owner, self._counted
         if tx.line is None:
-            connection.execute(_COUNT, (self._owner, self._counted))
-            if not connection.changes():  # another process has removed the row, or the file is another one
-                raise Displaced
+            connection.execute(_COUNT, count)
+        if not (connection.changes() if tx.line is None else connection.execute(_COUNTED, count).fetchall()):
+            raise Displaced  # another process has removed the row, or the file is another one
         if tx.files:
             self._sync(tx.files)
         return tx
