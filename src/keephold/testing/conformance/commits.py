@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from keephold.handles.state import Ended, Ok, PendingState, Running, Started, transition
+from keephold.handles.state import Ended, Ok, PendingState, Progress, Running, Started, transition
 from keephold.store.base import (
     Allowed,
     Annotated,
@@ -58,12 +58,6 @@ from keephold.testing.conformance.suite import DAY, NOON, Suite, record, shared,
 
 class CommitChecks(Suite):
     """Checks for any list of operations."""
-
-    async def check_commit_gives_one_result_for_each_operation(self, store: Browse) -> None:
-        results = await self.commit(
-            store, Registered(record(1)), Emitted(uid(1), "a", {}, NOON), Emitted(uid(1), "b", {}, NOON)
-        )
-        assert results == [None, 1, 2], results
 
     async def check_commit_without_operations_is_a_barrier(self, store: Browse) -> None:
         order: list[str] = []
@@ -186,11 +180,6 @@ class CommitChecks(Suite):
         later = await self.reopened(store)
         assert len(await later.handles(HandleQuery(limit=1000))) == 200
 
-    async def check_close_twice_is_harmless(self, store: Browse) -> None:
-        await self.begin(store, 1)
-        await store.close()
-        await store.close()
-
     async def _furnish(self, store: Browse) -> None:
         """Return operations that make something of everything."""
         await self.commit(store, TurnBegan("main", "turn-1", NOON), SecretAdded("secret-1", b"s" * 32, NOON))
@@ -220,7 +209,7 @@ class CommitChecks(Suite):
         return [
             Registered(record(50)),
             Registered(record(51, conversation="new", parking=Parking(deadline=NOON + DAY), resources=("file:b",))),
-            Annotated(uid(1), priority=2, metadata={"who": "me"}),
+            Annotated(uid(1), Progress(1), 2, {"who": "me"}),
             Wrote(uid(1), 1, KeptOutput(1, 0, 1)),
             HandedOut("main", (queued,)),
             TranscriptAppended("main", "turn-1", NOON, (("user", b"{}"),)),

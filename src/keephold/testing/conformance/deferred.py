@@ -48,12 +48,6 @@ RESOLUTIONS = (
 class DeferredChecks(Suite):
     """Calls that wait for their completion from outside."""
 
-    async def check_S3_a_cancelled_call_is_not_notified_as_a_failure(self, store: Browse) -> None:
-        of, _ = await self.park(store, 1)
-        await self.end(store, of, CANCELLED, "abort")
-        (told,) = await store.notifications("main")
-        assert (told.kind, told.level) == ("tool.stopped", "info"), told
-
     async def check_D1_a_key_is_taken_once(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         key_id = await self.take_key(store, of)
@@ -176,11 +170,14 @@ class DeferredChecks(Suite):
         await self.resolve(store, key_id, Resolution("err", {"code": "tool_error", "message": "no way"}))
         late, _ = await self.park(store, 3, id="late")
         await self.end(store, late, TIMED_OUT, "timeout")
+        gone, _ = await self.park(store, 4, id="gone")
+        await self.end(store, gone, CANCELLED, "abort")
         told = [(each.kind, each.level, each.message, each.at, each.uid) for each in await store.notifications("main")]
         assert told == [
             ("tool.stopped", "info", "`good` (deploy) stopped.", NOON + 30, good),
             ("tool.failed", "error", "`bad` (deploy) failed: no way", NOON + 30, bad),
             ("tool.failed", "error", f"`late` (deploy) failed: {TIMED_OUT.message}", NOON + 60, late),
+            ("tool.stopped", "info", f"`gone` (deploy) stopped: {CANCELLED.message}", NOON + 60, gone),
         ], told
         assert await store.notifications("other") == []
 

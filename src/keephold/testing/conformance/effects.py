@@ -9,18 +9,20 @@ from keephold.durable.deferred import Pending
 from keephold.errors import ToolError
 from keephold.handles.question import Question
 from keephold.handles.state import Failure, Ok
-from keephold.testing.conformance.site import CONVERSATION, EffectsSuite, Story, code_of, crashing, until
+from keephold.testing.conformance.site import (
+    CONVERSATION,
+    MEANINGS,
+    RESOLUTIONS,
+    EffectsSuite,
+    Story,
+    code_of,
+    crashing,
+    until,
+)
 from keephold.tools.base import RetryPolicy
 from keephold.tools.call import Call
 
 _OWN = "mine"
-_RESOLUTIONS: dict[str, Any] = {
-    "ok": {"answer": 42},
-    "err": {"code": "denied", "message": "Ann said no"},
-    "timeout": None,
-    "cancelled": None,
-}
-_MEANINGS = [{"answer": 42}, "denied", "durable_effect_event_timeout", "durable_effect_event_cancelled"]
 
 
 class StepChecks(EffectsSuite):
@@ -179,7 +181,7 @@ class WaitChecks(EffectsSuite):
         @self.tool()
         async def work(call: Call, early: bool) -> list[Any]:
             fx = call.durable()
-            for status in _RESOLUTIONS:
+            for status in RESOLUTIONS:
                 keys[status] = str(await fx.external_event_key(status))
             if early:
                 await resolved.wait()
@@ -188,19 +190,19 @@ class WaitChecks(EffectsSuite):
                 code = await code_of(fx.await_event_json(keys[status]))
                 return code or await fx.await_event_json(keys[status])
 
-            return await asyncio.gather(*map(event, _RESOLUTIONS))
+            return await asyncio.gather(*map(event, RESOLUTIONS))
 
         async with self.make([work]) as site:
             for early in (True, False):
                 keys.clear()
                 await site.spawn("work", str(early), early=early)
-                await until(lambda: len(keys) == len(_RESOLUTIONS))
-                for status, payload in _RESOLUTIONS.items():
+                await until(lambda: len(keys) == len(RESOLUTIONS))
+                for status, payload in RESOLUTIONS.items():
                     assert await site.resolve(keys[status], status, payload) == "accepted"
                     assert await site.resolve(keys[status], "ok", "second") == "already_resolved"
                 resolved.set()
                 outcome = (await site.ended(str(early))).outcome
-                assert outcome == Ok(_MEANINGS), outcome
+                assert outcome == Ok(list(MEANINGS.values())), outcome
 
     async def check_D5_E5_a_revoked_key_ends_the_wait_and_is_worth_nothing(self) -> None:
         keys: list[str] = []

@@ -148,16 +148,6 @@ class FencingChecks(Suite):
         await self.end(store, of)
         assert (await self.found(store, of)).next_attempt_at is None
 
-    async def check_R5_a_claim_counts_an_attempt_that_was_cut_short_and_no_other(self, store: Browse) -> None:
-        waiting = record(1)
-        await self.commit(store, Registered(waiting))
-        planned = await self.begin(store, 2)
-        await self.commit(store, Attempted(planned, 1, 2, NOON + 5))
-        cut_short = await self.begin(store, 3)
-        for of, attempt in ((waiting.uid, 1), (planned, 2), (cut_short, 2)):
-            (claimed,) = await self.commit(store, Claimed(of, store.owner))
-            assert isinstance(claimed, Record) and (claimed.attempt, claimed.fence) == (attempt, 2), claimed
-
     async def check_R8_a_claim_counts_the_death_of_a_process_that_ran_the_call(self, store: Browse) -> None:
         """Not of one that had not started it, or released it when it closed."""
         of = await self.begin(store, 1)
@@ -176,9 +166,9 @@ class FencingChecks(Suite):
                 assert (each.deaths, each.attempt, each.standing) == (deaths, attempt, standing), each
         waiting, planned = record(2), await self.begin(store, 3)
         await self.commit(store, Registered(waiting), Attempted(planned, 1, 2, NOON))
-        for other in (waiting.uid, planned):
+        for other, attempt in ((waiting.uid, 1), (planned, 2)):
             (claimed,) = await self.commit(store, Claimed(other, store.owner))
-            assert claimed.deaths == 0, claimed
+            assert (claimed.deaths, claimed.attempt, claimed.fence) == (0, attempt, 2), claimed
 
     async def check_R7_a_claim_of_a_kept_process_counts_neither_an_attempt_nor_a_death(self, store: Browse) -> None:
         of = await self.begin(store, 1)

@@ -9,6 +9,7 @@ from keephold.handles.state import (
     Ok,
     Outcome,
     PrintedOutput,
+    Progress,
     QuestionAnswered,
     QuestionAsked,
     Reply,
@@ -20,7 +21,6 @@ from keephold.handles.state import (
 from keephold.store.base import (
     Browse,
     Changed,
-    Claimed,
     Collected,
     Exposed,
     KeptOutput,
@@ -66,6 +66,7 @@ class HandleChecks(Suite):
             position=7,
             batch=12,
             metadata=NESTED,
+            progress=Progress(1, 2, "x"),
             resources=("file:a", "file:ü"),
             arguments=NESTED,
         )
@@ -75,7 +76,7 @@ class HandleChecks(Suite):
         found = await self.found(store, uid(1))
         assert found == expected, (found, expected)
 
-    async def check_E6_a_registered_handle_is_ours(self, store: Browse) -> None:
+    async def check_E6_a_handle_is_ours_until_it_has_stopped(self, store: Browse) -> None:
         await self.begin(store, 1)
         found = await self.found(store, uid(1))
         assert (found.owner, found.fence, found.attempt) == (store.owner, 1, 1), found
@@ -84,6 +85,8 @@ class HandleChecks(Suite):
         assert uids(await store.owned(store.owner)) == [uid(1)]
         assert await store.owners() == []
         assert await store.owned("nobody") == []
+        await self.end(store, uid(1))
+        assert (await self.found(store, uid(1))).owner is None and await store.owned(store.owner) == []
 
     async def check_S1_every_state_comes_back(self, store: Browse) -> None:
         question = Question(id="q", text="Sure?", answer_type={"Select": {"options": ["a", "b"]}}, pre_amble="Well.")
@@ -134,12 +137,6 @@ class HandleChecks(Suite):
         await self.commit(store)
         assert told == ["written", "already_stopped", "already_stopped"], told
         assert (await self.stopped(store, of)).outcome == Ok(0)
-
-    async def check_S3_a_stopped_handle_has_no_owner(self, store: Browse) -> None:
-        of = await self.begin(store, 1)
-        await self.end(store, of)
-        assert (await self.found(store, of)).owner is None
-        assert await store.owned(store.owner) == []
 
     async def check_S6_an_active_id_is_refused(self, store: Browse) -> None:
         await self.begin(store, 1, id="x")
@@ -243,6 +240,7 @@ class HandleChecks(Suite):
         await self.end(store, uid(3))
         assert await self.commit(store, Collected(NOON + 1000, NOON + 1000)) == [1]
         assert await self.listed(store, after=uid(3)) == everything[3:], "also after one that is gone"
+        assert await self.listed(store, after=uid(3), newest=True) == everything[1::-1]
 
     async def check_Y_handles_are_chosen(self, store: Browse) -> None:
         await self.begin(store, 1, start=False)
@@ -385,13 +383,6 @@ class ParkedChecks(Suite):
         ((stopped, others),) = await self.commit(store, Revoked("main", NOON + 40))
         assert [of for of, _ in stopped] == [uid(3)] and others == (), (stopped, others)
         assert (await self.stopped(store, uid(3))).outcome == REVOKED
-
-    async def check_W1_a_held_one_waits_for_a_runtime(self, store: Browse) -> None:
-        key_id = await self.create(store, 1, Parking(hold=True))
-        assert (await self.resolve(store, key_id)).uid is None
-        assert uids(await store.owned(None)) == [uid(1)]
-        (claimed,) = await self.commit(store, Claimed(uid(1), None))
-        assert (claimed.owner, claimed.fence) == (store.owner, 2)
 
     async def check_W7_its_id_is_taken_like_any_other(self, store: Browse) -> None:
         await self.create(store, 1, Parking(NOON + 10), id="x")

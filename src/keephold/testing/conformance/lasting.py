@@ -13,6 +13,7 @@ from keephold.store.base import (
     Changed,
     Claimed,
     Collected,
+    Described,
     Emitted,
     HookCalled,
     Inquired,
@@ -36,6 +37,7 @@ from keephold.store.base import (
     Resolving,
     SecretAdded,
     TakenDown,
+    TranscriptAppended,
     TurnBegan,
     TurnEnded,
 )
@@ -200,14 +202,6 @@ class RetentionChecks(Suite):
         assert await self.tombstone(store, f"h{total - 9_000}")
         assert await self.tombstone(store, f"h{total}", "other")
 
-    async def check_D2_a_call_with_a_due_hook_is_not_deleted(self, store: Browse) -> None:
-        of, _ = await self.park(store, 1, Parking(hook=True))
-        await self.end(store, of, CANCELLED, "abort")
-        assert await self.collect(store, NOON + DAY, NOON + DAY) == 0
-        assert uids(await store.owned(store.owner)) == [of]
-        await self.commit(store, HookCalled(of))
-        assert await self.collect(store, NOON + DAY, NOON + DAY) == 1
-
     async def check_S5_output_files_go_with_their_handle(self, store: Browse) -> None:
         of = await self.begin(store, 1)
         output = KeptOutput(5, 5, 0, 0, 5, b"", "output-1")
@@ -239,6 +233,8 @@ class RestartChecks(Suite):
             Emitted(uid(1), "t", {"a": 1}, NOON),
             Notified("main", "k.n", "info", "hello", NOON, None, ("message",)),
             Inquired("a.q.1", "main", "t1", uid(1), NOON, {"ask": "ü"}, [1]),
+            TranscriptAppended("main", "t1", NOON, (("user", b"1"), ("model", b"2"))),
+            Described("main", NOON, {"a": [1]}),
         )
         before, old = await self.dump(store), store.owner
         later = await self.reopened(store)
@@ -253,7 +249,8 @@ class RestartChecks(Suite):
         assert turn == OpenTurn("t1", old, 1, opened), turn
         await self.commit(later, TurnBegan("main", "t1", NOON, "t1"))
         assert await later.turn("main") == OpenTurn("t1", later.owner, 1, opened)
-        assert await self.commit(later, Emitted(uid(1), "t", None, NOON)) == [2]
+        more = TranscriptAppended("main", "t1", NOON, (("user", b"3"),))
+        assert await self.commit(later, Emitted(uid(1), "t", None, NOON), more) == [2, 3]
 
     @shared
     async def check_E6_a_dead_owners_call_is_claimed(self, store: Browse) -> None:
@@ -341,14 +338,9 @@ class SharingChecks(Suite):
         await self.resolve(other, key_id)
         await self.word(store, of)
         assert state_tag((await self.found(store, of)).state) == "stopped"
-
-    @shared
-    async def check_a_kept_resolution_is_heard_of(self, store: Browse) -> None:
-        other = await self.second(store)
-        of = await self.begin(store, 1)
-        key_id = await self.take_key(store, of)
-        await self.resolve(other, key_id)
-        await self.word(store, key_id)
+        kept = await self.take_key(store, await self.begin(store, 2))
+        await self.resolve(other, kept)
+        await self.word(store, kept)
 
     @shared
     async def check_requests_reach_the_owner_and_come_back(self, store: Browse) -> None:
@@ -519,4 +511,4 @@ class SelectiveDeletionChecks(Suite):
         assert await self.commit(store, replace(ALL, only=everything)) == [1]
         assert await self.left(store) == [live, hooked, late]
         await self.commit(store, HookCalled(hooked))
-        assert uids(await store.expiring(ALL)) == [hooked]
+        assert uids(await store.expiring(ALL)) == [hooked] and await self.commit(store, ALL) == [1]

@@ -221,11 +221,6 @@ class AnnotationChecks(Suite):
         await self.end(store, of)
         assert (await self.found(store, of)).progress == Progress(0, None, "")
 
-    async def check_W8_a_handle_may_come_with_progress(self, store: Browse) -> None:
-        await self.commit(store, Registered(record(1, progress=Progress(1, 2, "x"), priority=4)))
-        found = await self.found(store, uid(1))
-        assert (found.progress, found.priority) == (Progress(1, 2, "x"), 4)
-
     async def check_W8_metadata_is_changed_key_by_key(self, store: Browse) -> None:
         of = await self.begin(store, 1, metadata={"a": 1, "b": {"x": 1, "y": 2}, "kept": None})
         changes = {"b": {"x": 3}, "c": [None], "a": None, "never": None}
@@ -263,12 +258,6 @@ class AnnotationChecks(Suite):
         await self.end(store, of)
         await self.refused(store, "already_stopped", Annotated(of, Progress(1)))
         await self.refused(store, "lease_lost", Annotated(uid(9), Progress(1)))
-
-    async def check_W8_a_refused_commit_says_nothing(self, store: Browse) -> None:
-        of = await self.begin(store, 1, metadata={"a": 1})
-        await self.refused(
-            store, "lease_lost", Annotated(of, Progress(1), 5, {"a": None}), Annotated(uid(9), priority=1)
-        )
 
     @shared
     async def check_W8_others_hear_of_it(self, store: Browse) -> None:

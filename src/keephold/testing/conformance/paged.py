@@ -5,7 +5,6 @@ from typing import Any
 from keephold.handles.question import Question
 from keephold.handles.state import EndedBy, Failure, Ok, Outcome, Running, Waiting
 from keephold.store.base import (
-    Answers,
     Browse,
     Collected,
     ConversationSummary,
@@ -14,9 +13,7 @@ from keephold.store.base import (
     HandleQuery,
     Journaled,
     Opened,
-    OpenTurn,
     Registered,
-    Responded,
     Revoked,
     TranscriptAppended,
     TurnBegan,
@@ -119,14 +116,6 @@ class PageChecks(Suite):
         assert await store.totals(HandleQuery(search="deploy", stateful=None)) == {
             "pending": 2, "running": 5, "done": 2, "failed": 1, "aborted": 1,
         }  # fmt: skip
-
-    async def check_L3_a_page_continues_after_a_deleted_handle(self, store: Browse) -> None:
-        for number in range(6):
-            await self.begin(store, number)
-        await self.end(store, uid(3))
-        await self.commit(store, Collected(NOON + DAY, NOON + DAY))
-        assert await self.listed(store, after=uid(3)) == [uid(4), uid(5)]
-        assert await self.listed(store, after=uid(3), newest=True) == [uid(2), uid(1), uid(0)]
 
     async def check_L3_handles_in_another_order(self, store: Browse) -> None:
         await self.thirty(store)
@@ -240,25 +229,6 @@ class PageChecks(Suite):
         assert await store.turns("main") == turns, "what is refused changes none"
         await self.commit(store, Collected(NOON + 3, NOON + DAY))
         assert [turn.turn for turn in await store.turns("main")] == ["t5", "t4", "t3"]
-
-    async def check_B9_the_open_batch_is_one_of_its_turn(self, store: Browse) -> None:
-        calls = (("a", "deploy", {"x": 1}, uid(1)), ("b", "deploy", "not JSON", None))
-        await self.commit(store, TurnBegan("main", "t1", NOON), Opened("main", "t1", 1, calls))
-        assert await store.turn("main") == OpenTurn("t1", store.owner, 1, Opened("main", "t1", 1, calls))
-        given = (("a", "r", "m", False, None), ("b", "r", "m", True, "bad"))
-        await self.commit(store, Responded("main", "t1", 1, given, ()), Opened("main", "t1", 2, calls[:1]))
-        assert await store.turn("main") == OpenTurn("t1", store.owner, 2, Opened("main", "t1", 2, calls[:1]))
-        if self.durable:
-            assert await store.answers("main", "t1", 1) == Answers(given)
-
-    async def check_E3_what_a_step_was_given_is_kept(self, store: Browse) -> None:
-        await self.commit(store, Registered(record(1, state=Running(NOON, NOON))))
-        await self.commit(store, Journaled(uid(1), 1, "step", "a", b"d", b"1", input=b'{"env":"production"}'))
-        await self.commit(store, Journaled(uid(1), 1, "step", "b", b"d", b"2", False))
-        entries = await store.journal(uid(1))
-        assert [(entry.name, entry.ok, entry.input) for entry in entries] == [
-            ("a", True, b'{"env":"production"}'), ("b", False, b""),
-        ]  # fmt: skip
 
     async def check_E3_the_end_of_a_journal_is_read_by_the_page(self, store: Browse) -> None:
         await self.commit(store, *(Registered(record(each, state=Running(NOON, NOON))) for each in (1, 2)))

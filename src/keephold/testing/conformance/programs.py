@@ -17,24 +17,12 @@ from typing import Any
 from keephold.durable.effects import Effects
 from keephold.errors import ToolError
 from keephold.handles.state import Ok
-from keephold.testing.conformance.site import EffectsSuite, Site, crashing
+from keephold.testing.conformance.site import MEANINGS, RESOLUTIONS, EffectsSuite, Site, crashing
 from keephold.tools.call import Call
 
 Op = tuple[Any, ...]
 _LUCK = "luck"
 """The code of steps that fail."""
-_RESOLUTIONS: dict[str, Any] = {
-    "ok": {"status": "ok", "payload": [1]},
-    "err": {"status": "err", "payload": {"code": "denied", "message": "no"}},
-    "timeout": {"status": "timeout"},
-    "cancelled": {"status": "cancelled"},
-}
-_MEANINGS = {
-    "ok": [1],
-    "err": "denied",
-    "timeout": "durable_effect_event_timeout",
-    "cancelled": "durable_effect_event_cancelled",
-}
 
 
 def drawn(seed: int) -> list[Op]:
@@ -50,7 +38,7 @@ def _draw(rng: random.Random, prefix: str, length: int, *, outside: bool) -> lis
         if kind == "sleep":
             program.append((kind, rng.choice([0, 0.001, 0.02])))
         elif kind == "event":
-            program.append((kind, name, rng.choice(list(_RESOLUTIONS))))
+            program.append((kind, name, rng.choice(list(RESOLUTIONS))))
         elif kind == "all":
             branches = range(rng.randint(2, 4))
             program.append((kind, [_draw(rng, f"{name}.{each}.", 3, outside=False) for each in branches]))
@@ -69,7 +57,7 @@ def modelled(program: Sequence[Op]) -> list[Any]:
             case "fails":
                 made.append(f"failed {rest[0]}")
             case "event":
-                made.append(_MEANINGS[rest[1]])
+                made.append(MEANINGS[rest[1]])
             case "all":
                 made.append([modelled(branch) for branch in rest[0]])
     return made
@@ -159,7 +147,8 @@ class _World:
         while any([(await site.info(id)).state != "stopped" for id in ids]):
             for key in [key for key in self._wanted if key not in self._resolved]:
                 if self._rng.random() < 0.5:
-                    status = str(await site.runtime.resolve(key, _RESOLUTIONS[self._wanted[key]]))
+                    wanted = self._wanted[key]
+                    status = await site.resolve(key, wanted, RESOLUTIONS[wanted])
                     assert status == "accepted", status
                     self._resolved.add(key)
             if crashes and self.moves >= next_crash:

@@ -19,6 +19,20 @@ PATIENCE = 60.0
 """Seconds after which something that has not happened never will."""
 CONVERSATION = "main"
 TALKING: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
+RESOLUTIONS: dict[str, Any] = {
+    "ok": {"answer": 42},
+    "err": {"code": "denied", "message": "Ann said no"},
+    "timeout": None,
+    "cancelled": None,
+}
+"""By the status of a resolution, its payload."""
+MEANINGS = {
+    "ok": {"answer": 42},
+    "err": "denied",
+    "timeout": "durable_effect_event_timeout",
+    "cancelled": "durable_effect_event_cancelled",
+}
+"""By that status, the result of the wait for a call: the payload, or the code of an error."""
 
 Check = TypeVar("Check", bound=Callable[..., Any])
 

@@ -110,6 +110,7 @@ class Suite:
         finally:
             for store in reversed(self._open):
                 await store.close()
+                await store.close()  # twice is harmless
 
     # Stores
 
@@ -223,17 +224,9 @@ class Suite:
         event = Ended(at, Ok("done") if outcome is None else outcome, ended_by)
         return Changed(of, now.fence, event, transition(now.state, event), output, notice)
 
-    async def end(
-        self,
-        store: Browse,
-        of: str,
-        outcome: Outcome | None = None,
-        ended_by: EndedBy = "self",
-        at: float = NOON + 60,
-        output: KeptOutput | None = None,
-    ) -> None:
-        """End a handle."""
-        await self.commit(store, await self.ending(store, of, outcome, ended_by, at, output))
+    async def end(self, store: Browse, of: str, *how: Any, **more: Any) -> None:
+        """End a handle as `ending` says."""
+        await self.commit(store, await self.ending(store, of, *how, **more))
 
     # Reading
 
