@@ -15,6 +15,7 @@ from keephold.store.rows import (
     Carrier,
     EntryKind,
     Given,
+    InquiryRow,
     KeptOutput,
     Kind,
     Level,
@@ -340,17 +341,8 @@ class HandedOut(msgspec.Struct, frozen=True):
     notifications: tuple[QueuedNotification, ...]
 
 
-class Inquired(msgspec.Struct, frozen=True):
+class Inquired(InquiryRow, frozen=True):
     """Record an inquiry (Q6): its request, and its answer or why there is none."""
-
-    id: str
-    conversation: str
-    turn: str
-    uid: str | None
-    at: float
-    request: Any
-    answer: Any = None
-    error: str | None = None
 
 
 class TranscriptAppended(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from heapq import heapify, heappush
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from keephold.errors import AlreadyStopped, KeepholdError
 from keephold.handles.state import Ended, PendingState, Running, State, Stopped, Waiting, describe, transition
@@ -481,7 +481,7 @@ def responded(t: Tables, op: base.Responded) -> tuple[QueuedNotification, ...]:
 
 
 def inquired(t: Tables, op: base.Inquired) -> None:
-    row = InquiryRow(op.id, op.conversation, op.turn, op.uid, op.at, op.request, op.answer, op.error)
+    row = InquiryRow(*astuple(op))
     rows = t.inquiries.get(op.conversation)
     if rows is None:
         rows = []
