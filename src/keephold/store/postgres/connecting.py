@@ -83,8 +83,8 @@ COLLIDED: tuple[type[BaseException], ...] = (asyncpg.UniqueViolationError,)
 again and again, the commit itself is wrong."""
 
 
-async def connect(address: Address, *, any_server: bool = False, **settings: str) -> "asyncpg.Connection[Any]":
-    """Return a connection with our settings, to the first server of the address that takes writes.
+async def session(address: Address, *, any_server: bool = False, **settings: str) -> "Session":
+    """Return a session with our settings, to the first server of the address that takes writes.
 
     An old primary may answer as a standby after a fail-over, and what it knows is out of date. With `any_server`, a
     server that takes no writes is used if no other answers.
@@ -95,7 +95,7 @@ async def connect(address: Address, *, any_server: bool = False, **settings: str
     for server, kind in attempts:
         try:
             async with asyncio.timeout(secs):
-                return await _connect(address, server, kind, settings)
+                return Session(await _connect(address, server, kind, settings))
         except asyncpg.TargetServerAttributeNotMatched as error:
             refused = refused or error
             if any_server:
@@ -213,10 +213,6 @@ class Session:
     @property
     def closed(self) -> bool:
         return bool(self.connection.is_closed())
-
-
-async def session(address: Address, *, any_server: bool = False, **settings: str) -> Session:
-    return Session(await connect(address, any_server=any_server, **settings))
 
 
 async def whose(found: Session) -> tuple[int, Any]:
