@@ -133,10 +133,6 @@ class DeferredChecks(Suite):
         assert (await self.stopped(store, of)).outcome == Ok(0)
         assert len(await store.notifications("main")) == 1
 
-    async def check_D5_an_unknown_key(self, store: Browse) -> None:
-        assert await self.resolve(store, "never issued") == Resolving("unknown_or_revoked")
-        assert await store.wait("never issued") is None
-
     async def check_D5_a_resolution_before_anyone_waits_is_kept(self, store: Browse) -> None:
         for number, (resolution, outcome, _) in enumerate(RESOLUTIONS):
             of = await self.begin(store, number)

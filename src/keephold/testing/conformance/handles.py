@@ -29,6 +29,7 @@ from keephold.store.base import (
     Record,
     Registered,
     Resolution,
+    Resolving,
     Responded,
     Revoked,
     WaitOpened,
@@ -213,6 +214,7 @@ class HandleChecks(Suite):
         assert await self.listed(store) == []
         assert await store.journal(uid(1)) == []
         assert await store.waits(uid(1)) == []
+        assert await self.resolve(store, "key") == Resolving("unknown_or_revoked")
         assert await store.wait("key") is None
         assert await store.secret("other") is None
         assert await store.due(NOON) == ([], None)
