@@ -180,6 +180,30 @@ async def test_E6_an_earlier_attempt_is_refused(site: Site) -> None:
 
 
 @_site
+async def test_E6_a_message_that_is_stale_when_the_store_answers_takes_no_number_of_the_next_attempt(
+    site: Site,
+) -> None:
+    await site.begin()
+    registry, may_write = site.rt.registry, asyncio.Event()
+    write = registry.write
+
+    async def slowly(ops: Any, **options: Any) -> Any:
+        await may_write.wait()
+        return await write(ops, **options)
+
+    registry.write = slowly  # type: ignore[method-assign, assignment]
+    (followed,) = site.front.calls.values()
+    sent = ((1, 1, b"one "), (2, 1, b"two "), (1, 2, b"stale"))
+    talks = [asyncio.ensure_future(followed.talk(Talk(attempt, at, [Output(text)]))) for attempt, at, text in sent]
+    await asyncio.sleep(0)
+    may_write.set()
+    *_, stale = await asyncio.gather(*talks)
+    assert isinstance(stale, tuple) and stale[0] == 409
+    await site.says(2, 2, Output(b"three"))
+    assert "one --- attempt 2 ---two three" in (await site.output()).replace("\\n", "")
+
+
+@_site
 async def test_only_the_authority_of_the_call_opens_its_channel(site: Site) -> None:
     call = await site.begin()
     for bearer in ("", "x", f"{call.secret_id}.", f"{call.secret_id}.{'0' * 64}", f"zz.{'0' * 64}", "é.é"):

@@ -339,11 +339,11 @@ class Following:
 
     async def talk(self, talk: wire.Talk) -> wire.TalkAnswer | tuple[int, str]:
         """Take what a worker says, store it, and answer."""
-        if talk.attempt < self._attempt:
-            return 409, "a later attempt runs this call"
-        if talk.fetch is not None or talk.value is not msgspec.UNSET:
+        if talk.attempt >= self._attempt and (talk.fetch is not None or talk.value is not msgspec.UNSET):
             return await self._values(talk)
         async with self._applying:
+            if talk.attempt < self._attempt:
+                return 409, "a later attempt runs this call"
             self._begin(talk.attempt)
             for number, frame in enumerate(talk.frames, talk.first):
                 if number > self._received:  # a worker sends the next frames only when these are acknowledged
