@@ -1,17 +1,21 @@
 """The workflow of a call and the worker's requests to it, without a server."""
 
 import asyncio
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
+import tests.temporal  # noqa: F401 (the runtime of the SDK opens descriptors that stay)
 from google.protobuf.any_pb2 import Any as AnyMessage
 from temporalio import workflow as sdk
 from temporalio.api.common.v1 import GrpcStatus
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 from tests.engines.test_channel import call_of
+from tests.patience import PATIENCE
+from tests.serve.serving import free_port
 
 from keephold import tool
 from keephold.cli.worker import _measure
@@ -110,6 +114,18 @@ def test_pages_of_events_and_lines_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert known == 600 and pages > 2
 
 
+async def test_E5_a_sleep_that_is_longer_than_any_timer_waits_for_years(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[timedelta] = []
+
+    async def wait(_: Any, *, timeout: timedelta) -> None:
+        waited.append(timeout)
+
+    monkeypatch.setattr(sdk, "time", lambda: 1e9)
+    monkeypatch.setattr(sdk, "wait_condition", wait)
+    await CallWorkflow({})._suspended({"report": "suspended", "due": 1e300})
+    assert timedelta(days=365) < waited[0] < timedelta(days=36500), "the server counts nanoseconds in 64 bits"
+
+
 def _not_ready() -> RPCError:
     details = [AnyMessage(type_url="type.googleapis.com/temporal.api.errordetails.v1.WorkflowNotReadyFailure")]
     status = GrpcStatus(code=RPCStatusCode.FAILED_PRECONDITION, message="not ready", details=details)
@@ -157,6 +173,26 @@ async def test_a_call_that_this_version_cannot_read_waits_for_another_worker() -
         with pytest.raises(ApplicationError) as refused:
             await TemporalWorker(Place(), [t])._attempt(given_call, given)
         assert refused.value.type == workflow.UNKNOWN
+
+
+async def test_R6_a_call_that_comes_after_the_signal_to_stop_is_left_to_another_worker() -> None:
+    @tool(engine="temporal")
+    async def t() -> None:
+        raise AssertionError("it has not begun")
+
+    working = TemporalWorker(Place(), [t])
+    working._stopping = True
+    unsent = [[1, 1, {"frame": "out", "data": "eA=="}]]
+    report = await working._attempt(msgspec.to_builtins(call_of()), {"attempt": 2, "unsent": unsent})
+    assert report["report"] == "suspended" and report["due"] > 0 and report["unsent"] == unsent
+
+
+async def test_R6_a_worker_that_finds_no_server_ends_when_it_is_told_to() -> None:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    factory = loop.get_task_factory()
+    loop.call_later(0.2, stop.set)
+    await asyncio.wait_for(TemporalWorker(Place(address=f"127.0.0.1:{free_port()}"), []).run(stop), PATIENCE)
+    loop.set_task_factory(factory)
 
 
 def test_L4_a_bad_address_is_told_in_a_sentence() -> None:

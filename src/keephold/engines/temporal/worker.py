@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
@@ -28,7 +29,7 @@ from keephold.engines.body import SUSPEND_SECS, Body, task_factory
 from keephold.engines.channel import Channel, Ends
 from keephold.engines.temporal.client import Place, asked
 from keephold.engines.temporal.workflow import ACTIVITY, LOST, UNKNOWN, CallWorkflow
-from keephold.engines.wire import Ended, EngineCall, Given, Line, Lost, Parked
+from keephold.engines.wire import Ended, EngineCall, Given, Line, Lost, Parked, Suspended
 from keephold.tools.base import Tool
 from keephold.tools.guard import Guard
 
@@ -134,7 +135,15 @@ class TemporalWorker:
         """Work until told to stop; then let calls end for a while, and release those that can continue elsewhere."""
         loop = asyncio.get_running_loop()
         loop.set_task_factory(task_factory)  # to know which tasks are those of a call
-        self._client = await patiently(self._place.connect, "Temporal")
+        connecting = asyncio.ensure_future(patiently(self._place.connect, "Temporal"))
+        stopping = asyncio.ensure_future(stop.wait())
+        await asyncio.wait((connecting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not connecting.done():
+            connecting.cancel()
+            await asyncio.wait((connecting,))
+            return
+        self._client = connecting.result()
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
         async with httpx2.AsyncClient(limits=limits, trust_env=False) as self._http:
             self._ends = Ends(self._http)
@@ -196,6 +205,8 @@ class TemporalWorker:
         if tool is None:
             _log.warning("call %s needs the tool `%s`, which this worker does not have", call.uid, call.tool)
             raise _failure(f"this worker has no tool `{call.tool}`", UNKNOWN)
+        if self._stopping:  # it came after the signal to stop, and has not begun
+            return dict(msgspec.to_builtins(Suspended(due=time.time(), unsent=begin.unsent)))
         recorder = TemporalRecorder(self._client.get_workflow_handle(call.uid), begin.attempt)
         channel = Channel(self._http, call, begin.attempt)
         body = Body(tool, call, begin, recorder, channel, self._guard, suspend_secs=self._suspend_secs)
@@ -203,8 +214,6 @@ class TemporalWorker:
         beating = asyncio.get_running_loop().create_task(_beat(at_once=begin.deaths > 0))
         work = asyncio.ensure_future(body.run())
         try:
-            if self._stopping:  # it came after the signal to stop
-                await body.suspend(0)
             report = await self._outlast(body, work, tool)
             if isinstance(report, Ended | Parked):
                 self._ends.say(call)

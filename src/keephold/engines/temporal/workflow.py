@@ -113,7 +113,7 @@ class CallWorkflow:
 
     async def _suspended(self, report: Json) -> None:
         awaiting, due = report.get("awaiting", []), report.get("due")
-        left = None if due is None else max(0.0, due - workflow.time())
+        left = None if due is None else min(max(0.0, due - workflow.time()), _FOREVER.total_seconds())
         if left == 0 or self._updates >= UPDATES:
             return
         try:
