@@ -23,8 +23,10 @@ from keephold.engines.wire import (
     Line,
     Lost,
     Output,
+    Progressed,
     Showing,
     Suspended,
+    Taking,
     Talk,
     TalkAnswer,
     origin,
@@ -175,6 +177,22 @@ async def test_only_a_refusal_by_a_front_end_ends_an_attempt() -> None:
     assert not storing.done()
     front.status = 200
     assert await asyncio.wait_for(storing, PATIENCE) == "0"
+
+
+async def test_a_frame_that_no_front_end_could_read_holds_up_no_other_one() -> None:
+    front = Front()
+    channel = front.channel(call_of())
+    channel.open(listens=False)
+    bad: Any = [5]
+    for frame in (
+        Progressed(float("nan")), Progressed(bad), Progressed(1, message="\ud800"), Emitting("1", bad),
+        Showing("file", None, bad), Taking("event", bad),
+    ):  # fmt: skip
+        channel.say(frame)
+    channel.say(Output(b"x"))
+    await asyncio.wait_for(channel.flush(PATIENCE), PATIENCE)
+    await channel.close()
+    assert front.frames == [Output(b"x")]
 
 
 async def test_diffs_and_events_without_a_name_are_bounded_too() -> None:

@@ -6,6 +6,7 @@ A frame stays here until a front end has it in its store. While no front end ans
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextvars import Context
@@ -18,6 +19,8 @@ import msgspec
 from keephold.engines import wire
 from keephold.engines.base import EngineUnavailable, patiently
 from keephold.handles.state import Outcome
+
+_log = logging.getLogger("keephold.engines")
 
 SPOOL_BYTES = 8 << 20
 """Bytes of output that are kept for a front end that does not answer."""
@@ -95,7 +98,7 @@ class Channel:
                 self._listen()
 
     def _begin(self, work: Awaitable[None]) -> None:
-        self._tasks.append(asyncio.get_running_loop().create_task(self._until_lost(work), context=Context()))
+        self._tasks.append(Context().run(asyncio.get_running_loop().create_task, self._until_lost(work)))
 
     async def _until_lost(self, work: Awaitable[None]) -> None:
         try:
@@ -106,7 +109,13 @@ class Channel:
             self.on_lost()
 
     def say(self, frame: wire.Frame) -> None:
-        """Send a frame when its turn has come."""
+        """Send a frame when its turn has come. One that a front end cannot read is dropped: all others would wait."""
+        if isinstance(frame, wire.Progressed | wire.Showing | wire.Emitting | wire.Taking):
+            try:
+                _decode(_encode(frame), type=wire.Frame)
+            except Exception as error:  # a tool may give anything, such as a progress that is not a number
+                _log.warning("a frame of call %s is not valid: %s", self._call.uid, error)
+                return
         last = self._frames[-1] if len(self._frames) > self._sending else None
         self._size += _size(frame)
         if isinstance(frame, wire.Output):
