@@ -1,8 +1,10 @@
 """One attempt on a worker: when it is suspended, what begins until then, its cancellation, and a worker that leaves."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from contextvars import Context
 from typing import Any
 
 import msgspec
@@ -14,7 +16,8 @@ from keephold import Call, tool
 from keephold.engines import body as bodies
 from keephold.engines.body import Body, task_factory
 from keephold.engines.channel import UNSENT_BYTES
-from keephold.engines.wire import Carried, Ended, Given, Line, Output, Report, Suspended, Suspending, Waiting
+from keephold.engines.wire import Again, Carried, Ended, Given, Line, Output, Report, Suspended, Suspending, Waiting
+from keephold.errors import ToolError
 from keephold.handles.state import Failure, Ok
 from keephold.tools.base import Tool
 from keephold.tools.guard import Guard
@@ -95,6 +98,87 @@ async def test_a_body_is_suspended_only_after_it_has_waited_long_in_the_same_wai
     assert _ok(await _report(_body(naps, arguments={"secs": 0.07}))) == 1
     report = await _report(_body(naps, arguments={"secs": 60.0}))
     assert isinstance(report, Suspended) and report.due is not None
+
+
+async def test_R6_a_step_that_waits_is_not_run_again_by_a_suspension() -> None:
+    ran: list[str] = []
+
+    @tool(engine="temporal", on_crash="replay")
+    async def works(call: Call) -> int:
+        async def step(name: str) -> int:
+            ran.append(name)
+            await call.durable().sleep(0.6)
+            return call.attempt
+
+        return int(await call.durable().run_json("pay", "pay", step))
+
+    assert _ok(await _report(_body(works))) == 1 and ran == ["pay"]
+
+
+@pytest.mark.parametrize("way", ["wait", "gather", "context"])
+async def test_a_body_is_not_suspended_while_something_else_than_its_waits_works(way: str) -> None:
+    may_end, done = threading.Event(), asyncio.Event()
+
+    @tool(engine="temporal", on_crash="replay")
+    async def works(call: Call) -> None:
+        loop, waits = asyncio.get_running_loop(), asyncio.ensure_future(call.durable().sleep(3600))
+        try:
+            if way == "context":
+                await loop.create_task(last(), context=Context())
+            elif way == "wait":
+                futures: list[asyncio.Future[Any]] = [waits, loop.run_in_executor(None, may_end.wait)]
+                await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.gather(waits, loop.run_in_executor(None, may_end.wait))
+        finally:
+            waits.cancel()
+
+    async def last() -> None:
+        await asyncio.ensure_future(done.wait())
+
+    body = _body(works)
+    async with _running(body) as running:
+        try:
+            await until(lambda: body._waits)
+            assert body._waits_for() is None
+        finally:
+            may_end.set()
+            done.set()
+            body.end(0)
+            await running
+
+
+async def test_E4_a_wait_that_a_timeout_has_just_ended_is_not_suspended() -> None:
+    body = _body(waits, suspend_secs=600)
+    async with _running(body) as running:
+        await until(body._waits_for)
+        (task,) = body._waits
+        task.cancel()
+        assert body._waits_for() is None
+        await running
+
+
+async def test_text_that_is_not_valid_ends_a_call_as_in_a_runtime() -> None:
+    @tool(engine="temporal", on_crash="replay")
+    async def lists(fails: bool) -> str:
+        name = b"f\xff".decode(errors="surrogateescape")
+        if fails:
+            raise OSError(f"no file {name}")
+        return name
+
+    assert _ok(await _report(_body(lists, arguments={"fails": False}))) == "f\ufffd"
+    report = await _report(_body(lists, arguments={"fails": True}))
+    assert isinstance(report, Ended) and isinstance(report.outcome, Failure)
+    assert report.outcome.message == "OSError: no file f\ufffd"
+
+
+async def test_R5_the_report_of_a_failed_attempt_is_as_small_as_the_engine_wants() -> None:
+    @tool(engine="temporal", on_crash="replay", retry="safe")
+    async def fails() -> None:
+        raise ToolError("x" * 3_000_000, transient=True, trace=["y" * 3_000_000])
+
+    report = await _report(_body(fails))
+    assert isinstance(report, Again) and len(msgspec.json.encode(report)) < 10_000
 
 
 async def test_T1_a_worker_says_at_once_that_its_call_waits() -> None:

@@ -8,7 +8,7 @@ in its effects for a while, the attempt ends as suspended, and its worker is fre
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from types import CoroutineType, SimpleNamespace
@@ -31,6 +31,7 @@ from keephold.handles.question import Question
 from keephold.handles.state import Failure, Outcome, error_of
 from keephold.handles.view import Handles
 from keephold.store.base import Emitted, Entry, EntryKind, Journaled, Op, Parking, Resolution
+from keephold.store.rules import clip
 from keephold.text import to_json
 from keephold.tools.attempts import retry_delay
 from keephold.tools.base import Invocation, Live, Tool
@@ -62,8 +63,10 @@ def task_factory(
     loop: asyncio.AbstractEventLoop, work: Any, *, context: Context | None = None, **options: Any
 ) -> "asyncio.Task[Any]":
     """Make a task, and remember to which call it belongs. The loop of a worker uses it."""
+    body = _body.get()
+    if body is not None and context is not None and context.get(_body) is None:
+        context.run(_body.set, body)  # its own tasks belong to the call, too
     task = asyncio.Task(work, loop=loop, context=context, **options)
-    body = _body.get() if context is None else context.get(_body)
     if body is not None:
         body.tasks.add(task)
     return task
@@ -94,6 +97,11 @@ class _Records(Journal):
         finally:
             runs[0] = False
             _stepping.reset(token)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step runs."""
+        return self._running > 0
 
     async def record(self, kind: EntryKind, *args: Any, **options: Any) -> Sequence[Any]:
         if kind != "step":  # a step that has failed is recorded in any case
@@ -196,7 +204,7 @@ class Body:
 
     def _begin(self, work: Any) -> "asyncio.Task[Any]":
         """Begin a task that is not the tool's."""
-        task: asyncio.Task[Any] = self._loop.create_task(work, context=Context())
+        task: asyncio.Task[Any] = Context().run(self._loop.create_task, work)
         self._tasks.append(task)
         return task
 
@@ -230,10 +238,10 @@ class Body:
         )
         self._durable = durable = DurableCall(self, self, invocation, call.process)
         if durable.journal is not None:
-            durable.journal = _Records(self, invocation)
+            durable.journal = journal = _Records(self, invocation)
             if call.call_id:
                 durable.effects().waits = self._waits
-            self._begin(self._look())
+            self._begin(self._look(journal))
         token = _body.set(self)
         try:
             self._live = self._tool.runtime.start(invocation, self)
@@ -263,9 +271,11 @@ class Body:
         retry, failures = self._tool.retry, self._given.failures + 1
         taken = self._durable is not None and self._durable.taken
         may = retry.policy != "never" and failures < retry.max_attempts and not (self._ending or taken)
+        data = to_json(outcome)  # without text that is not valid, which could not be sent
+        outcome = cast(Outcome, msgspec.json.decode(data, type=Outcome))
         if may and isinstance(outcome, Failure) and outcome.transient:
-            return wire.Again(retry_delay(retry, failures), outcome)
-        size = len(msgspec.json.encode(outcome))
+            return wire.Again(retry_delay(retry, failures), Failure(clip(outcome.message), outcome.code))
+        size = len(data)
         if size > INLINE_BYTES and self.channel.connected:
             stored = await self._unless_left(self.channel.store(msgspec.to_builtins(outcome)))
             if stored is not None:
@@ -343,8 +353,9 @@ class Body:
         if self.channel.waiting != bool(self._waits) and self._suspended is None:
             self.channel.say(wire.Waiting(bool(self._waits)))
 
-    async def _look(self) -> None:
-        """Suspend the attempt when all of it has waited long enough, and the front end has all frames."""
+    async def _look(self, journal: _Records) -> None:
+        """Suspend the attempt when all of it has waited long enough, and the front end has all frames. A step that
+        waits would run again."""
         loop, began, since = self._loop, self._loop.time(), 0.0
         while not self._over.done():
             await asyncio.sleep(min(_LOOK_SECS, self._suspend_secs / 4))
@@ -353,7 +364,7 @@ class Body:
                 self._cancel(self._grace)
             since = 0.0 if waits is None else since or loop.time()
             long = since and loop.time() - max(since, self._wait_began) >= self._suspend_secs
-            if long and self.channel.empty and not self._ending and not self._has_timer():
+            if long and not journal.busy and self.channel.empty and not self._ending and not self._has_timer():
                 self._suspended = waits
                 self.channel.say(wire.Suspending())
                 self._release()
@@ -366,7 +377,9 @@ class Body:
     def _waits_for(self) -> wire.Suspended | None:
         """Return what the call waits for, if all of its coroutines do nothing else."""
         waits = self._waits
-        if not waits or any(task not in waits and not _joins(task) for task in self.tasks if not task.done()):
+        if not waits or not all(
+            _rests(task) and (task in waits or _joins(task)) for task in self.tasks if not task.done()
+        ):
             return None
         dues = [each for each in waits.values() if isinstance(each, float)]
         awaiting = sorted({self.event_of(each) for each in waits.values() if isinstance(each, str)})
@@ -554,28 +567,32 @@ def _too_large(what: str, size: int) -> str:
     return f"{what} has {size} bytes; without a front end ([serve] url) an engine keeps {ENGINE_BYTES} of a call"
 
 
+def _rests(task: "asyncio.Task[Any]") -> bool:
+    """Return whether a task waits for something that has not happened yet: a timeout of its own may just have."""
+    waiter: Any = getattr(task, "_fut_waiter", None)
+    return waiter is not None and not waiter.done()
+
+
 def _joins(task: "asyncio.Task[Any]") -> bool:
     """Return whether a task only waits for other tasks, as `gather`, `wait` and a task group do."""
     work: Any = task.get_coro()
-    for inner in _chain(work):
-        work = inner
-    waiter = getattr(task, "_fut_waiter", None)
-    if isinstance(waiter, asyncio.Task) or type(waiter).__name__ == "_GatheringFuture":
-        return True
-    code = getattr(work, "cr_code", None)
-    if code is None or not code.co_filename.startswith(_ASYNCIO):
-        return False
-    local = work.cr_frame.f_locals if work.cr_frame is not None else {}
-    return code.co_qualname == "TaskGroup.__aexit__" or (
-        code.co_qualname == "_wait" and local.get("timeout_handle") is None
+    while isinstance(work, CoroutineType) and isinstance(work.cr_await, CoroutineType):
+        work = work.cr_await
+    if isinstance(work, CoroutineType) and work.cr_code.co_filename.startswith(_ASYNCIO) and work.cr_frame is not None:
+        name, local = work.cr_code.co_qualname, work.cr_frame.f_locals
+        if name == "TaskGroup.__aexit__":
+            return True
+        if name == "_wait":
+            return local.get("timeout_handle") is None and _are_tasks(local["fs"])
+    waiter: Any = getattr(task, "_fut_waiter", None)
+    return isinstance(waiter, asyncio.Task) or _are_tasks(getattr(waiter, "_children", ()))
+
+
+def _are_tasks(futures: Collection[Any]) -> bool:
+    """Return whether these are tasks, or such as `gather` makes of tasks, and not something else that works."""
+    return bool(futures) and all(
+        each.done() or isinstance(each, asyncio.Task) or _are_tasks(getattr(each, "_children", ())) for each in futures
     )
 
 
 _ASYNCIO = asyncio.__file__.removesuffix("__init__.py")
-
-
-def _chain(work: Any) -> Iterator[Any]:
-    while isinstance(work, CoroutineType) and work.cr_await is not None:
-        work = work.cr_await
-        if isinstance(work, CoroutineType):
-            yield work
