@@ -478,6 +478,18 @@ async def test_C7_an_aborted_call_whose_start_may_have_arrived_is_cancelled_when
     await until(lambda: site.engine.cancelled)
 
 
+@_site
+async def test_C7_a_call_that_cannot_be_followed_does_not_run_on(site: Site) -> None:
+    async def refuses(uid: str, *, wait: bool = True) -> Report | None:
+        raise ValueError("not with this key")
+
+    site.engine.result = refuses  # type: ignore[method-assign]
+    await site.begin()
+    await until(lambda: site.engine.cancelled)
+    outcome = (await site.turn.handle("h")).outcome
+    assert outcome.code == "engine_failed" and "not with this key" in outcome.message
+
+
 def posted(path: str, body: bytes) -> Request:
     """Return a worker's request."""
 

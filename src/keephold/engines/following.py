@@ -142,17 +142,16 @@ class Following:
                     self._spawn(self._cancel())
             report = await self._result()
             await self._patiently(lambda: self._finish(report))
-        except asyncio.CancelledError:
-            raise
-        except _Over:
-            self._stop(Failure("Tool execution cancelled.", "cancelled"))
-            await self._withdraw()
+        except _Over:  # the engine may have it, although its answer was lost
+            await self._give_up(Failure("Tool execution cancelled.", "cancelled"))
         except Exception as error:
             _log.error("call %s cannot be followed", self.uid, exc_info=error)
-            self._stop(Failure(f"The engine refused the call: {type(error).__name__}: {error}", "engine_failed"))
+            why = f"The engine refused the call: {type(error).__name__}: {error}"
+            await self._give_up(Failure(why, "engine_failed"))
 
-    async def _withdraw(self) -> None:
-        """Cancel a call that was ended before the engine said that it has it: the answer may have been lost."""
+    async def _give_up(self, outcome: Outcome) -> None:
+        """Stop the handle, and cancel the call, which nobody follows any more."""
+        self._stop(outcome)
         self.started, task = True, asyncio.current_task()
         self._front.leaving.add(task)
         try:
