@@ -8,9 +8,8 @@ in its effects for a while, the attempt ends as suspended, and its worker is fre
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextvars import Context, ContextVar
-from dataclasses import dataclass
 from types import CoroutineType, SimpleNamespace
 from typing import Any, cast
 from weakref import WeakSet
@@ -19,7 +18,7 @@ import msgspec
 
 from keephold.durable.calls import Durability, DurableCall
 from keephold.durable.deferred import Pending, parking
-from keephold.durable.host import WaitKind
+from keephold.durable.host import Keeps, WaitKind
 from keephold.durable.journal import Journal
 from keephold.durable.keys import Key, genuine, make_key, present
 from keephold.engines import wire
@@ -70,12 +69,6 @@ def task_factory(
     if body is not None:
         body.tasks.add(task)
     return task
-
-
-@dataclass
-class _Keeps:
-    durable: bool = True
-    inline_output: int = 0
 
 
 class _Records(Journal):
@@ -138,7 +131,7 @@ class Body:
     """One attempt. It is the host of its call's durable side, and its keys (`durable/host.py`); and the sink of its
     tool (`tools/base.py`)."""
 
-    store = _Keeps()
+    store = cast(Keeps, SimpleNamespace(durable=True, inline_output=0))
     clock: Clock = SystemClock()
     traces = None
     on_woken = None
@@ -293,10 +286,10 @@ class Body:
         if not self._given.cancelled:
             self._cancel(grace)
 
-    def _cancel(self, grace: float) -> None:
+    def _cancel(self, grace: float | None = None) -> None:
         if not self._ending and not self._over.done():
             self._ending = True
-            self._end(grace)
+            self._end(self._tool.spawn.abort_grace_ms / 1000 if grace is None else grace)
 
     def lost(self) -> None:
         """Stop, because another attempt runs the call."""
@@ -361,7 +354,7 @@ class Body:
             await asyncio.sleep(min(_LOOK_SECS, self._suspend_secs / 4))
             waits = self._waits_for()
             if self._given.cancelled and (waits is not None or loop.time() - began > _REPLAY_SECS):
-                self._cancel(self._grace)
+                self._cancel()
             since = 0.0 if waits is None else since or loop.time()
             long = since and loop.time() - max(since, self._wait_began) >= self._suspend_secs
             if long and not journal.busy and self.channel.empty and not self._ending and not self._has_timer():
@@ -369,10 +362,6 @@ class Body:
                 self.channel.say(wire.Suspending())
                 self._release()
                 return
-
-    @property
-    def _grace(self) -> float:
-        return self._tool.spawn.abort_grace_ms / 1000
 
     def _waits_for(self) -> wire.Suspended | None:
         """Return what the call waits for, if all of its coroutines do nothing else."""
@@ -400,7 +389,7 @@ class Body:
         """Wait until something new may be recorded. If the attempt is about to end, the caller waits until it is
         cancelled."""
         if not self._ending and self._given.cancelled:
-            self._cancel(self._grace)
+            self._cancel()
             await self._loop.create_future()
         self._room -= 1
         if self._room < 0 and not self._leaving:
@@ -416,7 +405,7 @@ class Body:
                 assert op.kind in ("step", "sleep", "event"), "questions and input are the front end's"
                 value = op.value if event is None else to_json([event.type, event.payload])
                 name = op.name
-                await self._record(op.kind, op.name, op.digest, value, op.ok)
+                await self._record(self._line(op.kind, name, op.digest, value, op.ok))
         if event is not None:
             self.channel.say(wire.Emitting(name, event.type, event.payload))
         return [None] * len(ops)
@@ -430,11 +419,9 @@ class Body:
     def printed(self, uid: str) -> None:
         return None
 
-    async def _record(self, kind: str, name: str, digest: bytes, value: bytes, ok: bool) -> None:
-        """Record a line in the engine."""
+    async def _record(self, line: Awaitable[wire.Line]) -> None:
         try:
-            line = await self._line(kind, name, digest, value, ok)
-            if await self._recorder.record(line):
+            if await self._recorder.record(await line):
                 self._begin(self.suspend())
         except wire.Lost:
             self._lost = True
@@ -534,7 +521,6 @@ class Body:
         self.channel.ask(name, msgspec.to_builtins(question), then)
 
     def withdraw(self) -> None:
-        self.channel.withdrawn()
         self.channel.say(wire.Withdrawn())
 
     def stop(self, outcome: Outcome, *, exit_code: int | None = None, signal: int | None = None) -> None:

@@ -128,6 +128,8 @@ class Channel:
             self._reading, frame = frame.yes, wire.Reading(frame.yes, self._inputs)
         elif isinstance(frame, wire.Waiting):
             self.waiting = frame.yes
+        elif isinstance(frame, wire.Withdrawn):
+            self._open = self._answer = None
         self._frames.append(frame)
         if self._size > self._limit:
             self._shorten()
@@ -135,41 +137,34 @@ class Channel:
         self._wanted.set()
 
     def _shorten(self) -> None:
-        """Drop output from the middle, so that three quarters of the limit are left. The frames behind get other
-        numbers: none of them was sent."""
-        kept, before, limit = deque[wire.Frame](), 0, self._limit * 3 // 8
-        surplus, note, dropping = self._size - 2 * limit, self._note, False
+        """Drop output from the middle, so that three quarters of the limit are left, and say there how much is missing.
+        The frames behind get other numbers: none of them was sent."""
+        kept, half, before, at = list[wire.Frame](), self._limit * 3 // 8, 0, 0
+        surplus = self._size - 2 * half
         dropped: wire.Frame | None = None
-        if not any(frame is note for frame in islice(self._frames, self._sending, None)):
-            note, self._missing = None, 0  # it was sent
+        if not any(frame is self._note for frame in islice(self._frames, self._sending, None)):
+            self._note, self._missing = None, 0  # it was sent
         for position, frame in enumerate(self._frames):
             size = _size(frame)
-            if frame is note:
-                self._size -= size
-                continue
-            if position < self._sending or not _may_drop(frame) or not (dropping or before + size > limit):
+            beyond = dropped is not None or before + size > half
+            may_drop = position >= self._sending and surplus > 0 and beyond and _may_drop(frame)
+            if frame is not self._note and not may_drop:
                 before += size
-            elif surplus > 0:
-                dropping, dropped = True, frame
-                surplus -= size
-                self._size -= size
-                self._missing += size
+                kept.append(frame)
                 continue
-            if dropping and surplus <= 0:
-                self._note_missing(kept, dropped)
-                dropping = False
-            kept.append(frame)
-        if dropping:
-            self._note_missing(kept, dropped)
-        self._frames = kept
-
-    def _note_missing(self, kept: deque[wire.Frame], dropped: wire.Frame | None) -> None:
-        """Say how much is missing, in place of the frame that was dropped last."""
-        note = wire.Output(f"\n[{self._missing} bytes are missing: no front end took them]\n".encode())
-        at = dropped if isinstance(dropped, wire.Carried) else None
-        self._note = note if at is None else wire.Carried(at.attempt, at.number, note)
-        self._size += _size(self._note)
-        kept.append(self._note)
+            dropped, at = frame, len(kept)
+            self._size -= size
+            if frame is not self._note:
+                surplus -= size
+                self._missing += size
+        if dropped is not None:
+            note = wire.Output(f"\n[{self._missing} bytes are missing: no front end took them]\n".encode())
+            self._note = note
+            if isinstance(dropped, wire.Carried):
+                self._note = wire.Carried(dropped.attempt, dropped.number, note)
+            self._size += _size(self._note)
+            kept.insert(at, self._note)
+        self._frames = deque(kept)
 
     def ask(self, name: str | None, question: dict[str, Any], then: Callable[[Outcome], None]) -> None:
         """Send a question; `then` gets the answer."""
@@ -177,10 +172,6 @@ class Channel:
         self._open, self._answer = wire.Asking(self._asked, name, question), then
         self.say(self._open)
         self._listen()
-
-    def withdrawn(self) -> None:
-        """Nobody waits for the answer any more."""
-        self._open = self._answer = None
 
     async def store(self, value: Any) -> str:
         """Let the front end store a value, and return its hash."""

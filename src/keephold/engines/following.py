@@ -91,15 +91,14 @@ class Following:
 
     # Live
 
-    def write(self, data: Any) -> None:
-        self.write_recorded(data, b"")
-
-    def write_recorded(self, data: Any, cause: bytes) -> None:
+    def write_recorded(self, data: Any, cause: bytes = b"") -> None:
         if self._front.url is None:
             raise ToolError("no worker can fetch input: this program serves no HTTP", code="input_not_read")
         self._unread = with_input(self._unread, input_size(data), closed=self._closed)
         self._closed = data is None
         self._journal.store_input(data, cause, partial(self._deliver, data))
+
+    write = write_recorded
 
     def _deliver(self, data: Any) -> None:
         self._inputs.append(data)
@@ -350,26 +349,19 @@ class Following:
                     self._received = number
             if self._place != self._stored:
                 await self._store()
-        self._received_inputs(talk.inputs)
+        if talk.inputs > self._taken:
+            self._taken, self._unread = talk.inputs, sum(map(input_size, self._inputs[talk.inputs :]))
         said = self._answer_to(talk)
-        if talk.wait and not self._has_answer(said):
+        if talk.wait and not said.inputs and said.answer is None and said.end is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(talk.wait, 30.0)):
                     await self._changed.wait()
             said = self._answer_to(talk)
         return said
 
-    def _has_answer(self, said: wire.TalkAnswer) -> bool:
-        return bool(said.inputs or said.answer is not None or said.end is not None)
-
     def _answer_to(self, talk: wire.Talk) -> wire.TalkAnswer:
         answer = self._answer[1] if self._answer is not None and self._answer[0] == talk.ask else None
         return wire.TalkAnswer(self._received, self._epoch, self._inputs[talk.inputs :], answer, self._grace)
-
-    def _received_inputs(self, count: int) -> None:
-        if count > self._taken:
-            self._taken = count
-            self._unread = sum(map(input_size, self._inputs[count:]))
 
     def _begin(self, attempt: int) -> None:
         """Note a new attempt."""
@@ -391,8 +383,9 @@ class Following:
         """Write output and place together: what is acknowledged is not sent again, and nothing else is missing."""
         registry, output = self._front.registry, self._handle.output
         place = self._place
-        ops: list[Op] = [Annotated(self.uid, metadata={wire.AT: list(place)})]
-        self._handle.metadata = {**(self._handle.metadata or {}), wire.AT: list(place)}
+        at = {wire.AT: list(place)}
+        ops: list[Op] = [Annotated(self.uid, metadata=at)]
+        self._handle.metadata = {**(self._handle.metadata or {}), **at}
         if output is not None:
             ops.append(Wrote(self.uid, self._invocation.fence, output.keep(registry.store.inline_output)))
         if self._attempt != self._stored[0]:
@@ -432,7 +425,9 @@ class Following:
             case wire.Emitting():
                 await self._emit(frame)
             case wire.Taking(kind, name):
-                await self._take(kind, name)
+                call = self._invocation
+                await self._front.durability.waits.take(call.uid, call.fence, call.conversation, kind, name)
+                self._watch(kind, name)
             case wire.Waiting(yes):
                 self.waits_in_effects = yes
             case wire.Suspending():
@@ -453,20 +448,18 @@ class Following:
         self._answer = (number, outcome)
         self._tell()
 
-    async def _take(self, kind: Any, name: str) -> None:
-        call = self._invocation
-        await self._front.durability.waits.take(call.uid, call.fence, call.conversation, kind, name)
-        self._watch(kind, name)
-
     async def _emit(self, frame: wire.Emitting) -> None:
-        registry, call = self._front.registry, self._invocation
+        call = self._invocation
         process = self._front.durability.call(call).process
-        if process is None:
-            return
-        event = Emitted(process, frame.type, frame.payload, registry.clock.now())
-        once = () if frame.name is None else (Journaled(call.uid, call.fence, "event", frame.name, b"", b"null"),)
+        if process is not None:
+            event = Emitted(process, frame.type, frame.payload, self._front.registry.clock.now())
+            once = () if frame.name is None else (Journaled(call.uid, call.fence, "event", frame.name, b"", b"null"),)
+            await self._write_once(*once, event)
+
+    async def _write_once(self, *ops: Op) -> None:
+        """Write operations together, unless the entry of the journal among them is written already."""
         try:
-            await registry.write((*once, event))
+            await self._front.registry.write(ops)
         except KeepholdError as error:
             if error.code != "durable_effect_duplicate_step_id":
                 raise
@@ -474,34 +467,23 @@ class Following:
     async def _values(self, talk: wire.Talk) -> wire.TalkAnswer | tuple[int, str]:
         """Store a large value under its hash, or return one."""
         if talk.fetch is None:
-            return wire.TalkAnswer(
-                self._received, self._epoch, stored=await self._keep(msgspec.json.encode(talk.value))
-            )
-        found = await self._value(talk.fetch)
-        if found is None:
+            kept = await self._keep(msgspec.json.encode(talk.value))
+            return wire.TalkAnswer(self._received, self._epoch, stored=kept)
+        if (found := await self._value(talk.fetch)) is None:
             return 410, "there is no such value"
         return wire.TalkAnswer(self._received, self._epoch, value=found[0])
 
     async def _value(self, stored: str) -> tuple[Any] | None:
         for entry in await self._front.registry.store.journal(self.uid):
-            if entry.kind == "step" and entry.name == _stored(stored):
+            if entry.kind == "step" and entry.name == f"value:{stored}":
                 return (msgspec.json.decode(entry.value),)
         return None
 
     async def _keep(self, data: bytes) -> str:
         name = hashlib.sha256(data).hexdigest()
-        entry = Journaled(self.uid, self._invocation.fence, "step", _stored(name), b"", data)
-        try:
-            await self._front.registry.write((entry,))
-        except KeepholdError as error:
-            if error.code != "durable_effect_duplicate_step_id":
-                raise
+        await self._write_once(Journaled(self.uid, self._invocation.fence, "step", f"value:{name}", b"", data))
         return name
 
 
 class _Over(Exception):
     """The call is ended, and the engine has not said that it has it."""
-
-
-def _stored(name: str) -> str:
-    return f"value:{name}"

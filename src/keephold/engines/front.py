@@ -116,13 +116,12 @@ class FrontEnd:
 
     async def _call(self, uid: str) -> Following | tuple[int, str]:
         """Return the call, or the status and the reason of a refusal."""
-        call = self.calls.get(uid)
-        if call is None:
-            record = await self.registry.store.handle(uid)
-            if record is None or isinstance(record.state, Stopped) or record.parking is not None:
-                return 410, "the call has ended"
-            return ELSEWHERE, "another front end has the call"
-        return call
+        if uid in self.calls:
+            return self.calls[uid]
+        record = await self.registry.store.handle(uid)
+        if record is None or isinstance(record.state, Stopped) or record.parking is not None:
+            return 410, "the call has ended"
+        return ELSEWHERE, "another front end has the call"
 
     def resolved(self, uid: str) -> None:
         """A key of a call was resolved here. Its worker may not have said that it made one."""
@@ -157,7 +156,3 @@ class EngineRuntime:
         if isinstance(self.inner, SupportsCancelHook) and names is not None and found is not None:
             theirs = make_key(*names, presented.secret_id, call_secret(found[1], names[1]))
             await self.inner.cancelled(theirs, arguments)
-
-    def link(self, uid: str) -> str | None:
-        """Return the address of the engine's page about a call."""
-        return self._engine.link(uid)
