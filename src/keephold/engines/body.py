@@ -265,10 +265,9 @@ class Body:
         taken = self._durable is not None and self._durable.taken
         may = retry.policy != "never" and failures < retry.max_attempts and not (self._ending or taken)
         data = to_json(outcome)  # without text that is not valid, which could not be sent
-        outcome = cast(Outcome, msgspec.json.decode(data, type=Outcome))
+        outcome, size = cast(Outcome, msgspec.json.decode(data, type=Outcome)), len(data)
         if may and isinstance(outcome, Failure) and outcome.transient:
             return wire.Again(retry_delay(retry, failures), Failure(clip(outcome.message), outcome.code))
-        size = len(data)
         if size > INLINE_BYTES and self.channel.connected:
             stored = await self._unless_left(self.channel.store(msgspec.to_builtins(outcome)))
             if stored is not None:

@@ -15,6 +15,7 @@ from temporalio.client import (
     TLSConfig,
     WorkflowExecutionStatus,
     WorkflowFailureError,
+    WorkflowHandle,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
@@ -65,19 +66,14 @@ class Place:
             if not key:
                 raise ConfigError([f"[engines.temporal] api_key_env: ${self.api_key_env} is not set"])
         try:
-            files = [_read(path) for path in (self.ca_file, self.cert_file, self.key_file)]
-            tls = TLSConfig(files[0], client_cert=files[1], client_private_key=files[2])
-            return await Client.connect(
-                self.address, namespace=self.namespace, api_key=key, tls=tls if self.tls else False
-            )
+            paths = (self.ca_file, self.cert_file, self.key_file)
+            ca, cert, private = (None if path is None else path.read_bytes() for path in paths)
+            tls = TLSConfig(ca, client_cert=cert, client_private_key=private) if self.tls else False
+            return await Client.connect(self.address, namespace=self.namespace, api_key=key, tls=tls)
         except (ValueError, OSError) as error:
             raise ConfigError([f"[engines.temporal] {self.address}: {error}"]) from None
         except RuntimeError as error:  # the SDK has no better one
             raise EngineUnavailable(f"Temporal at {self.address}: {error}") from None
-
-
-def _read(path: Path | None) -> bytes | None:
-    return None if path is None else path.read_bytes()
 
 
 class Temporal:
@@ -93,6 +89,9 @@ class Temporal:
             if self._client is None:
                 self._client = await self.place.connect()
             return self._client
+
+    async def _workflow(self, uid: str) -> WorkflowHandle[Any, Any]:
+        return (await self._connected()).get_workflow_handle(uid)
 
     async def start(self, call: EngineCall) -> None:
         if (size := len(msgspec.json.encode(call))) > CALL_BYTES:  # the server would not say so
@@ -113,13 +112,13 @@ class Temporal:
             )
 
     async def result(self, uid: str, *, wait: bool = True) -> Report | None:
-        handle = (await self._connected()).get_workflow_handle(uid)
+        workflow = await self._workflow(uid)
         try:
             if not wait:
-                described = await asked(handle.describe(rpc_timeout=_RPC))
+                described = await asked(workflow.describe(rpc_timeout=_RPC))
                 if described.status is WorkflowExecutionStatus.RUNNING:
                     return None
-            report: Report = msgspec.convert(await asked(handle.result()), Report)
+            report: Report = msgspec.convert(await asked(workflow.result()), Report)
             return report
         except WorkflowFailureError as error:
             cause = error.cause
@@ -133,13 +132,11 @@ class Temporal:
             return Ended(gone, crashed=True)
 
     async def resolve(self, uid: str, event: str, resolution: dict[str, Any]) -> None:
-        client = await self._connected()
-        handle = client.get_workflow_handle(uid)
-        await _unless_gone(handle.signal("resolve", args=[event, resolution], rpc_timeout=_RPC))
+        workflow = await self._workflow(uid)
+        await _unless_gone(workflow.signal("resolve", args=[event, resolution], rpc_timeout=_RPC))
 
     async def cancel(self, uid: str) -> None:
-        client = await self._connected()
-        await _unless_gone(client.get_workflow_handle(uid).cancel(rpc_timeout=_RPC))
+        await _unless_gone((await self._workflow(uid)).cancel(rpc_timeout=_RPC))
 
     def link(self, uid: str) -> str | None:
         ui = self.place.ui
