@@ -8,7 +8,7 @@ in its effects for a while, the attempt ends as suspended, and its worker is fre
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextvars import Context, ContextVar
 from types import CoroutineType, SimpleNamespace
 from typing import Any, cast
@@ -401,10 +401,15 @@ class Body:
         name: str | None = None
         for op in ops:
             if isinstance(op, Journaled):
-                assert op.kind in ("step", "sleep", "event"), "questions and input are the front end's"
                 value = op.value if event is None else to_json([event.type, event.payload])
                 name = op.name
-                await self._record(self._line(op.kind, name, op.digest, value, op.ok))
+                try:
+                    if await self._recorder.record(await self._line(op, value)):
+                        self._begin(self.suspend())
+                except wire.Lost:
+                    self._lost = True
+                    why = "another worker runs this call; its record is refused"
+                    raise KeepholdError(why, code="lease_lost") from None
         if event is not None:
             self.channel.say(wire.Emitting(name, event.type, event.payload))
         return [None] * len(ops)
@@ -418,23 +423,16 @@ class Body:
     def printed(self, uid: str) -> None:
         return None
 
-    async def _record(self, line: Awaitable[wire.Line]) -> None:
-        try:
-            if await self._recorder.record(await line):
-                self._begin(self.suspend())
-        except wire.Lost:
-            self._lost = True
-            raise KeepholdError("another worker runs this call; its record is refused", code="lease_lost") from None
-
-    async def _line(self, kind: Any, name: str, digest: bytes, value: bytes, ok: bool) -> wire.Line:
-        decoded = msgspec.json.decode(value)
+    async def _line(self, op: Journaled, value: bytes) -> wire.Line:
+        assert op.kind in ("step", "sleep", "event"), "questions and input are the front end's"
+        line = wire.Line(op.kind, op.name, op.digest.hex(), msgspec.json.decode(value), op.ok)
         full = self._inlined + len(value) > ENGINE_BYTES
         if (len(value) > INLINE_BYTES or (full and len(value) > _HASH_BYTES)) and self.channel.connected:
-            return wire.Line(kind, name, digest.hex(), None, ok, await self.channel.store(decoded))
+            return msgspec.structs.replace(line, value=None, stored=await self.channel.store(line.value))
         if full and not self.channel.connected:
-            raise ToolError(_too_large(f"the result of step `{name}`", len(value)), code="limit_exceeded")
+            raise ToolError(_too_large(f"the result of step `{op.name}`", len(value)), code="limit_exceeded")
         self._inlined += len(value)
-        return wire.Line(kind, name, digest.hex(), decoded, ok)
+        return line
 
     async def _entry(self, line: wire.Line) -> Entry:
         assert line.kind != "resolved"

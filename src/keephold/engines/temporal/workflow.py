@@ -49,7 +49,7 @@ class CallWorkflow:
 
     @workflow.init
     def __init__(self, call: Json, carried: str | None = None) -> None:
-        before: Json = {} if carried is None else _unpacked(carried)
+        before: Json = {} if carried is None else json.loads(zlib.decompress(base64.b64decode(carried)))
         self._attempt: int = before.get("attempt", 0)
         self._lines = {(line["kind"], line["name"]): line for line in before.get("lines", [])}
         self._events: Json = before.get("events", {})
@@ -231,11 +231,6 @@ async def _outcome(attempt: "workflow.ActivityHandle[Any]") -> Json:
             attempt.cancel()
         report = await attempt
     return report
-
-
-def _unpacked(carried: str) -> Json:
-    state: Json = json.loads(zlib.decompress(base64.b64decode(carried)))
-    return state
 
 
 def _size(value: Any) -> int:
