@@ -369,6 +369,15 @@ async def test_C7_an_abort_of_a_suspended_call_reaches_its_tool_where_it_waits(i
         happened.clear()
 
 
+async def test_C7_a_call_that_was_passed_on_and_aborted_before_it_began_never_begins() -> None:
+    @tool(engine="temporal", retry="idempotent")
+    async def begins() -> None:
+        raise AssertionError("it has begun")
+
+    report = await _report(_body(begins, Given(2, cancelled=True)))
+    assert isinstance(report, Ended) and isinstance(report.outcome, Failure) and report.outcome.code == "cancelled"
+
+
 async def test_R6_a_worker_that_leaves_does_not_wait_for_a_tool_that_swallows_its_cancellation() -> None:
     may_end = asyncio.Event()
 

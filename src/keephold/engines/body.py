@@ -183,6 +183,8 @@ class Body:
         loading = self._begin(self._load())
         try:
             await asyncio.wait((loading, self._over), return_when=asyncio.FIRST_COMPLETED)
+            if self._given.cancelled and not self.can_move:  # it has not begun (`TemporalWorker._attempt`)
+                self.stop(Failure("Tool execution cancelled.", "cancelled"))
             if not self._over.done():
                 self._start(loading.result())
             outcome = await self._over
