@@ -148,6 +148,27 @@ async def test_a_body_is_not_suspended_while_something_else_than_its_waits_works
             await running
 
 
+@pytest.mark.parametrize("way", ["group", "gather", "wait", "task"])
+async def test_a_body_is_suspended_while_its_coroutines_only_wait_for_each_other(way: str) -> None:
+    @tool(engine="temporal", on_crash="replay")
+    async def joins(call: Call) -> None:
+        fx = call.durable()
+        if way == "group":
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fx.sleep(3600))
+        elif way == "gather":
+            await asyncio.gather(fx.sleep(3600), asyncio.gather(fx.sleep(7200)))
+        else:
+            task = asyncio.ensure_future(fx.sleep(3600))
+            try:
+                await (task if way == "task" else asyncio.wait([task]))
+            finally:
+                task.cancel()
+
+    report = await _report(_body(joins))
+    assert isinstance(report, Suspended) and report.due is not None
+
+
 async def test_E4_a_wait_that_a_timeout_has_just_ended_is_not_suspended() -> None:
     body = _body(waits, suspend_secs=600)
     async with _running(body) as running:

@@ -565,7 +565,7 @@ def _joins(task: "asyncio.Task[Any]") -> bool:
         work = work.cr_await
     if isinstance(work, CoroutineType) and work.cr_code.co_filename.startswith(_ASYNCIO) and work.cr_frame is not None:
         name, local = work.cr_code.co_qualname, work.cr_frame.f_locals
-        if name == "TaskGroup.__aexit__":
+        if name.startswith("TaskGroup."):  # `__aexit__`, in some versions of Python by `_aexit`
             return True
         if name == "_wait":
             return local.get("timeout_handle") is None and _are_tasks(local["fs"])
