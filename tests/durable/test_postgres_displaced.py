@@ -186,8 +186,12 @@ async def test_R4_a_commit_waits_although_its_role_may_not_wait_for_locks(postgr
         await holding.run("BEGIN")
         await holding.rows(SQL["hold_call"], (uid(1),))
         ready = asyncio.ensure_future(commit(store, Readied(uid(1), 1)))
-        waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND now() - query_start > '50 ms'"
-        while not ready.done() and not await looking.rows(waits, ()):  # noqa: ASYNC110 (a fact of another process)
+        waits = (
+            "SELECT 1 FROM pg_stat_activity WHERE application_name = ? AND wait_event_type = 'Lock' "
+            "AND now() - query_start > '50 ms'"
+        )
+        name = (f"keephold {store.address.schema}",)
+        while not ready.done() and not await looking.rows(waits, name):  # noqa: ASYNC110 (a fact of another process)
             await asyncio.sleep(0.005)
         await holding.run("COMMIT")
         assert await ready == [None]

@@ -256,10 +256,9 @@ async def test_R4_a_line_that_was_there_before_does_not_prove_those_that_were_se
         again, other = (Journaled(uid(number), 1, "step", f"step-{number}", b"d", b"1") for number in (1, 2))
         await commit(store, Registered(record(1)), Registered(record(2)), again)
         between.cut_once(b"step-2", "request")
-        refused, written = await asyncio.gather(
-            commit(store, again, keep=True), commit(store, other, keep=True), return_exceptions=True
-        )
-        assert between.cuts == 1 and written == [None]
+        both = [commit(store, op, keep=True) for op in (again, other)]
+        refused, recorded = await asyncio.gather(*both, return_exceptions=True)
+        assert between.cuts == 1 and recorded == [None]
         assert isinstance(refused, KeepholdError) and refused.code == "durable_effect_duplicate_step_id"
         assert [len(await store.journal(uid(number))) for number in (1, 2)] == [1, 1]
 
