@@ -67,19 +67,16 @@ class RawTerminal:
 
     def __enter__(self) -> Self:
         # Scroll the screen's text up, so that the user can scroll back to it.
-        self.write(b"\x1b[%d;1H" % self.rows + b"\n" * self.rows)
+        rows = self.size()[0]
+        self.write(b"\x1b[%d;1H" % rows + b"\n" * rows)
         self._before = termios.tcgetattr(self.input)
         tty.setraw(self.input, termios.TCSADRAIN)
         return self
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError, termios.error):  # the terminal may be gone
-            self.write(_RESET + b"\x1b[%d;1H\r\n" % self.rows)
+            self.write(_RESET + b"\x1b[%d;1H\r\n" % self.size()[0])
             termios.tcsetattr(self.input, termios.TCSAFLUSH, self._before)
-
-    @property
-    def rows(self) -> int:
-        return self.size()[0]
 
     def size(self) -> tuple[int, int]:
         """Return rows and columns; 0, 0 if the terminal does not know."""

@@ -101,11 +101,9 @@ class Detail(Screen[None]):
 
 def _lines(fact: Fact, now: float) -> Iterator[tuple[str, Any]]:
     yield "handle", f"{fact['id']}, of {fact['tool']}, in {fact['conversation']}"
-    spent = (fact["stopped"] or now) - (fact["started"] or fact["created"])
-    yield (
-        "state",
-        f"{state_words(fact, now)}, {duration(spent)} since {time_of_day(fact['started'] or fact['created'])}",
-    )
+    began = fact["started"] or fact["created"]
+    spent = duration((fact["stopped"] or now) - began)
+    yield "state", f"{state_words(fact, now)}, {spent} since {time_of_day(began)}"
     yield "uid", fact["uid"]
     if fact.get("arguments") is not None:
         yield "arguments", fact["arguments"]

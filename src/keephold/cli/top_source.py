@@ -133,9 +133,8 @@ def latest(fact: Fact, line: str) -> str:
     """Return the latest text: the question, the error, why it waits, the progress, or the last line of output."""
     request, question = fact.get("request"), fact.get("question")
     if request:
-        return (
-            f"may it {request['action'] or 'run'}?" if request["kind"] == "permission" else "may its result be shown?"
-        )
+        asked = f"may it {request['action'] or 'run'}?"
+        return asked if request["kind"] == "permission" else "may its result be shown?"
     if question:
         return f"? {question['text']}"
     if fact["state"] == "stopped":

@@ -426,8 +426,7 @@ def journal_entry(entry: Entry, at: float | None = None) -> JournalEntry:
     return JournalEntry(
         kind=entry.kind,
         name=entry.name,
-        ok=entry.ok
-        and entry.kind != "attempt",  # that one is about a failed attempt, and kept when errors are forgotten
+        ok=entry.ok and entry.kind != "attempt",  # about a failed attempt, and kept when errors are forgotten
         input=masked(msgspec.json.decode(given)) if given else None,
         value=masked(msgspec.json.decode(entry.value)),
         at=at,

@@ -350,11 +350,8 @@ class StoreView:
         turn."""
         described, size = await self.store.conversation(id), self._size(limit)
         turns = await self.store.turns(id, before=before, limit=size + 1)
-        if (
-            described is None
-            and not turns
-            and not await self.store.handles(HandleQuery(conversation=id, stateful=None, limit=1))
-        ):
+        any_call = HandleQuery(conversation=id, stateful=None, limit=1)
+        if described is None and not turns and not await self.store.handles(any_call):
             raise KeepholdError(f"there is no conversation `{id}`", code="conversation_not_found")
         found = ConversationDetails(
             id=id,
