@@ -35,12 +35,12 @@ class Signals:
         self.code = 0
         """The exit code of the first signal; 0: there was none."""
 
-    def listen(self, stop: Callable[[], None], *names: str) -> None:
+    def listen(self, stop: Callable[[], object], *names: str) -> None:
         """Call `stop` at these signals; by default, at those that ask a program to end."""
         for name in names or ENDS:
             machine.on_signal(name, partial(self._signalled, stop))
 
-    def _signalled(self, stop: Callable[[], None], number: int) -> None:
+    def _signalled(self, stop: Callable[[], object], number: int) -> None:
         if self.code:
             self._restore()
             os._exit(128 + number)

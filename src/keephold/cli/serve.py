@@ -29,13 +29,13 @@ from keephold.cli.parameters import (
     the_config,
     tokens_of,
 )
-from keephold.cli.process import log_to_stderr, own_children
+from keephold.cli.process import Signals, log_to_stderr, own_children
 from keephold.cli.store import store_of, store_option
 from keephold.cli.trust import restart_for, trusted_config
 from keephold.config import Config, load_config
 from keephold.config.trust import examine
 from keephold.errors import ConfigError, KeepholdError
-from keephold.platforms import ENDS, machine
+from keephold.platforms import machine
 from keephold.private_file import HANDOVER, STREAM
 from keephold.store import open_store
 from keephold.tools.environment import take
@@ -138,11 +138,11 @@ def serve(
         drain=drain if replace else None,
         quiet=quiet,
     )
-    ended: list[int] = []
+    signals = Signals()
     try:
-        sys.exit(asyncio.run(_serve(wanted, ended)))
+        sys.exit(asyncio.run(_serve(wanted, signals)))
     except asyncio.CancelledError:  # before it served
-        sys.exit(128 + ended[0])
+        sys.exit(signals.code)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,9 +165,14 @@ class _Wanted:
     quiet: bool
 
 
-async def _serve(wanted: _Wanted, ended: list[int]) -> int:
-    """Return the exit code. A signal before it serves cancels it, and `ended` has the signal's number."""
-    _cancel_on_signals(ended)
+async def _serve(wanted: _Wanted, signals: Signals) -> int:
+    """Return the exit code. Until it serves, TERM and INT cancel it, and HUP is ignored. A shell makes background jobs
+    ignore INT, so that is set as well."""
+    task = asyncio.current_task()
+    assert task is not None
+    with contextlib.suppress(RuntimeError):  # only the main thread gets signals
+        signals.listen(task.cancel)
+        machine.on_signal("SIGHUP", lambda _: None)
     from keephold.control.control import Control
     from keephold.mcp.http import ANY, LOOPBACK, check_bind, is_loopback
     from keephold.mcp.server import Server
@@ -306,22 +311,6 @@ async def _listening(wanted: _Wanted, store: "Store") -> "tuple[list[socket.sock
             problem = f"{error.problems[0]}. No server on {path} that can be replaced listens there"
             raise ConfigError([problem]) from error
         return found.listening, found
-
-
-def _cancel_on_signals(ended: list[int]) -> None:
-    """Until it serves, let TERM and INT cancel this task, and ignore HUP. A shell makes background jobs ignore INT, so
-    that is set as well."""
-    task = asyncio.current_task()
-    assert task is not None
-
-    def end(number: int) -> None:
-        ended.append(number)
-        task.cancel()
-
-    with contextlib.suppress(RuntimeError):  # only the main thread gets signals
-        for name in ENDS:
-            machine.on_signal(name, end)
-        machine.on_signal("SIGHUP", lambda _: None)
 
 
 def _reload(runtime: "Runtime", wanted: _Wanted) -> None:
