@@ -180,7 +180,7 @@ class Examination:
         facts = []
         for id, agent in self._config.agents.items():
             model = None if agent.command else agent.assistant_over(self._config.conversation.assistant).model
-            program = self._started(("agents", id), agent)
+            program = self._program(("agents", id), agent, self._config.root / agent.cwd)
             if self._sound(("agents", id)):
                 facts.append({"id": id, "model": model} | program)
         return facts
@@ -198,7 +198,7 @@ class Examination:
         for name, server in self._config.mcp.servers.items():
             if not server.enabled:
                 continue
-            program = self._started(("mcp", "servers", name), server)
+            program = self._program(("mcp", "servers", name), server, self._config.root / server.cwd)
             if self._sound(("mcp", "servers", name)):
                 fact = {"name": name, "url": server.url} | program
                 facts.append(fact | ({"logged_in": self._logged_in(name, server.url)} if server.oauth else {}))
@@ -215,27 +215,19 @@ class Examination:
             return False
         return login is not None and not (login.has_expired and login.refresh is None)
 
-    def _started(self, key: "KeyPath", table: Any) -> dict[str, Any]:
+    def _program(self, key: "KeyPath", table: Any, directory: Path) -> dict[str, Any]:
         """Look for the program of a command without templates, where it would be started. `key` is of its table."""
-        if table.command is None or not self._sound((*key, "command")):
-            return _NO_PROGRAM
-        directory = self._config.root / table.cwd
-        self._check_directory((*key, "cwd"), directory)
-        return self._found((*key, "command"), table.command, str(directory), table.env)
-
-    def _check_directory(self, key: "KeyPath", directory: Path) -> None:
-        if not directory.is_dir():
-            self.problem(key, f"there is no directory {directory}; make it, or write another `cwd`")
-
-    def _found(self, key: "KeyPath", command: Any, directory: str, env: dict[str, str]) -> dict[str, Any]:
         from keephold.config import commands
 
-        program = commands.program_of(command)
+        if table.command is not None and not directory.is_dir():
+            self.problem((*key, "cwd"), f"there is no directory {directory}; make it, or write another `cwd`")
+        known = table.command is not None and self._sound((*key, "command"))
+        program = commands.program_of(table.command) if known else None
         if program is None:
             return _NO_PROGRAM
-        found = commands.which(program, directory, env)
+        found = commands.which(program, str(directory), table.env)
         if found is None:
-            self.problem(key, commands.missing(command, directory))
+            self.problem((*key, "command"), commands.missing(table.command, str(directory)))
         return {"program": program, "found": found is not None, "path": found}
 
     # Tools
@@ -246,6 +238,7 @@ class Examination:
         return [tool for name, tool in facts.items() if self._sound(_of_tool(name))]
 
     def _tool(self, name: str) -> dict[str, Any]:
+        from keephold.config.build import working_directory
         from keephold.tools.waiting import need_packages
 
         settings = self._config.conversation.tools[name]
@@ -256,7 +249,7 @@ class Examination:
             "run": settings.run,
         }
         if settings.runs_command:
-            return facts | self._program(name)
+            return facts | self._program(_of_tool(name), settings, Path(working_directory(self._config, name)))
         if settings.source == "python":
             return facts | self._function(name)
         if settings.source == "mcp":
@@ -287,17 +280,6 @@ class Examination:
             self.found += [(self._source.line(key), problem) for problem in error.problems]
             return {"function": function, "found": False}
         return {"function": function, "found": True, "actions": list(tool.actions)}
-
-    def _program(self, name: str) -> dict[str, Any]:
-        from keephold.config.build import working_directory
-
-        settings = self._config.conversation.tools[name]
-        directory = working_directory(self._config, name)
-        self._check_directory(_of_tool(name, "cwd"), Path(directory))
-        key = _of_tool(name, "command")
-        if not self._sound(key):
-            return _NO_PROGRAM
-        return self._found(key, settings.command, directory, settings.env)
 
     def values(self) -> list[str]:
         """Return notes on values of calls that a command reads as code or as options (K3)."""
