@@ -444,8 +444,10 @@ class Top(App[None]):
             return
         try:
             decision = {"decision": "approve" if said else "deny", "digest": request["digest"]}
-            problem = await self.source.decide(request["id"], decision)
-            self.say(problem or f"{'approved' if said else 'denied'} {one_line(request['tool'])}", bad=bool(problem))
+            reply = await self.source.controls.decide(request["id"], decision)
+            done = f"{'approved' if said else 'denied'} {one_line(request['tool'])}"
+            taken = reply["status"] == "taken"
+            self.say(done if taken else str(reply["problem"]), bad=not taken)
         except KeepholdError as error:
             self.say(error.message, bad=True)
         self.read_all()

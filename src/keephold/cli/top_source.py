@@ -249,11 +249,6 @@ class Source:
             while (await talk.receive())[0] != frames.REPLY:
                 pass
 
-    async def decide(self, request: str, decision: dict[str, Any]) -> str | None:
-        """Decide an open request. Return what was wrong with the decision, if anything."""
-        reply = await self.controls.decide(request, decision)
-        return None if reply["status"] == "taken" else str(reply["problem"])
-
 
 @asynccontextmanager
 async def open_source(where: Where) -> AsyncIterator[Source]:

@@ -2,7 +2,6 @@
 
 import re
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,9 @@ def inspect_config(path: Path, data: bytes | None = None) -> tuple[Config, list[
 
 
 def _inspect(source: Source) -> tuple[Config, list[Problem]]:
-    document = _without_tools(source.data)
+    document = dict(source.data)
+    if table_at(document, TOOLS):  # they are checked one by one
+        document["conversation"] = {**document["conversation"], "tools": {}}
     found = problems(Config, document)
     for key, _ in found:
         document = _without(document, key)
@@ -100,13 +101,6 @@ def _syntax(path: Path, text: str, message: str) -> str:
     line = match[2] or max(1, len(text.splitlines()))
     column = f" (column {match[3]})" if match[3] else " (at the end of the file)"
     return f"{shown(path)}:{line}: not valid TOML: {match[1]}{column}"
-
-
-def _without_tools(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document without its tool tables, which are checked one by one."""
-    if not table_at(data, TOOLS):
-        return dict(data)
-    return {**data, "conversation": {**data["conversation"], "tools": {}}}
 
 
 def _tool(name: str, source: Source) -> tuple[dict[str, Any], list[Problem]]:

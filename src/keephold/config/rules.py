@@ -307,20 +307,16 @@ def _command(tool: ToolSettings, names: _Names) -> Iterator[Problem]:
     yield from malformed
     if malformed:
         return
-    yield from _one_word(tool, names)
+    program = commands.program_of(tool.command)
+    if program is not None and " " in program and not isinstance(tool.command, str):
+        # A whole command in the place of its program. Another missing program may exist when it is called.
+        directory = names.directory(tool.cwd)
+        if commands.which(program, directory, tool.env) is None:
+            yield ("command",), commands.missing(tool.command, directory)
     for key, sentence in commands.operators(tool.command):
         yield ("command", *key), sentence
     for key, text in commands.texts(tool.command):
         yield from names.problems(("command", *key), text)
-
-
-def _one_word(tool: ToolSettings, names: _Names) -> Iterator[Problem]:
-    """Report a whole command in the place of its program. Another missing program may exist when it is called."""
-    program = commands.program_of(tool.command)
-    if program is not None and " " in program and not isinstance(tool.command, str):
-        directory = names.directory(tool.cwd)
-        if commands.which(program, directory, tool.env) is None:
-            yield ("command",), commands.missing(tool.command, directory)
 
 
 def _from_template(key: KeyPath, names: _Names, text: str) -> Iterator[Problem]:
