@@ -47,7 +47,9 @@ def acp_check(as_json: bool, only: tuple[str, ...], **given: Any) -> None:
     """
     from keephold.acp.check import CHECKS, Settings, run
 
-    _known(only, {check.name for check in CHECKS} | {check.topic for check in CHECKS})
+    names = {check.name for check in CHECKS} | {check.topic for check in CHECKS}
+    for unknown in (name for name in only if name not in names):
+        raise click.UsageError(f"No check or topic `{unknown}`. {near(unknown, sorted(names))}")
     settings = Settings(**{name: value for name, value in given.items() if value is not None})
     lines = _Lines()
     report = asyncio.run(run(settings, only, on_result=None if as_json else lines.add))
@@ -83,12 +85,6 @@ def _counts(report: "Report") -> list[str]:
         "skipped": report.count("skipped"),
     }
     return [f"{count} {name}" for name, count in counts.items() if count]
-
-
-def _known(only: tuple[str, ...], names: set[str]) -> None:
-    for name in only:
-        if name not in names:
-            raise click.UsageError(f"No check or topic `{name}`. {near(name, sorted(names))}")
 
 
 class _Lines:

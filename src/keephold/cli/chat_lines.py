@@ -133,14 +133,16 @@ def ended_line(handle: Handle, call: ToolCall | None) -> Piece | None:
     state = handle.state
     assert isinstance(state, Stopped)
     outcome = state.outcome
-    if handle.tool.name == _SETTLED and not handle.stateful and not _failed(outcome):
+    failed = isinstance(outcome, Failure) or (isinstance(outcome, Reply) and outcome.is_error)
+    if handle.tool.name == _SETTLED and not handle.stateful and not failed:
         return None
-    took = _seconds(state.stopped - (state.created if state.started is None else state.started))
+    secs = state.stopped - (state.created if state.started is None else state.started)
+    took = f"{max(secs, 0):.1f}s" if secs < 10 else duration(secs)
     if isinstance(outcome, Failure):
         glyph, style = ("■", "yellow") if state.deliberate else ("✗", "red")
         said = _first_and_last(outcome.message)
     elif isinstance(outcome, Reply):
-        glyph, style = ("✗", "red") if outcome.is_error else ("✓", "green")
+        glyph, style = ("✗", "red") if failed else ("✓", "green")
         said = _end_of(outcome.result)
     else:
         # If the user did not let it run, the model gets that as a result.
@@ -148,10 +150,6 @@ def ended_line(handle: Handle, call: ToolCall | None) -> Piece | None:
         glyph, style = ("■", "yellow") if skipped else ("✓", "green")
         said = _end_of(outcome.value) if isinstance(outcome, Ok) else last_line(handle.output)
     return Piece.line("  ".join((f"{glyph} {handle_name(handle, call)}", took, *([said] if said else []))), style)  # type: ignore[arg-type]
-
-
-def _failed(outcome: Any) -> bool:
-    return isinstance(outcome, Failure) or (isinstance(outcome, Reply) and outcome.is_error)
 
 
 def _crashed(entry: Any) -> bool:
@@ -175,10 +173,6 @@ def _end_of(value: Any) -> str:
         return "" if value is None else one_line(value, _WORDS)
     lines = strip_controls(value[-_TAIL:]).splitlines()
     return next((line for each in reversed(lines) if (line := one_line(each, _WORDS))), "")
-
-
-def _seconds(seconds: float) -> str:
-    return f"{max(seconds, 0):.1f}s" if seconds < 10 else duration(seconds)
 
 
 # Responses

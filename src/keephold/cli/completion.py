@@ -74,7 +74,8 @@ class _StoredName(click.types.StringParamType):
         try:
             wanted = {"recent": _RECENT, "begun": incomplete, "live": self._live, "offered": _OFFERED}
             found: dict[str, str] = {}
-            for name, about in _rows(_store(ctx.params.get("store")), self._query, wanted):
+            url = ctx.params.get("store") or _configured() or default_store()
+            for name, about in _rows(Path(url.removeprefix(SQLITE)).expanduser(), self._query, wanted):
                 found.setdefault(name, about)
             return [CompletionItem(name, help=about or None) for name, about in found.items() if _PLAIN.fullmatch(name)]
         except Exception:  # the user can still type the rest
@@ -87,12 +88,6 @@ def _rows(file: Path, query: str, wanted: dict[str, object]) -> Iterator[tuple[s
         yield from connection.execute(query, wanted)
     finally:
         connection.close()
-
-
-def _store(url: str | None) -> Path:
-    """Return the file that the command would use. `url` comes from --store or the variable."""
-    url = url or _configured() or default_store()
-    return Path(url.removeprefix(SQLITE)).expanduser()
 
 
 def _configured() -> str | None:

@@ -41,8 +41,13 @@ class Stored:
 
     async def handle(self, uid: str, *, keys: bool = False) -> dict[str, Any]:
         record = await self._view.record(uid)
-        shown = {"keys": await _keys(self._store, record)} if keys else {}
-        return await self._view.described(record, output=_output(self._store, record), **shown)
+        shown: dict[str, Any] = {"output": _output(self._store, record)}
+        if keys:
+            from keephold.durable.waits import open_keys
+
+            found = {} if isinstance(record.state, Stopped) else await open_keys(self._store, uid)
+            shown["keys"] = {name: str(key) for name, key in found.items()}
+        return await self._view.described(record, **shown)
 
     @cached_property
     def _posted(self) -> "PostedRequests":
@@ -101,14 +106,6 @@ class Acting(Stored):
 
         keep_as_configured(self._control.runtime.registry)
         return await self._control.collect(older_than=older_than, dry_run=dry_run, vacuum=vacuum)
-
-
-async def _keys(store: Store, record: Record) -> dict[str, str]:
-    from keephold.durable.waits import open_keys
-
-    if isinstance(record.state, Stopped):
-        return {}
-    return {name: str(key) for name, key in (await open_keys(store, record.uid)).items()}
 
 
 def _output(store: Store, record: Record) -> OutputSize | None:

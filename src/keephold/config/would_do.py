@@ -130,7 +130,8 @@ def _calls(config: Config) -> Iterator[str]:
         if tool.runs_command:
             yield f"run {_program(tool.command, tool)} when a model calls {_quoted(name)}{_asking(tool)}"
         elif tool.source == "python":
-            yield f"run Python {_quoted(tool.function)} when a model calls {_quoted(name)}{_asking(tool)}{_on(tool)}"
+            on = "" if tool.engine is None else f", on workers of the engine {_quoted(tool.engine)}"
+            yield f"run Python {_quoted(tool.function)} when a model calls {_quoted(name)}{_asking(tool)}{on}"
         elif tool.source == "builtin" and "run" in tool.model_fields_set and tool.run == "unattended":
             yield f"let models call the built-in {_quoted(name)} without asking you"
     for id, agent in config.agents.items():
@@ -142,10 +143,6 @@ def _calls(config: Config) -> Iterator[str]:
 def _asking(tool: ToolSettings) -> str:
     modes = {tool.run, *tool.run_actions.values()}
     return ", without asking you" if "unattended" in modes else ""
-
-
-def _on(tool: ToolSettings) -> str:
-    return "" if tool.engine is None else f", on workers of the engine {_quoted(tool.engine)}"
 
 
 def _program(command: Any, settings: ToolSettings | AgentSettings | McpServerSettings) -> str:

@@ -47,7 +47,11 @@ async def collect(registry: Registry, *, older_than: float | None, dry_run: bool
         for file in orphans:
             file.unlink(missing_ok=True)
         if vacuum:
-            await _vacuum(store)
+            if not isinstance(store, SupportsVacuum):
+                raise KeepholdError(
+                    "only a store on a disk can be vacuumed; leave --vacuum out", code="unsupported_store"
+                )
+            await store.vacuum()
     return {
         "dry_run": dry_run,
         "before": ops[-1].before,
@@ -155,9 +159,3 @@ async def _orphans(store: Store) -> dict[Path, int]:
 
 async def _disk_bytes(store: Store) -> int:
     return await store.disk_bytes() if isinstance(store, SupportsVacuum) else 0
-
-
-async def _vacuum(store: Store) -> None:
-    if not isinstance(store, SupportsVacuum):
-        raise KeepholdError("only a store on a disk can be vacuumed; leave --vacuum out", code="unsupported_store")
-    await store.vacuum()
