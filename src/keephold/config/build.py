@@ -191,25 +191,20 @@ def working_directory(config: Config, name: str) -> str:
     return os.path.normpath(config.root / settings.cwd if "cwd" in settings.model_fields_set else config.directory)
 
 
+_AS_WRITTEN = (
+    "description", "summary", "scheduling", "max_running", "run", "run_actions", "result", "timeout_secs", "on_crash",
+    "keep_secs", "hints",
+)  # fmt: skip
+
+
 def policy_fields(settings: ToolSettings, window: Window) -> dict[str, Any]:
     """Return the fields of `Tool` that the table sets under the same name."""
-    return {
-        "description": settings.description,
-        "summary": settings.summary,
+    return {name: getattr(settings, name) for name in _AS_WRITTEN} | {
         "examples": tuple(settings.examples),
-        "scheduling": settings.scheduling,
         "resources": tuple(settings.resources),
-        "max_running": settings.max_running,
-        "run": settings.run,
-        "run_actions": settings.run_actions,
-        "result": settings.result,
-        "timeout_secs": settings.timeout_secs,
         "questions": {question: table.policy() for question, table in settings.questions.items()},
         "retry": RetryPolicy(**settings.retry.model_dump()),
-        "on_crash": settings.on_crash,
-        "keep_secs": settings.keep_secs,
         "output": settings.output.policy(window),
-        "hints": settings.hints,
     }
 
 

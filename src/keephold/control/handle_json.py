@@ -322,6 +322,9 @@ def live_fields(handle: Handle | None, fact: Fact = NOTHING) -> dict[str, Any]:
     return added
 
 
+_AS_IN_RECORD = ("call_id", "batch", "position", "deaths", "standing", "retry_of")
+
+
 def details(
     shown: HandleGlance, record: Record, waits: list[WaitRow], journal: list[Entry], entries: int, **more: Any
 ) -> HandleDetails:
@@ -330,9 +333,7 @@ def details(
     stopped = state if isinstance(state, Stopped) else None
     return HandleDetails(
         **{name: getattr(shown, name) for name in HandleGlance.__struct_fields__},
-        call_id=record.call_id,
-        batch=record.batch,
-        position=record.position,
+        **{name: getattr(record, name) for name in _AS_IN_RECORD},
         resources=masked(record.resources),
         metadata=masked(record.metadata or {}),
         arguments=masked(record.arguments),
@@ -344,9 +345,6 @@ def details(
         on_timeout=parking.on_timeout if parking is not None else None,
         on_cancel=parking.on_cancel if parking is not None else None,
         waits=[open_wait(row) for row in waits],
-        deaths=record.deaths,
-        standing=record.standing,
-        retry_of=record.retry_of,
         journal=[journal_entry(entry) for entry in journal],
         journal_entries=entries,
         **more,
