@@ -76,18 +76,16 @@ async def measured(directory: Path, seconds: float) -> list[Figure]:
     with closing(_Raw(directory / "raw.db")) as raw:
         async with _opened(directory, program) as ours:
             synced = await _by_turns(length * 2, _synced_writes(directory / "synced"))
-            step = await _by_turns(length, raw.one_commit, ours.steps)
-            crowd = await _by_turns(length, raw.many_rows, ours.crowd)
-            wake = await _by_turns(length, raw.wakes, ours.wakes)
-            start = await _by_turns(length, _bare_command(program), ours.commands)
+            step = await _by_turns(length, ours.steps, raw.one_commit)
+            crowd = await _by_turns(length, ours.crowd, raw.many_rows)
+            wake = await _by_turns(length, ours.wakes, raw.wakes)
+            start = await _by_turns(length, ours.commands, _bare_command(program))
     return [
         Figure("fsync", "4 KiB written and synced, p50", "", "seconds", None, *synced),
-        Figure("step", "durable step, p50", "one insert, one commit", "seconds", step[1], step[0]),
-        Figure(
-            "steps", f"steps of {CALLS} calls at once", f"{CALLS} inserts a commit", "per_second", crowd[1], crowd[0]
-        ),
-        Figure("wake", "handle stops → awaiting coroutine, p50", "commit, bare future", "seconds", wake[1], wake[0]),
-        Figure("command", "command, call to result, p50", "asyncio's subprocess", "seconds", start[1], start[0]),
+        Figure("step", "durable step, p50", "one insert, one commit", "seconds", *step),
+        Figure("steps", f"steps of {CALLS} calls at once", f"{CALLS} inserts a commit", "per_second", *crowd),
+        Figure("wake", "handle stops → awaiting coroutine, p50", "commit, bare future", "seconds", *wake),
+        Figure("command", "command, call to result, p50", "asyncio's subprocess", "seconds", *start),
     ]
 
 
