@@ -165,10 +165,10 @@ def marked(owner: int) -> list[str]:
     for entry in Path("/proc").iterdir():
         try:
             environment = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
-        except OSError:
+            if f"-{owner}-".encode() in environment.partition(b"KEEPHOLD_MARK=")[2]:
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:  # gone, or another user's
             continue
-        if b"KEEPHOLD_MARK=" in environment and f"-{owner}-".encode() in environment.partition(b"KEEPHOLD_MARK=")[2]:
-            found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
     return found
 
 

@@ -45,7 +45,14 @@ def processes(directory: Path) -> list[int]:
     """What runs of the program and of what it has started."""
     file = directory / "pids"
     pids = [int(line) for line in file.read_text().splitlines()] if file.exists() else []
-    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    return [pid for pid in pids if _runs(pid)]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @asynccontextmanager

@@ -100,8 +100,11 @@ assistant = {{ api_key_env = "AGENT_KEY" }}
 
 
 def environ(pid: int) -> dict[str, str]:
-    """The variables that `/proc` shows for a process, without empty ones."""
-    entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    """The variables that `/proc` shows for a process, without empty ones; none if it has ended."""
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return {}
     return {name: value for name, _, value in (entry.partition("=") for entry in entries) if value}
 
 

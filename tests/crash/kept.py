@@ -169,10 +169,10 @@ def processes_of(directory: Path, store: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             here = process.cwd() == str(directory) or str(store) in " ".join(process.cmdline())
+            if here and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
         except psutil.Error:
             continue
-        if here and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(process)
     return found
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,8 @@ class TurnProcess:
         self.process.kill()
         self.process.wait()
         for pid in self.survivors():
-            psutil.Process(pid).kill()
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(pid).kill()
 
     # Looking at it from outside
 

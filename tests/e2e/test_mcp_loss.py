@@ -26,7 +26,7 @@ from keephold.tools.remote.server import McpServer
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except FileNotFoundError:
+    except OSError:  # gone before it was opened, or before it was read
         return False
 
 
