@@ -196,9 +196,7 @@ async def test_S6_what_was_named_before_the_rule_is_read_as_before(
 
 @pytest.fixture
 def person(monkeypatch: pytest.MonkeyPatch) -> Iterator[Person]:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(prompter, "QUIET_SECS", 0.01)
-    person = Person(rows=20)
+    person = Person(monkeypatch, rows=20)
     yield person
     person.close()
 

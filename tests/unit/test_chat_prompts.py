@@ -22,7 +22,11 @@ RUN = RunTool(tool="order", action=None, id=None, arguments={"item": "ink"}, con
 class Person:
     """Somebody at the other end of a terminal."""
 
-    def __init__(self, rows: int = 40) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rows: int = 40) -> None:
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr(prompter, "QUIET_SECS", 0.01)
+        monkeypatch.setattr(prompter, "PAUSE_SECS", PATIENCE)
+        self._monkeypatch = monkeypatch
         self._master, slave = os.openpty()
         termios.tcsetwinsize(self._master, (rows, 80))
         os.set_blocking(slave, False)
@@ -37,6 +41,11 @@ class Person:
 
     def press(self, keys: str) -> None:
         os.write(self._master, keys.encode())
+
+    def press_last(self, key: str) -> None:
+        """Press a key after which there is a pause. Until then there is none, however slow the machine is."""
+        self._monkeypatch.setattr(prompter, "PAUSE_SECS", 0.01)
+        self.press(key)
 
     async def until(self, there: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE):
@@ -58,9 +67,7 @@ class Person:
 
 @pytest.fixture
 def person(monkeypatch: pytest.MonkeyPatch) -> Iterator[Person]:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(prompter, "QUIET_SECS", 0.01)
-    person = Person()
+    person = Person(monkeypatch)
     yield person
     person.close()
 
@@ -70,11 +77,12 @@ async def test_P1_what_is_being_typed_approves_nothing(person: Person) -> None:
     asked = person.asked(RUN, typing=True)
     await person.sees(NOTICE)
     assert "ink" in person.sent
-    for key in "ppy yYe":
+    for key in "ppy yY":
         person.press(key)
-    await person.until(lambda: person.line.text == "happy yYe")
+    await person.until(lambda: person.line.text == "happy yY")
     assert not asked.done() and "Run it?" not in person.sent
-    await person.sees("Run it?")  # there was a pause
+    person.press_last("e")
+    await person.sees("Run it?")
     person.press("y")
     assert await asked == Approved()
     assert person.line.text == "happy yYe"
@@ -84,8 +92,9 @@ async def test_Q5_what_is_being_typed_answers_no_question(person: Person) -> Non
     question = Question(id="q", text="Which colour?")
     asked = person.asked(AskQuestion(tool="paint", id=None, question=question, conversation="main"), typing=True)
     await person.sees(NOTICE)
-    person.press("hello")
-    await person.until(lambda: person.line.text == "hello")
+    person.press("hell")
+    await person.until(lambda: person.line.text == "hell")
+    person.press_last("o")
     await person.sees("\x1b[A\x1b[K")  # the notice is gone
     person.press("green\r")
     assert await asked == Answer("green")
