@@ -49,11 +49,15 @@ async def test_R7_output_has_neither_gap_nor_repetition_after_kills(tmp_path: Pa
 
 @pytest.mark.parametrize(("script", "how"), [("exit 5", Exit(5, None)), ("kill -9 $$", Exit(None, 9))])
 async def test_R7_an_end_while_no_runtime_is_there_is_known(tmp_path: Path, script: str, how: Exit) -> None:
-    driver = Driver(tmp_path, "u", "command", f"echo up; read line; echo $line; sleep 0.1; {script}")
+    dead = tmp_path.with_name(f"{tmp_path.name}-dead")
+    driver = Driver(
+        tmp_path, "u", "command", f"echo up; read line; echo $line; until [ -e {dead} ]; do sleep 0.01; done; {script}"
+    )
     driver.do("printed up")
     keeper = keeper_of(tmp_path, "u")
     driver.do("type hello")
     driver.kill()
+    dead.touch()
     await gone(keeper)  # nothing runs and nobody is connected
     async with runtime(tmp_path) as after:
         followed = Followed(tmp_path, "u")
@@ -130,12 +134,14 @@ async def test_R7_the_guard_ends_everything_if_the_keeper_is_killed(tmp_path: Pa
 
 async def test_R7_K5_a_secret_is_masked_while_no_runtime_is_there(tmp_path: Path) -> None:
     async with runtime(tmp_path) as rt:
-        followed = await rt.terminal("u", ["sh", "-c", "stty -echo; echo up; read a; sleep 0.2; echo it was $a"])
+        says = f"until [ -e {tmp_path}/nobody ]; do sleep 0.01; done; echo it was $a"
+        followed = await rt.terminal("u", ["sh", "-c", f"stty -echo; echo up; read a; {says}"])
         await followed.printed(b"up")
         followed.child.hide("tops3cret")
         followed.child.write(b"tops3cret\r", b"1")
         await followed.handed_over()
         keeper = keeper_of(tmp_path, "u")
+    (tmp_path / "nobody").touch()
     await gone(keeper)
     assert (tmp_path / "u").read_bytes() == b"up\r\nit was ********\r\n"
 

@@ -127,10 +127,12 @@ async def test_R7_a_forked_child_of_a_dead_runtime_does_not_count(tmp_path: Path
 
 
 async def test_R7_output_that_nobody_has_read_is_known(tmp_path: Path) -> None:
-    driver = Driver(tmp_path, "u", "terminal", "echo up; read a; sleep 0.1; echo more; sleep 60")
+    more = f"until [ -e {tmp_path}/dead ]; do sleep 0.01; done; echo more"
+    driver = Driver(tmp_path, "u", "terminal", f"echo up; read a; {more}; sleep 60")
     driver.do("printed up")
     driver.do("type x")
     driver.kill()
+    (tmp_path / "dead").touch()
     async with runtime(tmp_path) as rt:
         followed = rt.following("u")
         await followed.until(lambda: b"more" in (tmp_path / "u").read_bytes())
