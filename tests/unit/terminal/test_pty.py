@@ -218,7 +218,9 @@ async def test_F3_others_are_not_read_for_ever() -> None:
 
 
 async def test_F3_what_the_leader_leaves_is_ended() -> None:
-    run = Run("sh", "-c", f'(setsid sh -c "{STUBBORN}" &) ; ({STUBBORN}) & sleep 0.3; echo over', grace=0.1)
+    run = Run("sh", "-c", f'(setsid sh -c "{STUBBORN}" &) ; ({STUBBORN}) & read go; echo over', grace=0.1)
+    await until(lambda: run.output.count(b"up") == 2)
+    run.pty.write(b"go\r")
     assert await run.ended() == Exit(code=0, signal=None)
     assert run.output.endswith(b"over\r\n")
     assert run.left() == []
