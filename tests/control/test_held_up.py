@@ -95,15 +95,15 @@ async def test_B5_other_processes_see_in_the_store_what_a_handle_queues_for(tmp_
         await other.open(lambda _: None)
         try:
             look = Stored(other)
-            said = await until(look, "p", "pending, waits for permission")
-            said |= await until(look, "s2", "pending, behind s1 in the serial lane")
-            assert said["e3"] == "pending, waits for a.py, behind e1"
-            assert said["t3"] == "pending, waits for a free slot (max_running of tool:two)"
+            await until(look, "p", "pending, waits for permission")
+            await until(look, "s2", "pending, behind s1 in the serial lane")
+            await until(look, "e3", "pending, waits for a.py, behind e1")
+            await until(look, "t3", "pending, waits for a free slot (max_running of tool:two)")
             for handle in rt.registry.live("main"):
                 if handle.id in ("e1", "t1"):
                     await Control(rt).abort(handle.uid)
-            said = await until(look, "e3", "pending, waits for a.py, behind e2")
-            assert said["t3"] == "running"
+            await until(look, "e3", "pending, waits for a.py, behind e2")
+            await until(look, "t3", "running")
         finally:
             await other.close()
             asked.cancel()
@@ -116,12 +116,11 @@ async def _never(prompt: Prompt) -> Decision:
     raise AssertionError("nobody decides")
 
 
-async def until(look: Stored, id: str, words: str) -> dict[str, str]:
-    """Look until the handle is described so, and return how each is."""
+async def until(look: Stored, id: str, words: str) -> None:
+    """Look until the handle is described so."""
     async with asyncio.timeout(PATIENCE):
         while True:
             listed = (await look.handles(state="live", oneshot=True, limit=50))["handles"]
-            said = {fact["id"]: state_words(fact, 0) for fact in listed}
-            if said.get(id) == words:
-                return said
+            if {fact["id"]: state_words(fact, 0) for fact in listed}.get(id) == words:
+                return
             await asyncio.sleep(0.02)

@@ -335,13 +335,13 @@ async def test_B9_a_resumed_batch_that_is_cut_off_again_is_resumed_again(tmp_pat
         return f"attempt {call.attempt}"
 
     cut = await cut_in([work], [call("work")], story, tmp_path)
-    story.dies = True
+    story.dies, story.reached = True, asyncio.Event()
     store = cut.store
     async with Runtime([work], store=store) as rt:
         turn = await rt.turn("main", resume=True).__aenter__()
         resuming = asyncio.create_task(turn.resume())
-        await until(lambda: len(ran) == 2)
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(PATIENCE):
+            await story.reached.wait()
         store = power_cut(store)
     with pytest.raises(KeepholdError):
         await resuming

@@ -142,10 +142,10 @@ async def test_M3_the_typist_is_told_if_the_owner_no_longer_listens(
     postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connection has been cut, and nobody knows."""
-    monkeypatch.setattr(relayed_streams, "_LATE_SECS", 0.1)
-    monkeypatch.setattr(relayed_streams, "_TYPING_POLL_SECS", 0.1)
     async with at_work(postgres, monkeypatch) as typist:
         async with typist.attached() as talk:
+            monkeypatch.setattr(relayed_streams, "_LATE_SECS", 0.1)
+            monkeypatch.setattr(relayed_streams, "_TYPING_POLL_SECS", 0.1)
             assert typist.ears._session is not None
             await typist.ears._session.run(f'UNLISTEN "{typist.ears.ear}"')
             talk.send(frames.INPUT, b"touch nothing\n")

@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.e2e.driver import until
+from tests.patience import PATIENCE
 
 from keephold.cli import bench as figures_module
 from keephold.cli import main
@@ -69,10 +70,8 @@ def test_L1_a_store_without_a_disk_or_a_directory_is_refused(tmp_path: Path) -> 
 def test_L1_nothing_is_left_when_it_is_stopped(tmp_path: Path, number: int, code: int) -> None:
     command = [sys.executable, "-m", "keephold", "bench", "--store", f"sqlite:///{tmp_path / 'work.db'}"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as running:
-        end = time.monotonic() + 30
-        while not list(tmp_path.glob("*/ours.db")) and time.monotonic() < end:
-            time.sleep(0.01)
+        until(lambda: list(tmp_path.glob("*/ours.db")))
         os.kill(running.pid, number)
-        _, said = running.communicate(timeout=30)
+        _, said = running.communicate(timeout=PATIENCE)
     assert running.returncode == code and b"Traceback" not in said, said
     assert list(tmp_path.iterdir()) == []

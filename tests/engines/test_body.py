@@ -289,7 +289,7 @@ async def test_what_a_front_end_could_not_take_keeps_its_origin_in_the_next_repo
 
 
 async def test_a_task_that_a_step_left_behind_begins_nothing_while_the_attempt_leaves() -> None:
-    left = asyncio.Event()
+    left, may_end = asyncio.Event(), asyncio.Event()
 
     @tool(engine="temporal", on_crash="replay")
     async def works(call: Call) -> None:
@@ -307,7 +307,7 @@ async def test_a_task_that_a_step_left_behind_begins_nothing_while_the_attempt_l
             tasks.append(asyncio.ensure_future(later()))
 
         async def long(_: Any) -> None:
-            await asyncio.sleep(0.5)
+            await may_end.wait()
 
         await fx.run_json("first", None, step)
         await fx.run_json("second", None, long)
@@ -320,6 +320,8 @@ async def test_a_task_that_a_step_left_behind_begins_nothing_while_the_attempt_l
         suspending = asyncio.ensure_future(body.suspend())
         await asyncio.sleep(0)
         left.set()
+        await asyncio.sleep(0)
+        may_end.set()
         assert isinstance(await asyncio.wait_for(running, PATIENCE), Suspended)
         await suspending
     assert [line.name for line in recorder.lines] == ["first", "second"]

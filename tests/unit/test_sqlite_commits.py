@@ -151,7 +151,7 @@ async def test_a_loop_that_never_sleeps_does_not_keep_the_writer_from_writing(tm
 
         working = asyncio.create_task(work())
         loop = asyncio.get_running_loop()
-        until = loop.time() + 20
+        until = loop.time() + PATIENCE
         while not working.done() and loop.time() < until:
             sum(range(20_000))  # about 0.3 ms
             await asyncio.sleep(0)
