@@ -15,6 +15,7 @@ from keephold.handles.state import Outcome
 from keephold.tools.base import Invocation, SpawnPolicy, Tool
 from keephold.tools.guard import Guard
 from keephold.tools.template import CommandLine
+from keephold.tools.terminal import emulator_worker
 from keephold.tools.terminal.terminal import Terminal
 
 UIDS = map("t{}".format, count())
@@ -84,8 +85,12 @@ def guard() -> Iterator[Guard]:
 
 
 @pytest.fixture
-def start(guard: Guard, tmp_path: Path) -> Start:
-    """Starts a call of a terminal and returns its live end and its recorder."""
+def start(guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Starts a call of a terminal and returns its live end and its recorder.
+
+    The emulator is in this process: one of its own takes an interpreter for each test.
+    """
+    monkeypatch.setattr(emulator_worker, "host", lambda: None)
 
     def begin(
         line: Any, arguments: dict[str, Any] | None = None, *, stateful: bool = True, **settings: Any

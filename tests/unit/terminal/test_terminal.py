@@ -305,7 +305,13 @@ async def test_only_the_last_of_much_output_is_looked_at(start: Start) -> None:
     await sink.end()
 
 
-async def test_a_program_that_asks_the_terminal_where_the_cursor_is_gets_an_answer(start: Start) -> None:
+@pytest.mark.parametrize("beside", [False, True], ids=["here", "in a process of its own"])
+async def test_a_program_that_asks_the_terminal_where_the_cursor_is_gets_an_answer(
+    start: Start, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    """By the emulator, which is usually in a process of its own."""
+    if beside:
+        monkeypatch.undo()
     _, sink = start(python("tty.setraw(0); os.write(1, b'abc\\x1b[6n'); os.write(1, os.read(0, 100)[1:])"))
     await sink.end()
     assert sink.printed.endswith(b"[1;4R")
