@@ -137,7 +137,8 @@ compiled: setup
 	$(BIN)/python -m compileall -q src tests
 	-@$(PYTEST) --collect-only -qq >/dev/null
 
-# Most mistakes of a change are found here: rules, stores, turns, configuration. No browser, no foreign program.
+# Most mistakes of a change are found here: rules, stores, turns, configuration. No browser, no foreign program, and no
+# server of PostgreSQL or Temporal: what all stores and engines promise is checked in memory and with SQLite.
 quick: style ## check style, and run the tests that take less than a minute together: most mistakes are found
 	$(PYTEST) -n 2 -m "not slow" tests/unit tests/turn tests/scenarios tests/conformance
 

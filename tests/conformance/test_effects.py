@@ -33,6 +33,7 @@ def new_schema(postgres_schemas: "Schemas") -> Iterator[Callable[[], str]]:
         yield lambda: schemas.enter_context(postgres_schemas.one())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", OnStore.checks())
 async def test_postgres(check: str, tmp_path: Path, new_schema: Callable[[], str]) -> None:
     await OnStore(new_schema, tmp_path).run(check)

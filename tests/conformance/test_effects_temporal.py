@@ -25,6 +25,7 @@ from keephold.testing.conformance.site import code_of
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
 
+pytestmark = pytest.mark.slow
 DIED = "died"
 
 

@@ -74,6 +74,7 @@ MANY_ROUND_TRIPS = {
 """Thousands of statements, each of which goes to the server and back. The soak makes them."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", Postgres.checks())
 async def test_postgres(check: str, postgres: str) -> None:
     if check in MANY_ROUND_TRIPS and not SOAK:

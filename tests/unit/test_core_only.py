@@ -18,7 +18,7 @@ from tests.trusting import write_trusted
 from keephold.errors import KeepholdError
 from keephold.tools.remote import server
 
-pytestmark = pytest.mark.cold  # a warm program has imported everything already
+pytestmark = [pytest.mark.slow, pytest.mark.cold]  # a warm program has imported everything already
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import asyncio

@@ -29,6 +29,7 @@ def pinned(name: str) -> dict[str, str]:
     return dict(re.findall(r"^([\w.-]+)(?:\[[\w,-]+\])?==([^\s;\\]+)", (LOCKS / name).read_text(), re.MULTILINE))
 
 
+@pytest.mark.slow
 def test_L1_a_build_is_reproducible_and_complete(tmp_path: Path) -> None:
     wheel, sdist = build(tmp_path / "one")
     again = build(tmp_path / "two")

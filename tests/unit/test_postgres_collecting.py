@@ -22,6 +22,8 @@ from keephold.store.housekeeping import SupportsSole, SupportsVacuum
 from keephold.store.postgres import reads, store
 from keephold.store.postgres.connecting import SQL, Session, session
 
+pytestmark = pytest.mark.slow
+
 
 async def test_S5_what_is_deleted_is_weighed_and_its_space_returned(postgres: str) -> None:
     clock = HandClock()

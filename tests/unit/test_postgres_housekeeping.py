@@ -28,6 +28,8 @@ from keephold.testing.conformance.suite import NOON
 if TYPE_CHECKING:
     from tests.postgres import Schemas
 
+pytestmark = pytest.mark.slow
+
 
 def keeping(url: str) -> Housekeeping:
     return housekeeping_of(open_store(url))
