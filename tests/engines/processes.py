@@ -7,12 +7,23 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
+from mcp.client import Client
+from tests.mcp.clients import read
 from tests.patience import PATIENCE
 from tests.serve.serving import ROOT, environment
 from tests.temporal import Place
 from tests.trusting import write_trusted
+
+
+async def completed(client: Client, *ids: str) -> dict[str, Any]:
+    """Return the results of handles. A wait is answered after 45 s, and then the handles may still run."""
+    while True:
+        waited = read(await client.call_tool("await", {"all": list(ids)}))["completed"]
+        if len(waited) == len(ids):
+            return {each["id"]: each.get("result") for each in waited}
 
 
 def config(place: Place, **tools: str) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from tests.engines.processes import Worker, config, workers
-from tests.mcp.clients import connected, read
+from tests.engines.processes import Worker, completed, config, workers
+from tests.mcp.clients import connected
 from tests.patience import until
 from tests.ports import free_port
 from tests.serve.serving import TOKEN, served
@@ -43,8 +43,7 @@ async def test_E6_a_worker_that_was_stopped_and_goes_on_records_and_prints_nothi
             started[0].send(signal.SIGCONT)
             await until(lambda: _idle(http, port))
             (tmp_path / "end").touch()
-            waited = read(await client.call_tool("await", {"all": ["l"]}))
-            assert waited["completed"][0]["result"] == f"attempt {attempt}"
+            assert await completed(client, "l") == {"l": f"attempt {attempt}"}
             (handle,) = (await http.get("/api/handles")).json()["handles"]
             output = (await http.get(f"/api/handles/{handle['uid']}/output", params={"format": "raw"})).text
     assert _noted(tmp_path, "recorded") == [attempt]
@@ -66,7 +65,7 @@ async def test_R8_a_tool_that_ends_three_workers_is_stopped(temporal: Place, tmp
                 started.append(Worker(tmp_path / "worker", settings, KEEPHOLD_SOAK_PLACE=str(tmp_path)))
                 await until(lambda: started[-1].process.poll() is not None)
             started.append(Worker(tmp_path / "worker", settings, KEEPHOLD_SOAK_PLACE=str(tmp_path)))
-            await client.call_tool("await", {"all": ["d"]})
+            await completed(client, "d")
             (handle,) = (await http.get("/api/handles")).json()["handles"]
     assert handle["code"] == "crash_loop" and _noted(tmp_path, "died") == ["1", "2", "3"]
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.engines.processes import Worker, config, on_path, workers
+from tests.engines.processes import Worker, completed, config, on_path, workers
 from tests.mcp.clients import connected, read
 from tests.patience import PATIENCE, until
 from tests.serve.serving import ROOT, TOKEN, Served, served
@@ -42,7 +42,7 @@ async def test_E2_the_deployment_of_the_readme_on_temporal(temporal: Place, tmp_
             assert answered.status_code == 200, answered.text
             again = await webhook.post(f"/complete/{key}", json={"status": "ok", "payload": {"by": "Bob"}})
             assert again.json()["status"] == "already_resolved"
-        assert (await waiting)["result"] == "r-17 installed in production, approved by Ada"
+        assert await waiting == "r-17 installed in production, approved by Ada"
         said = [worker.said for worker in started]
     assert [each.count("step `build` runs") for each in said] == [1, 0]
     assert [each.count("step `install` runs") for each in said] == [0, 1]
@@ -67,19 +67,15 @@ async def test_R6_a_worker_that_is_told_to_stop_ends_what_it_runs_or_lets_anothe
             assert await asyncio.to_thread(started[0].process.wait, PATIENCE) == 128 + signal.SIGTERM
 
             started.append(Worker(tmp_path / "second", settings, **variables))
-            waited = read(await client.call_tool("await", {"all": ["moves", "stays"]}))
-    results = {each["id"]: each["result"] for each in waited["completed"]}
+            results = await completed(client, "moves", "stays")
     assert results == {"moves": "step 1, end 2", "stays": "end 1"}
     assert (tmp_path / "begun").read_text() == "1\n1\n", "no step ran again"
 
 
-async def _result(server: Served) -> dict[str, Any]:
+async def _result(server: Served) -> Any:
     """Wait as a client does: if the server dies, it connects again and waits again."""
     while True:
         with suppress(Exception):
             async with connected(server.mcp, token=TOKEN) as client:
-                waited = await client.call_tool("await", {"all": ["d"]})
-                break
+                return (await completed(client, "d"))["d"]
         await asyncio.sleep(0.1)
-    (completed,) = read(waited)["completed"]
-    return dict(completed)
