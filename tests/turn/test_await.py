@@ -21,18 +21,8 @@ async def work(secs: float = 0, result: str = "done", fail: bool = False) -> str
     return result
 
 
-@keephold.tool
-async def plain() -> str:
-    return "plain"
-
-
 def ids(entries: list[dict[str, object]]) -> list[object]:
     return [entry["id"] for entry in entries]
-
-
-def test_A1_await_is_offered_only_if_there_is_something_to_await() -> None:
-    assert "await" not in [tool["name"] for tool in Runtime([plain]).tools()]
-    assert "await" in [tool["name"] for tool in Runtime([plain, work]).tools()]
 
 
 def test_A1_the_canonical_schema_is_the_seeds() -> None:

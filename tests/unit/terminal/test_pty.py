@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -255,16 +254,6 @@ async def test_C7_a_foreground_job_has_its_grace_although_the_shell_has_gone(tmp
     assert run.left() == []
 
 
-async def test_C7_a_program_that_ignores_being_asked_is_killed_after_the_grace_and_not_before() -> None:
-    run = Run("sh", "-c", STUBBORN)
-    await run.said(b"up")
-    started = time.monotonic()
-    run.pty.end(0.3)
-    assert await run.ended() == Exit(code=None, signal=signal.SIGKILL)
-    assert time.monotonic() - started >= 0.3
-    assert run.left() == []
-
-
 async def test_C7_a_stubborn_foreground_job_is_killed_after_the_grace() -> None:
     run = Run("bash", "--norc", "-i")
     await run.found("reading")
@@ -297,15 +286,6 @@ async def test_C7_aborting_twice_or_late_is_harmless_and_what_is_written_late_is
         assert caught.value.code == "not_running"
     await asyncio.sleep(0)
     assert len(run.exits) == 1
-
-
-async def test_C7_other_terminals_are_left_alone() -> None:
-    other, run = Run("cat"), Run("sh", "-c", f'setsid sh -c "{STUBBORN}" & cat')
-    await run.said(b"up")
-    await run.stop()
-    assert run.left() == []
-    assert other.left() == [other.pty.pid]
-    await other.stop()
 
 
 async def test_many_at_once_end_once_each_and_leave_no_descriptor() -> None:
