@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from keephold.runtime import Runtime
@@ -31,6 +32,11 @@ class StoreSite(Site):
         await self.runtime.open()
 
 
+def _answered_soon(tool: Tool) -> Tool:
+    """Return the tool with a spawn that is answered at once: a call that waits for an event would take a second."""
+    return replace(tool, spawn=replace(tool.spawn, settle_ms=1, settle_max_ms=1))
+
+
 class OnStore(EffectsConformance):
     """Calls that run where their runtime is. `new` returns the URL of an empty store."""
 
@@ -39,7 +45,7 @@ class OnStore(EffectsConformance):
 
     @asynccontextmanager
     async def make(self, tools: Sequence[Tool]) -> AsyncIterator[Site]:
-        site = StoreSite(tools, self._new(), self._new, self._directory)
+        site = StoreSite([_answered_soon(tool) for tool in tools], self._new(), self._new, self._directory)
         await site.runtime.open()
         try:
             yield site
