@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 import keephold
 
 CONFIG = """
@@ -47,6 +49,7 @@ async def test_O1_reason_and_output_share_the_caps(tmp_path: Path) -> None:
     assert failed.result.count("Read the rest") == 1
 
 
+@pytest.mark.slow
 async def test_F3_a_timeout_shows_what_was_printed_until_then(tmp_path: Path) -> None:
     late, _ = await run(tmp_path, "slow")
     assert late.code == "timeout"

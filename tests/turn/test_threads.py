@@ -215,6 +215,7 @@ async def test_Y2_B4_the_serial_turn_of_a_spawned_handle_is_freed_when_the_threa
             assert waited["completed"][0]["result"] == "done"
 
 
+@pytest.mark.slow
 async def test_Y2_B4_the_serial_turn_of_a_one_shot_call_is_freed_when_the_thread_ends(
     clock: VirtualClock, go: threading.Event
 ) -> None:
