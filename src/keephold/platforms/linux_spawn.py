@@ -32,10 +32,10 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str | None, terminal
         tuple(argv),
         env,
         file_actions=[
-            *((os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable()),
             (os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0),
             (os.POSIX_SPAWN_DUP2, 0, 1),
             (os.POSIX_SPAWN_DUP2, 0, 2),
+            *_closing(),
         ],
         setsid=True,
         setsigmask=(),
@@ -91,13 +91,16 @@ def _check(path: Path, program: str) -> None:
         raise OSError(reason, os.strerror(reason), program)
 
 
-def _inheritable() -> list[int]:
-    """Return descriptors that a child would inherit: those we were started with may not be close-on-exec."""
+def _closing() -> list[tuple[int, int]]:
+    """Return what closes the descriptors that a child would inherit: those we were started with may not be
+    close-on-exec."""
+    if (close_from := getattr(os, "POSIX_SPAWN_CLOSEFROM", None)) is not None:  # Python 3.13, with glibc
+        return [(close_from, 3)]
     found = []
     for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
         try:
             if fd > 2 and os.get_inheritable(fd):
-                found.append(fd)
+                found.append((os.POSIX_SPAWN_CLOSE, fd))
         except OSError:
             continue  # the one that the listing itself used
     return found
