@@ -36,8 +36,6 @@ def has_everything() -> bool:
 
 
 class Linux(Portable):
-    """The machine, as Linux has it."""
-
     name = "linux"
     terminal_line = 4000  # it keeps 4095 bytes of a line that is not ended, and drops the rest
     socket_path = 107

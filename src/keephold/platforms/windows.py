@@ -28,8 +28,6 @@ _LOCK_FILE = ".lock"
 
 
 class Windows(Portable):
-    """The machine, as Windows has it."""
-
     name = "windows"
     no_programs = "keephold does not run programs on Windows; use a function, an MCP server with a `url`, or WSL"
     has_sockets = False

@@ -120,8 +120,6 @@ def compiled(source: str, in_loop: bool) -> "Compiled":
 
 
 class Compiled:
-    """A compiled expression."""
-
     __slots__ = ("_builds", "_optionals", "_program", "reads")
 
     def __init__(self, source: str, in_loop: bool) -> None:
@@ -185,7 +183,6 @@ def _json(made: Any) -> tuple[Any, int]:
 
 
 def shortened(text: str, length: int = 120) -> str:
-    """Return text for a message."""
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 

@@ -42,8 +42,6 @@ _UNTOLD = Exit(None, None)
 
 @dataclass(kw_only=True, eq=False)
 class Command(Program):
-    """Starts the processes of one command."""
-
     stdin: bool = False
     wire: bool = False
     media: str | None = None

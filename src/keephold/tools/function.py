@@ -145,8 +145,6 @@ def _make(
 
 
 class Function:
-    """Runs one function."""
-
     def __init__(self, function: Callable[..., Any], signature: Signature) -> None:
         self.function = function
         self.signature = signature

@@ -81,8 +81,6 @@ class RunHost(Protocol):
 
 
 class _Asked(NamedTuple):
-    """The open question of a call."""
-
     route: Open
     """Who may answer it."""
     then: Callable[[Outcome], None]
@@ -137,7 +135,6 @@ class Run:
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """The arguments of the call."""
         return {} if self._invocation is None else self._invocation.arguments
 
     @property

@@ -278,7 +278,6 @@ class Selection:
         return filter(self.has, self._toolbox)
 
     def listed(self, dialect: Dialect) -> list[dict[str, Any]]:
-        """Like the toolbox's."""
         return tool_list(self, dialect, self._toolbox.actions)
 
     def has(self, tool: Tool) -> bool:
@@ -293,7 +292,6 @@ class Selection:
         return self._toolbox.one_of(self, name, lambda tool: _may_be_called(tool) and self.has(tool))
 
     def check(self, tool: Tool, action: Action | None) -> ArgumentCheck:
-        """Like the toolbox's."""
         return self._toolbox.check(tool, action)
 
 
@@ -316,7 +314,6 @@ _SERVED = frozenset(
 
 
 def is_builtin(tool: Tool) -> bool:
-    """Whether the tool comes with keephold."""
     return tool.source == "builtin" or tool.launching is not None
 
 

@@ -122,8 +122,6 @@ _QUESTION_PARAMETERS: dict[str, Any] = {
 
 
 def ask_user_tool() -> Tool:
-    """Make the tool."""
-
     @tool(
         description="Ask the person you work for a question, and wait for the answer. Use it if only they can decide "
         "or know. Do not use it to get permission for a call: they are asked without you where that is needed. Returns "

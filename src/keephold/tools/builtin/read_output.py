@@ -56,8 +56,6 @@ PARAMETERS: dict[str, Any] = {
 
 
 def read_output_tool() -> Tool:
-    """Make the tool."""
-
     @tool(description=DESCRIPTION, parameters=PARAMETERS)
     async def read_output(
         call: Call,

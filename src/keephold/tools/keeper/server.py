@@ -191,8 +191,6 @@ class Keeper:
 
 
 class RuntimeConnection:
-    """The connection of one runtime."""
-
     def __init__(self, keeper: Keeper, accepted: socket.socket, pid: int) -> None:
         self._keeper = keeper
         self._loop = asyncio.get_running_loop()

@@ -39,8 +39,6 @@ _CLOSE_SECS = 2.0
 
 
 class Connection:
-    """The connection to one server."""
-
     def __init__(self, server: McpServer, guard: Guard, servers: "Servers") -> None:
         self.server = server
         self.guard = guard

@@ -77,8 +77,6 @@ _STEP = "input "
 
 
 class TaskFollower:
-    """One task that is followed."""
-
     def __init__(self, connection: Connection, asker: Asker, task: str, poll_ms: int | None) -> None:
         self._connection = connection
         self._server = connection.server

@@ -49,18 +49,15 @@ class Login:
 
     @property
     def access(self) -> str:
-        """Return the access token."""
         token: str = self.tokens["access_token"]
         return token
 
     @property
     def refresh(self) -> str | None:
-        """Return the refresh token, if there is one."""
         return self.tokens.get("refresh_token")
 
     @property
     def has_expired(self) -> bool:
-        """Whether the access token has expired."""
         return self.expires_at is not None and time.time() > self.expires_at
 
 

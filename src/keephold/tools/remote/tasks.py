@@ -75,7 +75,6 @@ class _Cancel(types.Request[_OfTask, Literal["tasks/cancel"]]):
 
 
 async def get(session: ClientSession, task: str, timeout: float) -> TaskState:
-    """Return the current state of the task."""
     return await session.send_request(_Get(params=_OfTask(task_id=task)), TaskState, timeout)
 
 
@@ -86,7 +85,6 @@ async def update(session: ClientSession, task: str, responses: dict[str, Any], t
 
 
 async def cancel(session: ClientSession, task: str, timeout: float) -> None:
-    """Cancel the task."""
     await session.send_request(_Cancel(params=_OfTask(task_id=task)), types.EmptyResult, timeout)
 
 

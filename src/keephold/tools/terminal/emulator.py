@@ -306,7 +306,6 @@ def rows_of(painted: str, count: int) -> Rows:
 
 
 def plain_rows(lines: tuple[str, ...]) -> Rows:
-    """Return lines without any style, as rows."""
     return tuple((StyledRun(line, _PLAIN),) if line else () for line in lines)
 
 

@@ -109,7 +109,6 @@ class Recent:
             del self._data[:-_LIMIT]
 
     def all(self) -> bytes:
-        """Return all of it."""
         return bytes(self._data)
 
     def positions(self, since: int) -> bool:

@@ -51,8 +51,6 @@ _LOOKS = 5  # at a prompt whose reader may only have been interrupted
 
 @dataclass(kw_only=True, eq=False)
 class Terminal(Program):
-    """Starts the programs of one terminal."""
-
     input: Literal["line", "raw"] = "raw"
     rows: int = 24
     cols: int = 80
@@ -108,7 +106,6 @@ class _Call:
         self._emulator: Emulator
 
     def run(self) -> None:
-        """Start the program."""
         terminal = self._terminal
         start = self._start_kept if self.kept else self._start
         self._pty, self._call_file = terminal.launch(self._invocation, start, env={"TERM": terminal.term})

@@ -64,8 +64,6 @@ AgentFunction = Callable[[Call, AgentRequest], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """One agent."""
-
     id: str
     function: AgentFunction
     on_crash: OnCrash
@@ -78,8 +76,6 @@ class Agent:
 
 
 class Agents:
-    """The agents of a runtime."""
-
     def __init__(self) -> None:
         self._agents: dict[str, Agent] = {}
 
@@ -124,7 +120,6 @@ class Agents:
 
     @property
     def ids(self) -> list[str]:
-        """The ids of all agents."""
         return list(self._agents)
 
     def has(self, id: str, tools: Tools | None = None) -> bool:

@@ -130,5 +130,4 @@ def timed(timeout_ms: float | None, created: float) -> Pending:
 
 
 def timed_out(timeout_ms: float) -> str:
-    """Return the message of a timeout."""
     return f"Operation timed out after {number(timeout_ms)}ms"

@@ -211,7 +211,6 @@ def agent_step_tool(host: WaitToolHost) -> Tool:
 
 
 def execute_agent_tool(host: WaitToolHost) -> Tool:
-    """Make the tool for agents."""
     agents = host.agents
 
     def read(arguments: Mapping[str, Any], now: float, tools: Tools | None) -> Launch:

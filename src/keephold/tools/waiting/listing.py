@@ -85,8 +85,6 @@ def list_tool(host: WaitToolHost) -> Tool:
 
 
 class Filter:
-    """The filters of a call."""
-
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self.asked: dict[str, Any] = {
             "status": arguments.get("status") or "all",

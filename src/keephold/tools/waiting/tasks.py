@@ -345,7 +345,6 @@ class Tasks:
 
 
 def task_tools(host: WaitToolHost) -> list[Tool]:
-    """Make all six."""
     tasks, tool = Tasks(host), partial(wait_tool, host, scheduling="serial")
     return [
         tool(CREATE_PARAMETERS, CREATED, hints=WRITES)(tasks.create_task),

@@ -47,7 +47,6 @@ def number(value: float) -> str:
 
 
 def operation_ms(state: State, now: float) -> int:
-    """Return how long the operation has taken."""
     return milliseconds((state.stopped if isinstance(state, Stopped) else now) - state.created)
 
 
