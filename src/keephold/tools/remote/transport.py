@@ -12,11 +12,12 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from inspect import signature
-from types import TracebackType
 from typing import Any, TextIO
 from urllib.request import getproxies
 
 import httpx2
+from anyio import EndOfStream
+from anyio.abc import ObjectReceiveStream
 from mcp.client._transport import TransportStreams
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
@@ -185,7 +186,7 @@ async def speaks_only_sse(server: McpServer) -> bool:
     return first.replace(" ", "") == "event:endpoint"
 
 
-class _Watched:
+class _Watched(ObjectReceiveStream[SessionMessage | Exception]):
     """A read stream that reports its end: the session above it would not."""
 
     def __init__(self, stream: Any, ended: Callable[[], None]) -> None:
@@ -193,29 +194,12 @@ class _Watched:
         self._ended = ended
 
     async def receive(self) -> SessionMessage | Exception:
-        message: SessionMessage | Exception = await self._stream.receive()
-        return message
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-    def __aiter__(self) -> "_Watched":
-        return self
-
-    async def __anext__(self) -> SessionMessage | Exception:
         try:
-            message: SessionMessage | Exception = await self._stream.__anext__()
-        except StopAsyncIteration:
+            message: SessionMessage | Exception = await self._stream.receive()
+        except EndOfStream:
             self._ended()
             raise
         return message
 
-    async def __aenter__(self) -> "_Watched":
-        await self._stream.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        left: bool | None = await self._stream.__aexit__(kind, error, trace)
-        return left
+    async def aclose(self) -> None:
+        await self._stream.aclose()
