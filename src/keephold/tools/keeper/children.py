@@ -225,16 +225,12 @@ class KeptProcess(KeptChild):
 
     def write(self, data: bytes, cause: bytes = b"") -> None:
         """Send input. If the program does not read it, raises `ToolError`, and nothing was written."""
-        self.check_room(data)
-        self._input(data, b"", cause)
-
-    def check_room(self, data: bytes) -> None:
-        """Raise the error that writing this would raise (C6)."""
         if not self._stdin or self._over or self._is_unreadable():
             raise input_closed()
         unread = self._waiting + self._in_pipe("input", os.O_WRONLY)
         if unread + len(data) > UNREAD_LIMIT:
             raise input_not_read(unread, len(data))
+        self._input(data, b"", cause)
 
     def close_stdin(self) -> None:
         """End the input, after earlier input. Twice is harmless."""
