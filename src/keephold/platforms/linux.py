@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # the guard's program does not need it
     from pathlib import Path
 
 # Positions in /proc/<pid>/stat, counted after the name.
-_STATE, _GROUP, _FLAGS, _START, _ENV_START, _ENV_END = 0, 2, 6, 19, 47, 48
+STATE, _GROUP, TERMINAL, _FLAGS, _START, _ENV_START, _ENV_END = 0, 2, 4, 6, 19, 47, 48
 _KERNEL_THREAD = 0x00200000
 _GONE = (b"Z", b"X")
 _LISTENING = "0A"
@@ -68,12 +68,12 @@ class Linux(Portable):
         return [os.fsdecode(entry[len(prefix) :]) for entry in data.split(b"\0") if entry.startswith(prefix)]
 
     def group_of(self, pid: int) -> int:
-        stat = _stat(pid)
-        return 0 if stat is None or stat[_STATE] in _GONE else int(stat[_GROUP])
+        stat = stat_of(pid)
+        return 0 if stat is None or stat[STATE] in _GONE else int(stat[_GROUP])
 
     def is_stopped(self, pid: int) -> bool:
-        stat = _stat(pid)
-        return stat is not None and stat[_STATE] in (b"T", b"t")
+        stat = stat_of(pid)
+        return stat is not None and stat[STATE] in (b"T", b"t")
 
     def command_of(self, pid: int) -> list[str]:
         try:
@@ -82,13 +82,13 @@ class Linux(Portable):
             return []
 
     def started(self, pid: int) -> int:
-        stat = _stat(pid)
+        stat = stat_of(pid)
         return 0 if stat is None else int(stat[_START])
 
     def runs(self, pid: int, started: int) -> bool | None:
-        stat = _stat(pid)
+        stat = stat_of(pid)
         if stat is not None:
-            return int(stat[_START]) == started and stat[_STATE] not in _GONE
+            return int(stat[_START]) == started and stat[STATE] not in _GONE
         return None if exists(pid) else False  # it is hidden from us, by the mount options of /proc
 
     def namespace(self) -> int:
@@ -229,7 +229,7 @@ class Linux(Portable):
         return lambda: int(os.pread(statm, 32, 0).split(maxsplit=1)[0]) * page  # its address space
 
     def environment_area(self) -> tuple[int, int] | None:
-        stat = _stat(os.getpid())
+        stat = stat_of(os.getpid())
         return None if stat is None else (int(stat[_ENV_START]), int(stat[_ENV_END]))
 
 
@@ -238,8 +238,8 @@ def _changing_program(pid: int) -> bool:
 
     Between the old program and the new one, the address space has no environment: its end is at 0.
     """
-    stat = _stat(pid)
-    if stat is None or stat[_STATE] in _GONE or int(stat[_FLAGS]) & _KERNEL_THREAD:
+    stat = stat_of(pid)
+    if stat is None or stat[STATE] in _GONE or int(stat[_FLAGS]) & _KERNEL_THREAD:
         return False
     return int(stat[_ENV_END]) == 0
 
@@ -256,7 +256,7 @@ def _lock_holders(inode: int, byte: int | None) -> list[int]:
     return found
 
 
-def _stat(pid: int) -> list[bytes] | None:
+def stat_of(pid: int) -> list[bytes] | None:
     """Return the fields of /proc/<pid>/stat after the name; None if the process does not exist."""
     try:
         return read(f"/proc/{pid}/stat").rpartition(b")")[2].split()

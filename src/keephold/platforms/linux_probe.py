@@ -13,6 +13,7 @@ import termios
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from keephold.platforms.linux import STATE, TERMINAL, stat_of
 from keephold.platforms.portable import BUSY, FEW, UNKNOWN, Look, State, read
 
 _BLOCKED = {"x86_64": b"0 0x0 ", "aarch64": b"63 0x0 "}  # how /proc/<pid>/syscall begins in a read(2) of descriptor 0
@@ -38,7 +39,6 @@ _CALLS = {
     "aarch64": _Calls(frozenset({b"63", b"65"}), frozenset({b"72"}), frozenset({b"22", b"72", b"73", b"441"})),
 }
 _ANY_TTY = os.makedev(5, 0)  # /dev/tty: the controlling terminal of the process that opens it
-_TTY_NR = 4  # position of the controlling terminal in /proc/<pid>/stat, counted after the name
 
 
 def look(master: int, slave: int, leader: int) -> Look:
@@ -83,10 +83,8 @@ def _waits_for_input_alone(arguments: bytes) -> bool:
 
 def _sleeps(pid: int) -> bool:
     """Whether a process waits for something, as far as that can be known."""
-    try:
-        return read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[0] == b"S"
-    except OSError:
-        return False
+    stat = stat_of(pid)
+    return stat is not None and stat[STATE] == b"S"
 
 
 def _state_of_reader(master: int) -> State:
@@ -104,7 +102,8 @@ def _is_terminal(pid: int, fd: int, device: int) -> bool:
     opened = os.stat(f"/proc/{pid}/fd/{fd}").st_rdev  # noqa: PTH116
     if opened != _ANY_TTY:
         return opened == device
-    number = int(read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[_TTY_NR])
+    stat = stat_of(pid)
+    number = 0 if stat is None else int(stat[TERMINAL])
     return os.makedev(number >> 8 & 0xFFF, number & 0xFF | number >> 12 & 0xFFF00) == device
 
 
