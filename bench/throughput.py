@@ -45,7 +45,7 @@ async def _ours(config: Path, _: float) -> float:
     async with keephold.Runtime(config=config) as rt, rt.turn("bench") as turn:
         began = perf_counter()
         await turn.run([keephold.ToolCall("1", "zeros")])
-        output = rt.registry.find_call("1", "bench").output
+        output = (await rt.registry.find_call("1", "bench")).output
         assert output is not None
         output.sync()
         took = perf_counter() - began

@@ -15,7 +15,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 from tests.engines.test_channel import call_of
 from tests.patience import PATIENCE
-from tests.serve.serving import free_port
+from tests.ports import free_port
 
 from keephold import tool
 from keephold.cli.worker import _measure

@@ -21,7 +21,7 @@ from keephold.store.events import StoredEvent as StoredEvent
 from keephold.store.ops import *  # noqa: F403 (so that callers find operations and rows here, too)
 from keephold.store.rows import *  # noqa: F403
 
-Done = Callable[[Sequence[Any]], None]
+Done = Callable[[Sequence[Any]], object]
 """Gets the results of a commit, one for each operation; None where an operation has no result."""
 Failed = Callable[[Exception], None]
 """Gets the `KeepholdError` that says why a commit was refused: then nothing of it was written."""
