@@ -14,6 +14,7 @@ from tests.patience import until
 from keephold import Call, Runtime, ToolCall, tool
 from keephold.cli.printing import state_words
 from keephold.control.control import Control
+from keephold.durable.keys import make_key
 from keephold.durable.waits import open_keys
 from keephold.engines import following, front
 from keephold.engines.base import EngineUnavailable
@@ -201,6 +202,28 @@ async def test_E6_a_message_that_is_stale_when_the_store_answers_takes_no_number
     assert isinstance(stale, tuple) and stale[0] == 409
     await site.says(2, 2, Output(b"three"))
     assert "one --- attempt 2 ---two three" in (await site.output()).replace("\\n", "")
+
+
+async def test_a_program_that_workers_cannot_reach_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Held()
+    async with Runtime([held], engines={"held": engine}) as rt, rt.turn("c") as turn:
+        assert rt.front_end is not None
+        for url, id in (("http://127.0.0.1:1", "a"), (None, "b"), (None, "c")):
+            rt.front_end.url = url
+            await turn.run([spawn("held", id)])
+        engine.ended.set_result(Ended(Ok("over")))
+        await turn.wait(all=["a", "b", "c"])
+    (said,) = (record.message for record in caplog.records if "[serve] url" in record.message)
+    assert "workers cannot reach it" in said
+
+
+@_site
+async def test_D3_a_key_of_a_kind_that_does_not_exist_is_unknown(site: Site) -> None:
+    """A worker signs the keys of its call."""
+    call = await site.begin()
+    for wait, outcome in (("nothing:x", "unknown_or_revoked"), ("event:x", "accepted")):
+        key = make_key(call.conversation, call.uid, wait, call.secret_id, bytes.fromhex(call.secret))
+        assert str(await site.rt.resolve(str(key), {"status": "ok"})) == outcome
 
 
 @_site

@@ -153,10 +153,12 @@ class Waits:
             return None
         if row is None:
             conversation, uid, wait = names
+            kind, _, name = wait.partition(":")
             record = await self._registry.store.handle(uid)
             if record is None or record.conversation != conversation or isinstance(record.state, Stopped):
                 return None
-            kind, _, name = wait.partition(":")
+            if kind not in _KINDS:  # a worker may sign any
+                return None
             opened = WaitOpened(uid, record.fence, presented.key_id, _KINDS[kind], name, presented.secret_id)
             with contextlib.suppress(KeepholdError):  # it has just stopped, or another process was first
                 await self._registry.write((opened,), keep=False)

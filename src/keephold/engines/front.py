@@ -6,6 +6,7 @@ on, and the next runtime on the store takes it back (`take_back`), by its uid.
 
 import asyncio
 import hmac
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -29,6 +30,8 @@ from keephold.tools.base import (
 )
 from keephold.tools.run import Run
 
+_log = logging.getLogger("keephold.engines")
+
 _STARTS_AT_ONCE = 16
 _POLLS_AT_ONCE = 200
 """Calls whose end is waited for by a request that stays open. Temporal refuses more than 1,200 in a namespace, and
@@ -47,6 +50,8 @@ class FrontEnd:
         self.calls: dict[str, Following] = {}
         self.url: str | None = None
         """Where workers reach this front end, or another one of the same store."""
+        self.warned = False
+        """Whether a warning has said that there is no such address."""
         self.registry: Registry
         self.durability: Durability
         self.starting = asyncio.Semaphore(_STARTS_AT_ONCE)
@@ -143,6 +148,12 @@ class EngineRuntime:
         self.inner = inner
 
     def start(self, invocation: Invocation, sink: Sink) -> Live:
+        if self._front.url is None and not self._front.warned:
+            self._front.warned = True
+            _log.warning(
+                "calls on an engine that this program starts show their output, progress and keys only when they end, "
+                "and cannot ask anybody: workers cannot reach it. Start them at `keephold serve`, with [serve] url"
+            )
         return Following(self._front, self._engine, invocation, cast(Run, sink), invocation.entries)
 
     async def take_back(self, invocation: Invocation, sink: KeepingSink) -> SupportsKeeping:

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.turn.calls import STATEFUL, settings, spawn
 from tests.unit.waiting.calls import calling
 
@@ -36,13 +37,17 @@ async def test_W8_progress_priority_and_metadata(clock: VirtualClock) -> None:
         assert "not found" in (await ask.error("update_wait_handle", handleId="x", progress=5))["error"]
 
 
-async def test_keepholds_own_metadata_is_neither_made_nor_shown_by_a_model(clock: VirtualClock) -> None:
-    """A task's prompts are there: results that the model may not see yet, and texts that a user approves."""
+@pytest.mark.parametrize("key", ["mcp.task", "engine.at"])
+async def test_keepholds_own_metadata_is_neither_made_nor_shown_by_a_model(key: str, clock: VirtualClock) -> None:
+    """A task's prompts are there: results that the model may not see yet, and texts that a user approves. So is the
+    place up to which a call is followed at its engine."""
     async with calling(clock) as ask:
-        own = {"mcp.task": {"elicits": True, "asks": {"result.1": "x" * 9000}}}
+        own = {key: {"elicits": True, "asks": {"result.1": "x" * 9000}}}
         refused = await ask.error("create_wait_handle", handleId="h", type="custom", metadata=own)
-        assert "begin with `mcp.`" in refused["error"]
+        assert "begin with `mcp.` or `engine.`" in refused["error"]
         await ask.create("h", metadata={"a": 1})
+        refused = await ask.error("update_wait_handle", handleId="h", metadata=own)
+        assert "begin with `mcp.` or `engine.`" in refused["error"]
         info = await ask.rt.handle("h", conversation="main")
         await ask.rt.registry.write((Annotated(info.uid, metadata=own),))
         updated = await ask("update_wait_handle", handleId="h", metadata={"b": 2})

@@ -22,8 +22,9 @@ from keephold.tools.waiting.view import reply as reply_of
 
 NAME = "create_wait_handle"
 EXISTS = "Wait handle {id} already exists"
-OURS = "mcp."
-"""Keys of metadata that begin so are keephold's own: the prompts of a task, and what its client sent."""
+OURS = ("mcp.", "engine.")
+"""Keys of metadata that begin so are keephold's own: the prompts of a task, what its client sent, and how far a call is
+followed at its engine."""
 METADATA_BYTES = 8192
 
 TIMEOUT = duration("Milliseconds from now after which it fails; 0 is never. Default: 0.")
@@ -101,7 +102,9 @@ def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata of a call. Raises `ToolError` for keys of our own, which a user may be asked by."""
     metadata: dict[str, Any] = arguments.get("metadata") or {}
     if ours := [key for key in metadata if key.startswith(OURS)]:
-        raise ToolError(f"metadata `{ours[0]}`: keys that begin with `{OURS}` are ours", code="invalid_arguments")
+        raise ToolError(
+            f"metadata `{ours[0]}`: keys that begin with `{'` or `'.join(OURS)}` are ours", code="invalid_arguments"
+        )
     return metadata
 
 
