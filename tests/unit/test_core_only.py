@@ -88,6 +88,15 @@ command = ["echo", "hello"]
 [serve]
 host = "127.0.0.1"
 """
+WORKER = """
+[engines.temporal]
+address = "127.0.0.1:1"
+
+[conversation.tools.order]
+source = "python"
+function = "shop:order"
+engine = "temporal"
+"""
 LOGIN = '[mcp.servers.x]\nurl = "https://example.org/mcp"\noauth = true\n'
 WORKFLOWS = '[conversation.tools.execute_workflow_async]\nsource = "builtin"\n'
 NEEDING = {
@@ -105,10 +114,12 @@ NEEDING = {
 """Commands, and the extra that each needs."""
 
 
-def core_packages() -> set[str]:
-    """Return the distributions that `pip install keephold` brings here, beside keephold."""
+def packages(extra: str | None = None) -> set[str]:
+    """Return the distributions that `pip install keephold`, or one extra of it, brings here, beside keephold."""
     with (ROOT / "pyproject.toml").open("rb") as file:
-        wanted = [Requirement(each) for each in tomllib.load(file)["project"]["dependencies"]]
+        project = tomllib.load(file)["project"]
+    names = project["dependencies"] + ([] if extra is None else project["optional-dependencies"][extra])
+    wanted = [Requirement(each) for each in names]
     found: set[str] = set()
     while wanted:
         requirement = wanted.pop()
@@ -123,9 +134,9 @@ def core_packages() -> set[str]:
     return found
 
 
-def blocking() -> str:
-    """Return the start of a program that can import only keephold and the packages of its core."""
-    core = {*core_packages(), "keephold"}
+def blocking(extra: str | None = None) -> str:
+    """Return the start of a program that can import only keephold and the packages of its core, and of one extra."""
+    core = {*packages(extra), "keephold"}
     others = [
         name
         for name, distributions in packages_distributions().items()
@@ -134,15 +145,15 @@ def blocking() -> str:
     return f"import re, sys\nsys.modules |= dict.fromkeys({others!r})\n"
 
 
-def run(program: str, directory: Path, given: str = "") -> list[str]:
-    command = [sys.executable, "-c", blocking() + program]
+def run(program: str, directory: Path, given: str = "", extra: str | None = None) -> list[str]:
+    command = [sys.executable, "-c", blocking(extra) + program]
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, input=given, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
 def test_L1_the_core_has_at_most_20_packages_and_none_that_only_serves() -> None:
-    core = core_packages()
+    core = packages()
     assert len(core) <= 20, sorted(core)
     assert core.isdisjoint({"anyio", "cel-expr-python", "httpx2", "mcp", "prometheus-client", "starlette", "uvicorn"})
 
@@ -185,6 +196,14 @@ def test_L1_other_commands_need_no_extra(tmp_path: Path) -> None:
     assert check.startswith("0 ") and "keephold[serve]" in check
     assert [other[:1] for other in others] == ["0", "0", "2", "0", "0"]
     assert "there is no store" in others[2]
+
+
+def test_L1_a_worker_needs_only_the_extra_temporal(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text("def order(item: str) -> str:\n    return item\n")
+    write_trusted(tmp_path / "keephold.toml", WORKER)
+    (answer,) = run(COMMANDS, tmp_path, "worker --engine temporal --metrics 127.0.0.1:1", extra="temporal")
+    needs = "--metrics needs the package prometheus-client, which is not installed: pip install 'keephold[serve]'"
+    assert answer == f"2 {f'Error: {needs}' + chr(10)!r}"  # nothing else was missing: it says so last
 
 
 def test_L1_an_older_mcp_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from keephold.cli.parameters import config_option, tell_source, the_config
 from keephold.cli.process import Signals, log_to_stderr, own_children
 from keephold.config import Config
 from keephold.errors import KeepholdError
+from keephold.extras import need
 
 
 @click.command()
@@ -77,6 +78,7 @@ async def _work(config: Config, max_running: int | None, drain: float, metrics: 
 
 
 def _measure(working: object, address: str) -> None:
+    need("serve", "--metrics", "prometheus_client")
     from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
     registry = CollectorRegistry()

@@ -352,7 +352,7 @@ def engines_of(config: Config) -> "dict[str, Engine]":
 
 def temporal_place(config: Config) -> "Place":
     """Return where `[engines.temporal]` is."""
-    need("temporal", "[engines.temporal]", "temporalio")
+    need("temporal", "[engines.temporal]", "temporalio", "httpx2")
     from keephold.engines.temporal.client import Place
 
     settings = config.engines["temporal"]
