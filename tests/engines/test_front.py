@@ -10,8 +10,10 @@ import pytest
 from starlette.requests import Request
 from tests.engines.site import spawn
 from tests.patience import until
+from tests.serve.pages import Page, browser
 
 from keephold import Call, Runtime, ToolCall, tool
+from keephold.cli import show
 from keephold.cli.printing import state_words
 from keephold.control.control import Control
 from keephold.durable.keys import make_key
@@ -21,6 +23,7 @@ from keephold.engines.base import EngineUnavailable
 from keephold.engines.following import Following
 from keephold.engines.front import FrontEnd
 from keephold.engines.wire import (
+    AT,
     ENDS_AT_ONCE,
     Asking,
     Carried,
@@ -40,6 +43,7 @@ from keephold.errors import KeepholdError
 from keephold.handles.state import Ok
 from keephold.policies import QuestionPolicy
 from keephold.serve.engine_channel import EngineChannel
+from keephold.serve.screens import Screens
 from keephold.tools.base import Action
 
 ALL: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
@@ -594,5 +598,11 @@ async def test_a_handle_as_json_says_that_it_is_suspended_and_where_its_engine_s
     found = await control.runtime_view.handle(call.uid)
     assert (found["suspended"], found["attempt"], found["ui"]) == (True, 2, f"https://engine.example/{call.uid}")
     assert state_words(found, 0) == "running, suspended, attempt 2"
+    shown = "\n".join(show._lines(found, 0))
+    async with browser(control, Screens(site.rt)) as http:
+        page = Page((await http.get(f"/handles/{call.uid}")).text)
+    where = "its engine: it only waits, and no worker has it"
+    assert where in shown and where in page.texts("dd")
+    assert AT in found["metadata"] and AT not in shown and "metadata" not in page.texts("dt")
     await site.says(3, 1, Output(b"awake"))
     assert (await control.runtime_view.handle(call.uid))["suspended"] is False

@@ -101,9 +101,14 @@ def _facts(found: dict[str, Any], now: float) -> Iterator[tuple[str, Any]]:
     yield from _ownership(found)
     if found.get("kept"):
         yield from _kept(found["kept"], now)
-    for title, usual in (("attempt", 1), ("kind", "tool"), ("priority", 0), ("resources", []), ("metadata", {})):
+    for title, usual in (("attempt", 1), ("kind", "tool"), ("priority", 0), ("resources", [])):
         if found[title] != usual:
             yield title, found[title]
+    if found["metadata"]:
+        from keephold.control.handle_json import user_metadata
+
+        if metadata := user_metadata(found["metadata"]):
+            yield "metadata", metadata
     if found.get("allowed_by") is not None:
         from keephold.control.handle_json import allowed_text
 

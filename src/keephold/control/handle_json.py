@@ -369,6 +369,13 @@ def allowed_text(allowed: Mapping[str, Any]) -> str:
     return "unknown: it is older than this record"
 
 
+def user_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a handle without the entries in which keephold keeps its own state."""
+    from keephold.engines.wire import AT
+
+    return {name: value for name, value in metadata.items() if name != AT}
+
+
 def held_up_text(held_up: Mapping[str, Any]) -> str:
     """Say why a handle has not started: `behind build in the serial lane`."""
     named = [each["id"] for each in held_up["behind"][:3]]

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from keephold.control.handle_json import allowed_text
+from keephold.control.handle_json import allowed_text, user_metadata
 from keephold.handles.form import as_typed, label_of, options_of
 from keephold.text import (
     ISOLATE,
@@ -172,6 +172,7 @@ def _environment() -> "Environment":
         "agent_name": agent_name,
         "parameters": parameters,
         "allowed_text": allowed_text,
+        "user_metadata": user_metadata,
     }
     environment.globals |= {"WHOLE": WHOLE, "PART": PART}
     environment.tests |= {"few": are_few, "long": is_long}
