@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter, defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,9 +20,11 @@ from keephold.control.control import Control
 from keephold.durable.keys import make_key
 from keephold.durable.waits import open_keys
 from keephold.engines import following, front
-from keephold.engines.base import EngineUnavailable
+from keephold.engines.base import EngineUnavailable, patiently
 from keephold.engines.following import Following
 from keephold.engines.front import FrontEnd
+from keephold.engines.temporal.client import Place
+from keephold.engines.temporal.worker import TemporalWorker
 from keephold.engines.wire import (
     AT,
     ENDS_AT_ONCE,
@@ -44,6 +47,7 @@ from keephold.handles.state import Ok
 from keephold.policies import QuestionPolicy
 from keephold.serve.engine_channel import EngineChannel
 from keephold.serve.screens import Screens
+from keephold.testing import VirtualClock
 from keephold.tools.base import Action
 
 ALL: tuple[Action, ...] = ("spawn", "fetch", "apply", "abort")
@@ -606,3 +610,55 @@ async def test_a_handle_as_json_says_that_it_is_suspended_and_where_its_engine_s
     assert AT in found["metadata"] and AT not in shown and "metadata" not in page.texts("dt")
     await site.says(3, 1, Output(b"awake"))
     assert (await control.runtime_view.handle(call.uid))["suspended"] is False
+
+
+class Away:
+    """An engine that does not answer for a while."""
+
+    def __init__(self, secs: float) -> None:
+        self._back = asyncio.get_running_loop().time() + secs
+
+    async def ask(self) -> str:
+        if asyncio.get_running_loop().time() < self._back:
+            raise EngineUnavailable("it is away")
+        return "here"
+
+
+async def test_the_log_says_once_that_an_engine_is_away_and_once_that_it_is_back(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for secs in (60, 0.05, 60):  # a short absence is not worth a line
+        away = Away(secs)
+        assert await asyncio.gather(*(patiently(away.ask, "Temporal") for _ in range(5))) == ["here"] * 5
+    assert [each.getMessage() for each in caplog.records] == [
+        "Temporal does not answer: it is away",
+        "Temporal answers again",
+    ] * 2
+
+
+async def test_one_who_gave_up_leaves_the_warning_to_the_next(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        away = Away(3600)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(patiently(away.ask, "Temporal"), 60)
+    assert [each.getMessage() for each in caplog.records] == ["Temporal does not answer: it is away"] * 2
+
+
+async def test_a_worker_without_calls_says_when_temporal_is_away_and_back(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    away, idle = Away(60), TemporalWorker(Place(), [])
+
+    async def check_health(**options: Any) -> str:
+        return await away.ask()
+
+    idle._client = SimpleNamespace(service_client=SimpleNamespace(check_health=check_health))  # type: ignore[assignment]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(idle._watch(), 600)
+    assert [each.getMessage() for each in caplog.records] == [
+        "Temporal does not answer: it is away",
+        "Temporal answers again",
+    ]
+    idle._guard.close()

@@ -15,6 +15,8 @@ from keephold.errors import KeepholdError
 _log = logging.getLogger("keephold.engines")
 
 _AGAIN_SECS, _AGAIN_AT_MOST_SECS = 0.1, 5.0
+_silent: set[str] = set()
+"""Who does not answer, as the log has said."""
 T = TypeVar("T")
 
 
@@ -24,20 +26,30 @@ class EngineUnavailable(Exception):
 
 async def patiently(work: Callable[[], Awaitable[T]], who: str, check: Callable[[], None] = lambda: None) -> T:
     """Repeat until there is an answer, from the engine and from the store, or until `check` raises. If it takes long,
-    the log says that `who` does not answer."""
+    the log says that `who` does not answer, and later that it answers again: once, however many wait for it."""
     delay, warned = _AGAIN_SECS, False
-    while True:
-        check()
-        try:
-            return await work()
-        except (EngineUnavailable, KeepholdError) as error:
-            if isinstance(error, KeepholdError) and error.code != "store_unavailable":
-                raise
-            if not warned and delay >= 1:
-                warned = True
-                _log.warning("%s does not answer: %s", who, error)
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, _AGAIN_AT_MOST_SECS)
+    try:
+        while True:
+            check()
+            try:
+                found = await work()
+            except (EngineUnavailable, KeepholdError) as error:
+                if isinstance(error, KeepholdError) and error.code != "store_unavailable":
+                    raise
+                if who not in _silent and delay >= 1:
+                    warned = True
+                    _silent.add(who)
+                    _log.warning("%s does not answer: %s", who, error)
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, _AGAIN_AT_MOST_SECS)
+            else:
+                if who in _silent:
+                    _silent.remove(who)
+                    _log.warning("%s answers again", who)
+                return found
+    finally:
+        if warned:  # else nobody would be warned after this one has left
+            _silent.discard(who)
 
 
 class Engine(Protocol):

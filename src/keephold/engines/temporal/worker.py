@@ -46,6 +46,10 @@ _STICKY = timedelta(seconds=3)
 worker dies, its calls continue that much later."""
 _BEAT_SECS = 2.0
 """Between heartbeats, which bring the cancellation of a call. Most calls are shorter, and cost none."""
+_WATCH_SECS = 10.0
+"""Between questions whether Temporal answers, so that the log of an idle worker says when it is away and when it is
+back."""
+_HEALTH = timedelta(seconds=5)
 _HAND_OVER = timedelta(seconds=10)
 _LEAVE_SECS = 10.0
 """How long a worker that exits waits for attempts after it has cancelled them."""
@@ -156,6 +160,7 @@ class TemporalWorker:
                 graceful_shutdown_timeout=timedelta(seconds=self._drain_secs),
             )
             async with AsyncExitStack() as last:
+                last.callback(loop.create_task(self._watch()).cancel)
                 async with working:
                     await stop.wait()
                     self._stopping = True  # waiting calls go at once, others when their step is recorded
@@ -169,6 +174,12 @@ class TemporalWorker:
                 await asyncio.gather(*(self._passed_on(body.call.uid) for body in bodies))
             await self._ends.close()
         self._guard.close()
+
+    async def _watch(self) -> None:
+        with suppress(RPCError):  # a proxy may not know the question
+            while True:
+                await asyncio.sleep(_WATCH_SECS)
+                await _answer(partial(self._client.service_client.check_health, timeout=_HEALTH))
 
     def _leave(self) -> None:
         """Let the attempts that still run report at once."""
