@@ -131,9 +131,9 @@ class Dashboard:
 
 
 @asynccontextmanager
-async def dashboard(tools: Sequence[Tool] = ()) -> AsyncIterator[Dashboard]:
+async def dashboard(tools: Sequence[Tool] = (), **options: Any) -> AsyncIterator[Dashboard]:
     metrics = Prometheus()
-    async with with_wait_tools(tools, prompter=FromList(), metrics=metrics) as runtime:
+    async with with_wait_tools(tools, prompter=FromList(), metrics=metrics, **options) as runtime:
         control, screens = Control(runtime, snapshot=metrics.snapshot), Screens(runtime)
         async with browser(control, screens) as http, runtime.turn("main") as turn:
             yield Dashboard(runtime, turn, control, http)

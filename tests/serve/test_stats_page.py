@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 from tests.serve.fake_control import FakeControl, NoScreens, fact
@@ -107,3 +108,15 @@ async def test_all_of_very_many_are_counted() -> None:
     control = Stopped(5000, midnight + 4999)
     assert figures(await read(control))["Stopped today"] == "5,000 3,750 done, 1,250 failed"
     assert control.asked == [], "no list is read for it"
+
+
+async def test_it_says_where_everything_is_kept(postgres: str, tmp_path: Path) -> None:
+    stores = {
+        "memory:": "Everything is kept in memory.",
+        postgres: "Everything is kept in a database.",
+        f"sqlite:///{tmp_path}/k.db": "The store takes",
+    }
+    for store, told in stores.items():
+        async with dashboard(store=store) as seen:
+            (line,) = (await seen.page("/stats")).texts("p", data_live="server")
+            assert told in line and sum(each in line for each in stores.values()) == 1

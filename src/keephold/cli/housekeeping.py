@@ -215,7 +215,7 @@ def _archive_here() -> Path:
     "--before", metavar="AGE", callback=age, help="Delete what is older: `12h`, `30d`. Default: the retention period."
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted; delete nothing.")
-@click.option("--vacuum", is_flag=True, help="Then shrink the store's file. Writers wait until that is done.")
+@click.option("--vacuum", is_flag=True, help="Then return unused space to the disk. Writers wait until that is done.")
 @where_options
 @json_option
 def gc(before: float | None, dry_run: bool, vacuum: bool, where: Where, as_json: bool) -> None:
@@ -242,4 +242,4 @@ def _freed_words(freed: Mapping[str, Any]) -> Iterator[str]:
     yield f"  {counted(freed['events'], 'event')}"
     yield f"  {counted(freed['files'], 'file')} of no handle, {counted(freed['file_bytes'], 'byte')}"
     if freed["bytes"]:
-        yield f"the store's file is {counted(freed['bytes'], 'byte')} smaller"
+        yield f"the store is {counted(freed['bytes'], 'byte')} smaller"

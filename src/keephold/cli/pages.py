@@ -204,7 +204,7 @@ PAGES = {
     ),
     "gc": _page(
         ("Show what would be deleted:", "keephold gc --dry-run"),
-        ("Delete what is older than a month, and shrink the file:", "keephold gc --before 30d --vacuum"),
+        ("Delete what is older than a month, and shrink the store:", "keephold gc --before 30d --vacuum"),
         see=("store", "forget"),
     ),
     "init": _page(

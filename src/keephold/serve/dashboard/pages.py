@@ -23,6 +23,7 @@ from keephold.serve.dashboard import conversation, forms, handle
 from keephold.serve.dashboard.painting import palette_css
 from keephold.serve.dashboard.rendering import HERE, Renderer, address, asked_number, mark, short_name
 from keephold.serve.door import OWNER, SESSION
+from keephold.store.housekeeping import SupportsVacuum
 
 if TYPE_CHECKING:
     from keephold.control.control import Control
@@ -310,9 +311,13 @@ class Pages:
 
     async def stats(self, request: Request) -> Response:
         """Show numbers: now, today, since the server started, and of the store."""
-        stopped = await today(self._control.store_view.store, time.time())
+        store = self._control.store_view.store
         return await self._renderer.page(
-            request, "stats.html", stats=await self._control.runtime_view.stats(), today=stopped
+            request,
+            "stats.html",
+            stats=await self._control.runtime_view.stats(),
+            today=await today(store, time.time()),
+            lasting=isinstance(store, SupportsVacuum),
         )
 
     async def tools(self, request: Request) -> Response:
