@@ -259,3 +259,11 @@ async def test_L1_memory_serves_as_well_and_keeps_nothing(tmp_path: Path) -> Non
             server.process.send_signal(signal.SIGTERM)
             await asyncio.gather(told.task, followed.task)
             assert await ended(server) == 143
+
+
+def test_where_it_listens_is_said_beside_its_public_address(tmp_path: Path) -> None:
+    with served(tmp_path, '[serve]\nurl = "https://tools.example"\n') as server:
+        server.stop()
+    first, second, *_ = server.said.read_text().splitlines()
+    assert first.startswith("keephold at https://tools.example/ (token")
+    assert second == f"listening on http://127.0.0.1:{server.port}/"

@@ -209,7 +209,8 @@ async def _serve(wanted: _Wanted, signals: Signals) -> int:
             stack.callback(predecessor.close)
         address, number = listening[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        place = (url or f"http://{shown}:{number}").rstrip("/")
+        bound = f"http://{shown}:{number}"
+        place = (url or bound).rstrip("/")
         owner = wanted.token or owner_token(token_file(store))
         if runtime.front_end is not None and (url is not None or host not in ANY):
             runtime.front_end.url = place  # before calls are recovered: their workers answer there
@@ -229,6 +230,7 @@ async def _serve(wanted: _Wanted, signals: Signals) -> int:
             )
             here = _Here(runtime, server, app, wanted, predecessor)
             here.said = _said(f"{place}/", owner, None if wanted.token else token_file(store), quiet=wanted.quiet)
+            here.bound = None if place == bound else f"{bound}/"
             gc.freeze()  # modules and settings stay: the collector, which halts the loop, need not walk them again
             return await serve(
                 asgi, listening, close=here.close, reload=lambda: _reload(runtime, wanted), handover=here
@@ -240,6 +242,8 @@ class _Here:
 
     said = ""
     """The line that it prints when it serves."""
+    bound: str | None = None
+    """Where it listens, if that is not the address that it says."""
 
     def __init__(
         self, runtime: "Runtime", server: "Server", app: "App", wanted: _Wanted, predecessor: "Predecessor | None"
@@ -267,6 +271,8 @@ class _Here:
         self._commands = await listening_for_commands(self._server, store, self._wanted.file)
         click.echo(self.said, err=True)
         if not self._wanted.quiet:  # after the address, which scripts read from the first line
+            if self.bound is not None:
+                click.echo(f"listening on {self.bound}", err=True)
             tell_source(self._wanted.config)
 
     def claim(self) -> None:
