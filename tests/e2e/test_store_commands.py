@@ -231,7 +231,10 @@ def test_R1_ps_says_what_nobody_goes_on_with(place: Place) -> None:
     gone = "running, owner gone"
     assert states == {"g": gone, "s": gone, "a": "running, parked", "call:0": gone, "call:1": gone}
     notes = [line for line in said.out.splitlines() if line.startswith("note: ")]
-    nobody = "the owner is gone, and no process that has this tool has resumed it; start one"
+    nobody = (
+        "the owner is gone; a `keephold serve`, or another program with this tool, resumes it within seconds; "
+        "if none runs, start one"
+    )
     assert notes[:2] == [f"note: 2 calls of `gate`: {nobody}", f"note: 1 call of `steps`: {nobody}"]
     assert "1 call of a batch of `main` that was never answered" in notes[2]
     assert "`keephold turn --conversation main --resume`" in notes[2]

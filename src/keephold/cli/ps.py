@@ -93,7 +93,10 @@ async def _notes(looking: Looking, orphans: Sequence[dict[str, Any]]) -> list[st
         else:
             tools[fact["tool"]] += 1
     tools.update(fact["tool"] for fact in orphans[_EXAMINED:])
-    nobody = "the owner is gone, and no process that has this tool has resumed it; start one"
+    nobody = (
+        "the owner is gone; a `keephold serve`, or another program with this tool, resumes it within seconds; "
+        "if none runs, start one"
+    )
     return [f"{counted(count, 'call')} of `{one_line(tool)}`: {nobody}" for tool, count in tools.items()] + [
         f"{counted(count, 'call')} of a batch of `{one_line(name)}` that was never answered: the program that began "
         f"it, or `keephold turn --conversation {shlex.quote(one_line(name))} --resume`, can resume the turn"
