@@ -4,10 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tests.unit import config_files
 from tests.unit.config_files import build, load
 
 import keephold
+from keephold.cli import main
 from keephold.config.model import TemporalSettings, TlsSettings
 from keephold.errors import ConfigError
 
@@ -106,3 +108,13 @@ def test_F_a_command_that_code_made_has_no_engine_either() -> None:
         with pytest.raises(ConfigError) as caught:
             make("true", name="x", engine="temporal")  # type: ignore[call-arg]
         assert caught.value.problems == (f"tool `x`: {COMMANDS}",)
+
+
+def test_a_worker_without_a_configuration_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    refused = CliRunner().invoke(main, ["worker", "--engine", "temporal"])
+    assert refused.exit_code == 2
+    assert "there is no keephold.toml in " in refused.output and "~/.config/keephold" in refused.output
+    assert "name a file by --config" in refused.output

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from keephold.cli.parameters import config_option, tell_source, the_config
+from keephold.cli.parameters import config_option, no_config, tell_source, the_config
 from keephold.cli.process import Signals, log_to_stderr, own_children
 from keephold.config import Config
 from keephold.errors import KeepholdError
@@ -50,7 +50,8 @@ async def _work(config: Config, max_running: int | None, drain: float, metrics: 
     from keephold.tools.guard import Guard
 
     if "temporal" not in config.engines:
-        raise KeepholdError("this configuration has no [engines.temporal]", code="config_invalid")
+        why = no_config() if config.source is None else "this configuration has no [engines.temporal]"
+        raise KeepholdError(why, code="config_invalid")
     place = temporal_place(config)
     from keephold.engines.temporal.worker import TemporalWorker
 
