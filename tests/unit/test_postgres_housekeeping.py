@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
 import msgspec
 import pytest
 from tests.soak import tries
@@ -21,7 +22,7 @@ from keephold.store.base import Emitted
 from keephold.store.housekeeping import Housekeeping, housekeeping_of
 from keephold.store.postgres import copying, opening
 from keephold.store.postgres.address import address
-from keephold.store.postgres.connecting import session
+from keephold.store.postgres.connecting import sentence, session
 from keephold.store.postgres.store import PostgresStore
 from keephold.testing.conformance.suite import NOON
 
@@ -315,3 +316,8 @@ async def test_what_is_missing_is_refused(postgres_schemas: "Schemas", tmp_path:
     with pytest.raises(KeepholdError, match="holds no store"):
         await elsewhere(keeping(nothing).backup, tmp_path / "copy.tar", force=False)
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_refused_login_names_where_a_password_belongs() -> None:
+    said = sentence(address("postgresql://ada@db.example/work"), asyncpg.InvalidPasswordError("no"))
+    assert "the user in the URL" in said and "password in PGPASSWORD or ~/.pgpass" in said

@@ -238,7 +238,7 @@ def sentence(address: Address, error: BaseException) -> str:
         return error.message
     why, what = said(error), f"`{address.name}`"
     if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):
-        return f"{what} refuses the login; see the user and the password in the URL ({why})"
+        return f"{what} refuses the login; see the user in the URL, and the password in PGPASSWORD or ~/.pgpass ({why})"
     if isinstance(error, asyncpg.InvalidCatalogNameError):
         return f"{what} does not exist; create the database, or name another one ({why})"
     if isinstance(error, asyncpg.InsufficientPrivilegeError):
