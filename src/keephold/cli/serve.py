@@ -107,7 +107,8 @@ def serve(
     /healthz     200 while the server can work
 
     The owner's token gives full access. The address that is printed to a terminal contains it; elsewhere, the file of
-    the token is printed. It is beside the store, so that the token stays the same; $KEEPHOLD_TOKEN overrides it.
+    the token is printed. It is beside the store, or with PostgreSQL in your state directory, so that the token stays
+    the same; $KEEPHOLD_TOKEN overrides it.
 
     To serve the network, put a proxy with TLS in front of it, on this machine, and name the proxy's address by --url.
     To bind another address than loopback, set a token of your own in $KEEPHOLD_TOKEN or --tokens.
