@@ -14,7 +14,7 @@ from tests.patience import until
 from tests.serve.pages import Page, browser
 
 from keephold import Call, Runtime, ToolCall, tool
-from keephold.cli import show
+from keephold.cli import ps, show
 from keephold.cli.printing import state_words
 from keephold.control.control import Control
 from keephold.durable.keys import make_key
@@ -610,6 +610,15 @@ async def test_a_handle_as_json_says_that_it_is_suspended_and_where_its_engine_s
     assert AT in found["metadata"] and AT not in shown and "metadata" not in page.texts("dt")
     await site.says(3, 1, Output(b"awake"))
     assert (await control.runtime_view.handle(call.uid))["suspended"] is False
+
+
+@_site
+async def test_ps_says_that_a_call_on_an_engine_needs_a_front_end(site: Site) -> None:
+    call = await site.begin()
+    await site.says(1, 1, Output(b"begun"))
+    looking: Any = Control(site.rt).runtime_view
+    (note,) = await ps._notes(looking, [await looking.handle(call.uid)])
+    assert note.startswith("1 call of `held`: the front end is gone;") and "a worker is not enough" in note
 
 
 class Away:

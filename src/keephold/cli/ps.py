@@ -21,6 +21,14 @@ _REASON = 200
 """The longest reason, in columns."""
 _EXAMINED = 100
 """Calls without an owner that are examined one by one for the notes."""
+_GONE = (
+    "the owner is gone; a `keephold serve`, or another program with this tool, resumes it within seconds; "
+    "if none runs, start one"
+)
+_ON_ENGINE = (
+    "the front end is gone; another `keephold serve` resumes it within seconds; "
+    "if none runs, start one, a worker is not enough"
+)
 
 
 @click.command()
@@ -85,19 +93,18 @@ async def _list(
 
 async def _notes(looking: Looking, orphans: Sequence[dict[str, Any]]) -> list[str]:
     """Say how calls whose owner is gone can be resumed: by a process with their tool (R1), or with their turn (B9)."""
-    tools: Counter[str] = Counter()
+    from keephold.engines.wire import AT  # takes a while, and most lists have no notes
+
+    tools: Counter[tuple[str, str]] = Counter()
     conversations: Counter[str] = Counter()
     for fact in orphans[:_EXAMINED]:
-        if (await looking.handle(fact["uid"]))["waits_for_resume"]:
+        found = await looking.handle(fact["uid"])
+        if found["waits_for_resume"]:
             conversations[fact["conversation"]] += 1
         else:
-            tools[fact["tool"]] += 1
-    tools.update(fact["tool"] for fact in orphans[_EXAMINED:])
-    nobody = (
-        "the owner is gone; a `keephold serve`, or another program with this tool, resumes it within seconds; "
-        "if none runs, start one"
-    )
-    return [f"{counted(count, 'call')} of `{one_line(tool)}`: {nobody}" for tool, count in tools.items()] + [
+            tools[fact["tool"], _ON_ENGINE if AT in found["metadata"] else _GONE] += 1
+    tools.update((fact["tool"], _GONE) for fact in orphans[_EXAMINED:])
+    return [f"{counted(count, 'call')} of `{one_line(tool)}`: {why}" for (tool, why), count in tools.items()] + [
         f"{counted(count, 'call')} of a batch of `{one_line(name)}` that was never answered: the program that began "
         f"it, or `keephold turn --conversation {shlex.quote(one_line(name))} --resume`, can resume the turn"
         for name, count in conversations.items()
