@@ -26,7 +26,6 @@ from keephold.engines.front import FrontEnd
 from keephold.engines.temporal.client import Place
 from keephold.engines.temporal.worker import TemporalWorker
 from keephold.engines.wire import (
-    AT,
     ENDS_AT_ONCE,
     Asking,
     Carried,
@@ -47,6 +46,7 @@ from keephold.handles.state import Ok
 from keephold.policies import QuestionPolicy
 from keephold.serve.engine_channel import EngineChannel
 from keephold.serve.screens import Screens
+from keephold.store.base import ENGINE_AT
 from keephold.testing import VirtualClock
 from keephold.tools.base import Action
 
@@ -607,7 +607,7 @@ async def test_a_handle_as_json_says_that_it_is_suspended_and_where_its_engine_s
         page = Page((await http.get(f"/handles/{call.uid}")).text)
     where = "its engine: it only waits, and no worker has it"
     assert where in shown and where in page.texts("dd")
-    assert AT in found["metadata"] and AT not in shown and "metadata" not in page.texts("dt")
+    assert ENGINE_AT in found["metadata"] and ENGINE_AT not in shown and "metadata" not in page.texts("dt")
     await site.says(3, 1, Output(b"awake"))
     assert (await control.runtime_view.handle(call.uid))["suspended"] is False
 
@@ -643,6 +643,34 @@ async def test_the_log_says_once_that_an_engine_is_away_and_once_that_it_is_back
         "Temporal does not answer: it is away",
         "Temporal answers again",
     ] * 2
+
+
+async def test_the_log_does_not_take_turns_while_one_request_fails_and_others_are_answered(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    away, here = Away(600), Away(0)
+    failing = asyncio.ensure_future(patiently(away.ask, "Temporal"))
+    for _ in range(50):
+        assert await patiently(here.ask, "Temporal") == "here"
+        await asyncio.sleep(10)
+    assert [each.getMessage() for each in caplog.records] == ["Temporal does not answer: it is away"]
+    await failing
+
+
+async def test_the_calls_of_an_engine_that_is_away_share_a_warning(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Held()
+    async with Runtime([held], engines={"held": engine}, clock=clock) as rt, rt.turn("c") as turn:
+        engine.away = True
+        await turn.run([spawn("held", "a"), spawn("held", "b")])
+        await asyncio.sleep(60)
+        engine.away = False
+        await asyncio.sleep(60)
+        engine.ended.set_result(Ended(Ok("over")))
+        await turn.wait(all=["a", "b"])
+    said = [each.getMessage() for each in caplog.records if "answer" in each.getMessage()]
+    assert said == ["the engine `held` does not answer: away", "the engine `held` answers again"]
 
 
 async def test_one_who_gave_up_leaves_the_warning_to_the_next(

@@ -93,7 +93,7 @@ async def _list(
 
 async def _notes(looking: Looking, orphans: Sequence[dict[str, Any]]) -> list[str]:
     """Say how calls whose owner is gone can be resumed: by a process with their tool (R1), or with their turn (B9)."""
-    from keephold.engines.wire import AT  # takes a while, and most lists have no notes
+    from keephold.store.rows import ENGINE_AT
 
     tools: Counter[tuple[str, str]] = Counter()
     conversations: Counter[str] = Counter()
@@ -102,7 +102,7 @@ async def _notes(looking: Looking, orphans: Sequence[dict[str, Any]]) -> list[st
         if found["waits_for_resume"]:
             conversations[fact["conversation"]] += 1
         else:
-            tools[fact["tool"], _ON_ENGINE if AT in found["metadata"] else _GONE] += 1
+            tools[fact["tool"], _ON_ENGINE if ENGINE_AT in found["metadata"] else _GONE] += 1
     tools.update((fact["tool"], _GONE) for fact in orphans[_EXAMINED:])
     return [f"{counted(count, 'call')} of `{one_line(tool)}`: {why}" for (tool, why), count in tools.items()] + [
         f"{counted(count, 'call')} of a batch of `{one_line(name)}` that was never answered: the program that began "

@@ -105,7 +105,7 @@ def _facts(found: dict[str, Any], now: float) -> Iterator[tuple[str, Any]]:
         if found[title] != usual:
             yield title, found[title]
     if found["metadata"]:
-        from keephold.control.handle_json import user_metadata
+        from keephold.store.rows import user_metadata
 
         if metadata := user_metadata(found["metadata"]):
             yield "metadata", metadata

@@ -17,7 +17,7 @@ from keephold.handles.gate import LANE_POST, RESOURCE
 from keephold.handles.handle import Handle, HandleInfo, info_in
 from keephold.handles.question import Question, question_key
 from keephold.handles.state import Failure, Outcome, PendingState, Progress, Running, Stopped, Waiting
-from keephold.store.base import Allowed, Entry, HandleQuery, Kind, ProcessEvent, Record, Store, WaitRow
+from keephold.store.base import ENGINE_AT, Allowed, Entry, HandleQuery, Kind, ProcessEvent, Record, Store, WaitRow
 from keephold.text import as_text, plain, printable, time_of_day
 from keephold.tools.keeper.record import read_record
 
@@ -233,11 +233,7 @@ def is_parked(record: Record) -> bool:
 
 def is_suspended(record: Record) -> bool:
     """Whether it waits in its engine, without a worker."""
-    if not record.metadata:
-        return False
-    from keephold.engines.wire import AT  # most handles run on no engine
-
-    at = record.metadata.get(AT) or [False]
+    at = (record.metadata or {}).get(ENGINE_AT) or [False]
     return bool(at[-1]) and not is_parked(record) and not isinstance(record.state, Stopped)
 
 
@@ -367,13 +363,6 @@ def allowed_text(allowed: Mapping[str, Any]) -> str:
         case "user":
             return f"the user{who}{at}"
     return "unknown: it is older than this record"
-
-
-def user_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a handle without the entries in which keephold keeps its own state."""
-    from keephold.engines.wire import AT
-
-    return {name: value for name, value in metadata.items() if name != AT}
 
 
 def held_up_text(held_up: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ died is replaced by any other that has the store.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -15,8 +16,8 @@ from keephold.errors import KeepholdError
 _log = logging.getLogger("keephold.engines")
 
 _AGAIN_SECS, _AGAIN_AT_MOST_SECS = 0.1, 5.0
-_silent: set[str] = set()
-"""Who does not answer, as the log has said."""
+_waiting = Counter[str]()
+"""How many requests wait for somebody who does not answer, as the log has said."""
 T = TypeVar("T")
 
 
@@ -24,10 +25,10 @@ class EngineUnavailable(Exception):
     """The engine, or a front end, does not answer now. The same request may be made again: it counts once."""
 
 
-async def patiently(work: Callable[[], Awaitable[T]], who: str, check: Callable[[], None] = lambda: None) -> T:
+async def patiently(work: Callable[[], Awaitable[T]], engine: str, check: Callable[[], None] = lambda: None) -> T:
     """Repeat until there is an answer, from the engine and from the store, or until `check` raises. If it takes long,
-    the log says that `who` does not answer, and later that it answers again: once, however many wait for it."""
-    delay, warned = _AGAIN_SECS, False
+    the log says who does not answer, and later that it answers again: once, however many requests wait for it."""
+    delay, silent = _AGAIN_SECS, ""
     try:
         while True:
             check()
@@ -36,20 +37,19 @@ async def patiently(work: Callable[[], Awaitable[T]], who: str, check: Callable[
             except (EngineUnavailable, KeepholdError) as error:
                 if isinstance(error, KeepholdError) and error.code != "store_unavailable":
                     raise
-                if who not in _silent and delay >= 1:
-                    warned = True
-                    _silent.add(who)
-                    _log.warning("%s does not answer: %s", who, error)
+                if not silent and delay >= 1:
+                    silent = engine if isinstance(error, EngineUnavailable) else "the store"
+                    _waiting[silent] += 1
+                    if _waiting[silent] == 1:
+                        _log.warning("%s does not answer: %s", silent, error)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _AGAIN_AT_MOST_SECS)
             else:
-                if who in _silent:
-                    _silent.remove(who)
-                    _log.warning("%s answers again", who)
+                if _waiting[silent] == 1:
+                    _log.warning("%s answers again", silent)
                 return found
     finally:
-        if warned:  # else nobody would be warned after this one has left
-            _silent.discard(who)
+        _waiting[silent] -= bool(silent)
 
 
 class Engine(Protocol):

@@ -277,7 +277,7 @@ class Channel:
                 await self._post(_encode(wire.Talk(self._attempt, inputs=self._inputs)), 15)
                 raise
 
-        return await patiently(post, f"the front end of call {self._call.uid}")
+        return await patiently(post, f"the front end at {self._call.url}")
 
     async def _post(self, body: bytes, secs: float) -> wire.TalkAnswer:
         url, headers = f"{self._call.url}{wire.PATH}{self._call.uid}", {"authorization": f"Bearer {self._call.bearer}"}

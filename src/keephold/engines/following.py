@@ -25,7 +25,7 @@ from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.question import Question
 from keephold.handles.state import Failure, Ok, Outcome
-from keephold.store.base import Annotated, Attempted, Emitted, Journaled, Op, Wrote
+from keephold.store.base import ENGINE_AT, Annotated, Attempted, Emitted, Journaled, Op, Wrote
 from keephold.tools.base import Invocation
 from keephold.tools.call import FileDiff, input_size, with_input
 from keephold.tools.run import Run
@@ -61,7 +61,7 @@ class Following:
         self.uid = invocation.uid
         self._sink = sink
         self._handle: Handle = sink.handle
-        at = (self._handle.metadata or {}).get(wire.AT) or [0, 0, 0, 0, False]
+        at = (self._handle.metadata or {}).get(ENGINE_AT) or [0, 0, 0, 0, False]
         self._attempt, self._received, self.suspended = int(at[0]), int(at[1]), bool(at[4])
         self._newest = int(at[2]), int(at[3])
         """Origin of the newest frame that was applied: its attempt, and its number there."""
@@ -161,7 +161,7 @@ class Following:
             self._front.leaving.discard(task)
 
     def look_for_keys(self) -> None:
-        self._spawn(patiently(self._look_for_keys, "the store"))
+        self._spawn(patiently(self._look_for_keys, ""))
 
     async def _look_for_keys(self) -> None:
         for row in await self._front.registry.store.waits(self.uid):
@@ -250,7 +250,7 @@ class Following:
 
     async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
         """Repeat until the engine answers. Raises `_Over` if the call is ended before it was started."""
-        return await patiently(work, f"the engine of call {self.uid}", self._check_over)
+        return await patiently(work, f"the engine `{self._invocation.tool.engine}`", self._check_over)
 
     def _check_over(self) -> None:
         if self._grace is not None and not self.started:
@@ -383,7 +383,7 @@ class Following:
         """Write output and place together: what is acknowledged is not sent again, and nothing else is missing."""
         registry, output = self._front.registry, self._handle.output
         place = self._place
-        at = {wire.AT: list(place)}
+        at = {ENGINE_AT: list(place)}
         ops: list[Op] = [Annotated(self.uid, metadata=at)]
         self._handle.metadata = {**(self._handle.metadata or {}), **at}
         if output is not None:

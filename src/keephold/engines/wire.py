@@ -25,9 +25,6 @@ ELSEWHERE = 421
 """Status of a front end that does not have the call: another one behind the same address may."""
 REFUSES = "keephold-refuses"
 """Header of a front end's refusal. A proxy between may refuse a worker for reasons of its own, which end no call."""
-AT = "engine.at"
-"""Metadata of a handle: the attempt and the number of the last frame that the store has, the same of the newest frame
-by its origin, and whether the call is suspended."""
 
 
 class EngineCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

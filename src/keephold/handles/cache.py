@@ -184,9 +184,10 @@ class Cache:
         known = self.conversation(conversation)
         if call_id not in known.calls:
             record = await self.store.called(conversation, call_id)
-            if record is None:
-                raise ToolError(f"Call `{call_id}` not found in this conversation", code="handle_not_found")
-            known.calls[call_id] = self.adopt(record)
+            if call_id not in known.calls:  # a call may have got the label meanwhile
+                if record is None:
+                    raise ToolError(f"Call `{call_id}` not found in this conversation", code="handle_not_found")
+                known.calls[call_id] = self.adopt(record)
         return known.calls[call_id]
 
     def find(self, id: str, conversation: str) -> Handle:

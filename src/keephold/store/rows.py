@@ -39,6 +39,12 @@ Standing = Literal["queued", "alone", "released"]
 process that closed in order. None: it runs beside others."""
 NOBODY = "nobody"
 """The owner of a call that its process has released while it lives. No process has this id."""
+OWN_METADATA = ("mcp.", "engine.")
+"""Keys of a handle's metadata that begin so are keephold's own: the prompts of a task, what its client sent, and
+`ENGINE_AT`."""
+ENGINE_AT = "engine.at"
+"""How far a call is followed at its engine: the attempt and the number of the last frame that the store has, the same
+of the newest frame by its origin, and whether the call is suspended."""
 Shown = Literal["running", "waiting", "asked", "ready", "stopped"]
 """How a reply showed a handle (N3); `asked`: its question, and nothing else; `ready`: that it is ready."""
 
@@ -434,3 +440,8 @@ class Request(msgspec.Struct, frozen=True):
     id: str
     uid: str
     body: bytes
+
+
+def user_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the metadata of a handle without keephold's own, as models and people see it."""
+    return {key: value for key, value in (metadata or {}).items() if not key.startswith(OWN_METADATA)}

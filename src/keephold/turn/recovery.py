@@ -332,9 +332,8 @@ class Recovery:
             await self._end(claimed, record.attempt, error, by, output)
             directory = self._registry.store.directory
             if output is not None and directory is not None and not is_elsewhere(directory, uid):
-                self._admission.guard.keeper.forget(
-                    uid, output=False
-                )  # on another host, the next runtime there ends it by this
+                # On another host, the next runtime there ends it by what is left.
+                self._admission.guard.keeper.forget(uid, output=False)
 
     async def _end_kept(self, record: Record) -> KeptOutput | None:
         """End the process of a call, if it is kept, and return its output."""
@@ -513,7 +512,7 @@ class Recovery:
                 await tool.runtime.cancelled(key, record.arguments)
         except Exception as error:
             _log.error("the on_cancel hook of tool `%s` failed (call %s)", record.tool, record.uid, exc_info=error)
-            unread = key is None and isinstance(error, KeepholdError)
+            unread = isinstance(error, KeepholdError) and error.code == "store_unavailable" and key is None
             if unread or (isinstance(error, ToolError) and error.transient):
                 asyncio.get_running_loop().call_later(HOOK_AGAIN_SECS, self._call_hook, record)
                 return

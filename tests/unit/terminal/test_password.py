@@ -1,7 +1,8 @@
 """Password prompts: asked of a person, typed only where they are read, and never to be seen again (Q, K5)."""
 
+import asyncio
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -216,37 +217,37 @@ async def test_a_call_that_is_being_ended_asks_nothing(start: Start) -> None:
 # The stream without its secrets
 
 
+def shown(pieces: Iterable[bytes], *secrets: str) -> list[bytes]:
+    """What a veil shows of a stream in pieces, and at its end."""
+
+    async def run() -> list[bytes]:
+        shown: list[bytes] = []
+        veil = Veil(shown.append)
+        for secret in secrets:
+            veil.hide(secret)
+        for piece in pieces:
+            veil.feed(piece)
+        veil.reveal()
+        assert not veil.holds
+        return shown
+
+    return asyncio.run(run())
+
+
 @given(st.text("ab*", min_size=4, max_size=6), st.lists(st.text("ab*x", max_size=5)))
-async def test_K5_however_it_is_split_the_secret_is_not_in_what_is_shown(secret: str, pieces: list[str]) -> None:
-    shown = bytearray()
-    veil = Veil(shown.extend)
-    veil.hide(secret)
-    for piece in pieces:
-        veil.feed(piece.encode())
-    veil.reveal()
-    whole = "".join(pieces)
+def test_K5_however_it_is_split_the_secret_is_not_in_what_is_shown(secret: str, pieces: list[str]) -> None:
+    whole, seen = "".join(pieces), b"".join(shown(map(str.encode, pieces), secret))
     if "*" not in secret:
-        assert secret.encode() not in shown
+        assert secret.encode() not in seen
     if secret not in whole:
-        assert shown.decode() == whole
-    assert not veil.holds
+        assert seen.decode() == whole
 
 
 @given(st.lists(st.binary(max_size=20)))
 def test_K5_nothing_is_held_back_or_changed_without_a_secret(pieces: list[bytes]) -> None:
-    shown: list[bytes] = []
-    veil = Veil(shown.append)
-    veil.hide("abc")  # too short to be told from anything else
-    for piece in pieces:
-        veil.feed(piece)
-    assert shown == pieces
+    assert shown(pieces, "abc") == pieces  # too short to be told from anything else
 
 
-async def test_K5_of_two_secrets_the_longer_is_hidden_as_a_whole() -> None:
-    shown: list[bytes] = []
-    veil = Veil(shown.append)
-    veil.hide("pass")
-    veil.hide("password")
-    for piece in (b"a password, a pass.", b"pas", b"t"):
-        veil.feed(piece)
-    assert shown == [b"a ********, a ********.", b"", b"past"]
+def test_K5_of_two_secrets_the_longer_is_hidden_as_a_whole() -> None:
+    pieces = (b"a password, a pass.", b"pas", b"t")
+    assert shown(pieces, "pass", "password") == [b"a ********, a ********.", b"", b"past"]

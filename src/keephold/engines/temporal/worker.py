@@ -146,6 +146,7 @@ class TemporalWorker:
         if not connecting.done():
             connecting.cancel()
             await asyncio.wait((connecting,))
+            self._guard.close()
             return
         self._client = connecting.result()
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)

@@ -17,8 +17,9 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from keephold.control.handle_json import allowed_text, user_metadata
+from keephold.control.handle_json import allowed_text
 from keephold.handles.form import as_typed, label_of, options_of
+from keephold.store.base import user_metadata
 from keephold.text import (
     ISOLATE,
     ISOLATED,

@@ -100,8 +100,6 @@ async def session(address: Address, *, any_server: bool = False, **settings: str
             refused = refused or error
             if any_server:
                 attempts.append((server, "any"))
-        except MISTAKEN as error:
-            raise wrong(f"{said(error)} (its parameters are those of asyncpg and settings of the server)") from None
         except LOST as error:
             refused = error
     assert refused is not None
@@ -111,9 +109,12 @@ async def session(address: Address, *, any_server: bool = False, **settings: str
 async def _connect(address: Address, server: Server, kind: str, settings: dict[str, str]) -> "asyncpg.Connection[Any]":
     """Connect to one server. Our settings do not go into the first packet, where pgbouncer refuses them."""
     host, port = server
-    connection: asyncpg.Connection[Any] = await asyncpg.connect(
-        address.dsn, host=host, port=port, statement_cache_size=0, target_session_attrs=kind
-    )
+    try:
+        connection: asyncpg.Connection[Any] = await asyncpg.connect(
+            address.dsn, host=host, port=port, statement_cache_size=0, target_session_attrs=kind
+        )
+    except MISTAKEN as error:
+        raise wrong(f"{said(error)} (its parameters are those of asyncpg and settings of the server)") from None
     resume = connection._protocol.resume_writing
     connection.add_termination_listener(lambda _: resume())  # or a long `executemany` would never end
     try:

@@ -80,8 +80,8 @@ LONGEST_NOTE = 7900
 Errors = tuple[type[BaseException], ...]
 Fault = Callable[[str], None]
 Evidence = list[tuple[str, str, str]] | int
-"""Journal lines of which all exist, or a count of transactions that is reached, if and only if the transaction was
-committed."""
+"""Journal lines of which all exist, or a count of transactions that is reached, if the transaction was committed. If it
+was not, that count is not reached, and all lines exist only if each of them was there before."""
 
 
 class Writer:

@@ -11,12 +11,12 @@ from keephold.durable.keys import is_key
 from keephold.errors import KeepholdError, ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Failure, Progress, Reply, Stopped
-from keephold.store.base import Annotated, Record, Resolution
+from keephold.store.base import Annotated, Record, Resolution, user_metadata
 from keephold.text import instant
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
 from keephold.tools.waiting.create import NAME as CREATE
-from keephold.tools.waiting.create import PRIORITY, given, small, without_ours
+from keephold.tools.waiting.create import PRIORITY, given, small
 from keephold.tools.waiting.tasks import CREATE as TASK
 from keephold.tools.waiting.tool import ENDS, WRITES, Arguments, Refused, WaitToolHost, object_schema, wait_tool
 from keephold.tools.waiting.view import elapsed, fitting, label, milliseconds, progress_of, reply, status, text
@@ -163,7 +163,7 @@ def update_tool(host: WaitToolHost) -> Tool:
             raise ToolError(why, code="handle_of_another_tool")
         registry = host.registry
         said = given(arguments)
-        small({**without_ours(handle.metadata), **said})  # the whole of it, with earlier keys
+        small({**user_metadata(handle.metadata), **said})  # the whole of it, with earlier keys
         changes = Annotated(handle.uid, _progress(handle, arguments), arguments.get("priority"), said)
         try:
             (record,) = await registry.write((changes,), keep=False)
@@ -191,7 +191,7 @@ def _progress(handle: Handle, arguments: Arguments) -> Progress | None:
 
 def _updated(record: Record) -> dict[str, Any]:
     answer: dict[str, Any] = {"success": True, "handleId": record.id, "type": record.kind, "status": "pending"}
-    metadata = without_ours(record.metadata)
+    metadata = user_metadata(record.metadata)
     return answer | progress_of(record.progress) | {"priority": record.priority, "metadata": metadata}
 
 

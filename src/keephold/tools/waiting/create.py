@@ -11,7 +11,7 @@ from keephold.durable.deferred import Pending, TimedPending
 from keephold.errors import ToolError
 from keephold.handles.handle import Handle
 from keephold.handles.state import Failure, Stopped
-from keephold.store.base import Record
+from keephold.store.base import OWN_METADATA, Record
 from keephold.text import instant, to_json
 from keephold.tools.base import Launch, Launching, SpawnPolicy, Tool
 from keephold.tools.call import Call
@@ -22,9 +22,6 @@ from keephold.tools.waiting.view import reply as reply_of
 
 NAME = "create_wait_handle"
 EXISTS = "Wait handle {id} already exists"
-OURS = ("mcp.", "engine.")
-"""Keys of metadata that begin so are keephold's own: the prompts of a task, what its client sent, and how far a call is
-followed at its engine."""
 METADATA_BYTES = 8192
 
 TIMEOUT = duration("Milliseconds from now after which it fails; 0 is never. Default: 0.")
@@ -101,16 +98,10 @@ def _read(arguments: Mapping[str, Any], now: float, tools: Tools | None) -> Laun
 def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata of a call. Raises `ToolError` for keys of our own, which a user may be asked by."""
     metadata: dict[str, Any] = arguments.get("metadata") or {}
-    if ours := [key for key in metadata if key.startswith(OURS)]:
-        raise ToolError(
-            f"metadata `{ours[0]}`: keys that begin with `{'` or `'.join(OURS)}` are ours", code="invalid_arguments"
-        )
+    if ours := [key for key in metadata if key.startswith(OWN_METADATA)]:
+        own = "` or `".join(OWN_METADATA)
+        raise ToolError(f"metadata `{ours[0]}`: keys that begin with `{own}` are ours", code="invalid_arguments")
     return metadata
-
-
-def without_ours(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the metadata that a model may see."""
-    return {key: value for key, value in (metadata or {}).items() if not key.startswith(OURS)}
 
 
 def small(metadata: dict[str, Any]) -> dict[str, Any]:

@@ -9,11 +9,10 @@ from typing import Any
 
 from keephold.handles.registry import Registry
 from keephold.handles.state import Failure, Ok, Reply, Stopped
-from keephold.store.base import HandleQuery, Kind, Record, Status, status_of
+from keephold.store.base import HandleQuery, Kind, Record, Status, status_of, user_metadata
 from keephold.text import instant, to_json
 from keephold.tools.base import Tool
 from keephold.tools.call import Call
-from keephold.tools.waiting.create import without_ours
 from keephold.tools.waiting.tool import READS, Arguments, WaitToolHost, object_schema, wait_tool
 from keephold.tools.waiting.view import (
     COUNT,
@@ -162,5 +161,5 @@ def _entry(registry: Registry, record: Record) -> dict[str, Any]:
     if record.priority:
         entry["priority"] = record.priority
     if record.metadata and record.kind != "tool":  # that of tools is keephold's own
-        entry["metadata"] = without_ours(record.metadata)
+        entry["metadata"] = user_metadata(record.metadata)
     return entry
