@@ -218,7 +218,7 @@ async def test_a_call_that_is_being_ended_asks_nothing(start: Start) -> None:
 
 
 def shown(pieces: Iterable[bytes], *secrets: str) -> list[bytes]:
-    """What a veil shows of a stream in pieces, and at its end."""
+    """Return the pieces that a veil shows of a stream, with those at its end."""
 
     async def run() -> list[bytes]:
         shown: list[bytes] = []
